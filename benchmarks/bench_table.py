@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.render.terminal import microseconds, share
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 
 Row = Mapping[str, Any]
 """One ``"row": "problem"`` of the JSON."""

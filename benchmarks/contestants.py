@@ -20,7 +20,7 @@ from fp8tune.measure.worker import usable_cores
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec
 
@@ -148,8 +148,9 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.choose import ranking
+    from fp8tune.adapter import studies_of
     from fp8tune.cli import app
+    from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
 
     folder = Path(tempfile.mkdtemp())
@@ -162,11 +163,11 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     def search() -> Found:
         app(command, standalone_mode=False)
         with Store.open(db, writable=False) as store:
-            evidence = store.evidence(keep=ranking.competing)
+            evidence = store.evidence(keep=competing)
         fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
         raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
-        (candidates,) = ranking.all_candidates(raced)
-        return Found(course.as_config(candidates.pick.config or {}), len(candidates.times_us))
+        (study,) = studies_of(raced)
+        return Found(course.as_config(study.pick.config or {}), len(study.times_us))
 
     return search
 

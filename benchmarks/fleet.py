@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8tune.export.selecting import evidence_for, select
+from fp8tune.adapter import NO_TABLES, select_rows
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, WorkerEvent
 from fp8tune.measure.arms import Place
@@ -90,8 +90,8 @@ def timed_once(store: Store, plan: Plan) -> Iterator[Event]:
 def table(db: str) -> str:
     """What is exported of a database: every row of the table of the simulated arch."""
     with Store.open(db, writable=False) as store:
-        found = select(evidence_for(store, "simulated"), "simulated")
-    return "\n".join(map(repr, (*(row.plain for row in found.rows), found.nearest, *found.notices)))
+        selection = select_rows(store, "simulated", tables=NO_TABLES)
+    return "\n".join((selection.table.render(), *selection.notices))
 
 
 # Workers that are killed

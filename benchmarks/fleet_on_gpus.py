@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.records import Pick
+from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.sweep import picks
 

@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.readme_table import ROOT, winners
+from benchmarks.readme_table import ROOT, complete_studies
 from fp8tune.bench.counterparts import COUNTERPARTS, GEMMS, TWO_KERNELS
-from fp8tune.choose.candidates import Winner
+from fp8tune.ceiling import ceiling_of
 from fp8tune.render.terminal import share
+from fp8tune.stats.study import Study
 from fp8tune_kernels.catalog import KERNELS
 
 WRITES = {
@@ -64,12 +65,12 @@ def counterpart(kernel: str) -> str:
     return f"`...{theirs.name.removeprefix(PREFIX)}`" if theirs.name.startswith(PREFIX) else f"`{theirs.name}`"
 
 
-def markdown(winners: Iterable[Winner]) -> str:
+def markdown(studies: Iterable[Study]) -> str:
     """A line a kernel, in the family's order; the shares are medians over its problems on a device."""
     shares: dict[tuple[str, str], list[float]] = {}
-    for winner in winners:
-        if winner.ceiling_share is not None:
-            shares.setdefault((winner.problem.kernel, winner.device.name), []).append(winner.ceiling_share)
+    for study in studies:
+        if (ceiling := ceiling_of(study)) is not None:
+            shares.setdefault((study.problem.kernel, study.device.name), []).append(ceiling.share)
     header = ["kernel", "what it quantizes", "layout", "torchao's counterpart", *(f"{gpu}" for gpu in GPUS)]
     lines = [f"| {' | '.join(header)} |", "|---|---|---|---|---:|---:|"]
     for kernel in KERNELS:
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.kernel_table", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--db", type=Path, default=ROOT / "results.db")
-    print(markdown(winners(parser.parse_args(arguments).db)))
+    print(markdown(complete_studies(parser.parse_args(arguments).db)))
 
 
 if __name__ == "__main__":

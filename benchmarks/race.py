@@ -27,7 +27,7 @@ from fp8tune import scratch
 from fp8tune.errors import Fp8tuneError, MachineError, unknown
 from fp8tune.measure.compiling import one_line
 from fp8tune.records import NamedInts
-from fp8tune.stats import block_value, median
+from fp8tune.stats.means import median, trimmed_mean
 
 ORACLE = "oracle"
 """The process that times all configs at length."""
@@ -69,8 +69,8 @@ class Oracle:
     @classmethod
     def of_rounds(cls, rounds_us: Mapping[NamedInts, Sequence[float]]) -> Oracle:
         """From the values of at least two rounds of each config: a config's time is their 25 % trimmed mean."""
-        halves = [(block_value(values[::2]), block_value(values[1::2])) for values in rounds_us.values()]
-        times_us = {config: block_value(values) for config, values in rounds_us.items()}
+        halves = [(trimmed_mean(values[::2]), trimmed_mean(values[1::2])) for values in rounds_us.values()]
+        times_us = {config: trimmed_mean(values) for config, values in rounds_us.items()}
         return cls(times_us, median(abs(one / other - 1) for one, other in halves))
 
     @property

@@ -18,10 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fp8tune.choose import ranking
-from fp8tune.choose.candidates import Candidates
-from fp8tune.choose.covering import coverings
-from fp8tune.choose.ranking import all_candidates
+from fp8tune.adapter import read_studies
 from fp8tune.errors import Fp8tuneError
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
@@ -29,7 +26,9 @@ from fp8tune.render.terminal import notice
 from fp8tune.replay import recording
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Kernel, Launch, Recording
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
+from fp8tune.stats.shared import cover
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
 
 BOUNDS = (0.01, 0.02, 0.05)
@@ -107,13 +106,13 @@ def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
     kinds = (Kind.MEASURED, Kind.SIMULATED)
     found = {
         (candidates.problem.kernel, candidates.problem.input_layout): candidates
-        for candidates in all_candidates(store.evidence(kinds=kinds, keep=ranking.competing))
+        for candidates in read_studies(store, kinds=kinds)
     }
     return [_studied(kernel, recordings, found, store) for kernel in recordings[0].kernels]
 
 
 def _studied(
-    kernel: Kernel, recordings: Sequence[Recording], found: Mapping[tuple[str, str], Candidates], store: Store
+    kernel: Kernel, recordings: Sequence[Recording], found: Mapping[tuple[str, str], Study], store: Store
 ) -> Studied:
     same = [one for each in recordings for one in each.kernels if one.name == kernel.name]
     swept = [found.get((kernel.name, f"recorded-{launch.id}")) for launch in kernel.launches]
@@ -129,20 +128,20 @@ def _studied(
     ]
     covered = [
         Covered(each.within, tuple(map(str, each.configs)), each.worst)
-        for each in (coverings(right, BOUNDS) if right and all(right) else ())
+        for each in ((cover(right, bound) for bound in BOUNDS) if right and all(right) else ())
     ]
     tuning_s = tuple(one.tuning_s for one in same)
     return Studied(kernel.name, len(kernel.configs), kernel.refusal, tuning_s, tuple(launches), tuple(covered))
 
 
-def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None, store: Store) -> Swept:
+def _swept(launch: Launch, same: Sequence[Kernel], candidates: Study | None, store: Store) -> Swept:
     picked = [_picked(one, launch.id) for one in same]
     key = json.dumps(launch.key)
     names = tuple(None if config is None else str(config) for config in picked)
     if candidates is None:
         return Swept(launch.id, "", key, names, None, None, (None,) * len(names))
-    winner, slowdowns = candidates.winner, candidates.slowdowns
-    ours = slowdowns.get(winner.config, math.nan) if winner.config else math.nan
+    pick, slowdowns = candidates.pick.config, candidates.slowdowns
+    ours = slowdowns.get(pick, math.nan) if pick else math.nan
     over = [slowdowns[config] / ours if config and config in slowdowns else None for config in picked]
     tally = _tally(candidates, store)
     counts, failures = (tally.counts, tally.failures) if tally else ({}, {})
@@ -151,8 +150,8 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Candidates | None
         str(candidates.problem.shape),
         key,
         names,
-        str(winner.config),
-        winner.time_us,
+        str(pick),
+        candidates.choice.time_us,
         tuple(over),
         {str(status): count for status, count in counts.items()},
         {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in failures.items()},
@@ -165,12 +164,11 @@ def _picked(kernel: Kernel, launch_id: str) -> NamedInts | None:
     return encoded(kernel, launch.config) if launch and launch.config else None
 
 
-def _tally(candidates: Candidates, store: Store) -> Tally | None:
+def _tally(candidates: Study, store: Store) -> Tally | None:
     """Of all configs that were tried."""
-    version = candidates.entries[0].version
-    if version is None:
+    if candidates.version is None:
         return None
-    return store.tally(Subject(version, candidates.device, candidates.kind, candidates.problem))
+    return store.tally(Subject(candidates.version, candidates.device, candidates.kind, candidates.problem))
 
 
 def rows(studied: Iterable[Studied]) -> Iterator[tuple[str, ...]]:

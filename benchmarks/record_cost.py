@@ -45,7 +45,7 @@ def main() -> None:
 
 def report(without: list[float], with_: list[float]) -> None:
     """Print what the median step takes, and the mean difference within pairs with its 95 % interval."""
-    from fp8tune.stats import estimate
+    from fp8tune.stats.estimate import estimate
 
     cost = estimate([one - other for one, other in zip(with_, without, strict=True)], trimmed_share=0.25)
     half, step = cost.upper(0.025) - cost.mean, statistics.median(without)

@@ -19,15 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune.choose.calibration import is_calibrated
-from fp8tune.choose.candidates import Candidates
-from fp8tune.choose.incumbents import NO_INCUMBENTS, Incumbents
-from fp8tune.choose.ranking import all_candidates, usable
+from fp8tune.adapter import NO_TABLES, CurrentTables, read_studies, select_rows
 from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.export import selecting
-from fp8tune.export import table as exporting
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render.terminal import notice
+from fp8tune.stats.calibration import is_calibrated
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
@@ -50,7 +47,7 @@ class Outcome:
     module: str
     """The text of the table."""
     table: Table
-    found: Mapping[Problem, Candidates]
+    found: Mapping[Problem, Study]
 
 
 @dataclass(frozen=True)
@@ -75,9 +72,9 @@ class Repeats:
         return 0 if self.same_tables == self.resweeps and agree else 1
 
 
-def swept(options: Options, folder: Path, calibration: str | None, incumbents: Incumbents) -> Outcome:
+def swept(options: Options, folder: Path, calibration: str | None, tables: CurrentTables) -> Outcome:
     """Sweep into a new database in a folder, and make the table of it alone."""
-    plan = expanded(planned(options), incumbents)
+    plan = expanded(planned(options), tables)
     database = folder / f"{len(list(folder.iterdir()))}.db"
     if calibration:
         shutil.copy(calibration, database)
@@ -87,10 +84,12 @@ def swept(options: Options, folder: Path, calibration: str | None, incumbents: I
         with store.adding_together(TOGETHER_S):
             for _ in sweep(store, plan):
                 pass
-        evidence = selecting.evidence_for(store, plan.backend.device.arch)
-    made = exporting.render(evidence, plan.backend.device.arch, incumbents=incumbents)
-    found = {candidates.problem: candidates for candidates in usable(all_candidates(evidence))}
-    return Outcome(made.module, Table(tuple(entry.row for entry in made.entries), made.nearest), found)
+        table = select_rows(store, plan.backend.device.arch, tables=tables).table
+        studies = read_studies(store, arch=plan.backend.device.arch, tables=NO_TABLES)
+    found = {study.problem: study for study in studies if study.is_usable}
+    return Outcome(
+        table.render(), Table(tuple(entry.row for entry in table.entries), tuple(sorted(table.nearest))), found
+    )
 
 
 def check_calibration(store: Store, device: Device) -> None:
@@ -106,7 +105,7 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
     clocks = (f"{given.timer}.{number}" if given.timer else None for number in itertools.count(1))
     deadline = time.monotonic() + given.deadline
 
-    def sweeps(what: str, count: int, incumbents: Incumbents) -> Iterator[Outcome]:
+    def sweeps(what: str, count: int, tables: CurrentTables) -> Iterator[Outcome]:
         took_s = 0.0
         for number in range(1, count + 1):
             begun = time.monotonic()
@@ -114,15 +113,15 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
                 notice(f"time is up: {count - number + 1} of {count} {what} are left out")
                 return
             options = Options((given.kernel,), shapes=tuple(given.shapes), timer=next(clocks), command="repeats")
-            outcome = swept(options, folder, given.calibration, incumbents)
+            outcome = swept(options, folder, given.calibration, tables)
             took_s = time.monotonic() - begun
             notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")
             yield outcome
 
-    first = list(sweeps("from scratch", given.scratch, NO_INCUMBENTS))
+    first = list(sweeps("from scratch", given.scratch, NO_TABLES))
     same = again = 0
     if first:
-        for outcome in sweeps("re-sweep", given.resweeps, Incumbents(lambda arch: first[0].table)):
+        for outcome in sweeps("re-sweep", given.resweeps, CurrentTables(lambda arch: first[0].table)):
             again, same = again + 1, same + (outcome.module == first[0].module)
             for line in changed(first[0].module, outcome.module):
                 notice(f"  {line}")

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fp8tune.choose import ranking
-from fp8tune.choose.candidates import Candidates
-from fp8tune.choose.ranking import all_candidates, usable
+from fp8tune.adapter import read_studies
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.runtime import lookup
@@ -76,11 +75,11 @@ class Lookups:
         return 0 if mean <= TARGET and all(each.slowdown for each in self.unseen) else 1
 
 
-def look_up(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], exported: Table) -> Lookups:
+def look_up(found: Iterable[Study], specs: Mapping[str, KernelSpec], exported: Table) -> Lookups:
     """Every problem that was swept to the end, by what was exported."""
     keys = {(kernel, key) for kernel, _, key, _ in exported.rows}
     unseen, seen = [], 0
-    for candidates in usable(found):
+    for candidates in (study for study in found if study.is_usable):
         problem, device, times_us = candidates.problem, candidates.device.name, candidates.times_us
         spec = specs[problem.kernel]
         key = spec.lookup_key(problem)
@@ -88,7 +87,7 @@ def look_up(found: Iterable[Candidates], specs: Mapping[str, KernelSpec], export
             seen += 1
             continue
         config = NamedInts(lookup.pick(spec, key, exported, device))
-        best = candidates.named[0].config or NamedInts()
+        best = next(result.config for result in candidates.results if result.config is not None)
         slowdown = candidates.slowdowns[config] if config in times_us else None
         unseen.append(Lookup(problem, device, config, best, times_us[best], times_us.get(config), slowdown))
     return Lookups(tuple(unseen), seen)
@@ -121,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
     with Store.open(given.db, writable=False) as store:
-        found = all_candidates(store.evidence(arch=given.arch, kinds=kinds, keep=ranking.competing))
+        found = read_studies(store, arch=given.arch, kinds=kinds)
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
     lookups = look_up([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
     show(lookups)

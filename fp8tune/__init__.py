@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8tune.api import Exported as Exported
-    from fp8tune.api import Found as Found
+    from fp8tune.api import Lookup as Lookup
     from fp8tune.api import Results as Results
     from fp8tune.api import Swept as Swept
     from fp8tune.api import export as export
@@ -25,13 +25,13 @@ __version__ = "0.2.0"
 
 _MODULES = {
     **dict.fromkeys(("pin", "unpin"), "fp8tune.replay.pinning"),
-    **dict.fromkeys(("open", "lookup", "Results", "Found", "Swept", "Exported"), "fp8tune.api"),
+    **dict.fromkeys(("open", "export", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
     "Fp8tuneError": "fp8tune.errors",
 }
 """Where a name lives that programs use."""
 
-_CALLABLE = ("sweep", "export")
-"""Packages that are functions of the API, too: see :mod:`fp8tune.calling`."""
+_CALLABLE = ("sweep",)
+"""A package that is a function of the API, too: see :mod:`fp8tune.calling`."""
 
 
 def __getattr__(name: str) -> Any:

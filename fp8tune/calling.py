@@ -1,7 +1,6 @@
-"""Packages that can be called: ``fp8tune.sweep(...)`` and ``fp8tune.export(...)`` are functions of the Python API.
+"""A package that can be called: ``fp8tune.sweep(...)`` is a function of the Python API.
 
-Their packages have the same names. Importing a part of a package sets its name on ``fp8tune``, and would hide a
-function of that name.
+Importing a part of the package sets its name on ``fp8tune``, and would hide a function of that name.
 """
 
 from __future__ import annotations

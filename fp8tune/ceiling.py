@@ -21,10 +21,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-CACHED_SHARE = 1.15
-"""Of the copy's rate, above which data came from a cache: what reads twice as much as it writes reaches 1.06 on an H100
-and an H200."""
-
+from fp8tune.records import is_recorded
+from fp8tune.stats.study import CACHED_RATE, Study
 
 FLOP_PER_S = "flop_per_s_"
 """With a dtype after it the name of a calibration: the peak of that dtype."""
@@ -68,6 +66,13 @@ def ceiling_share(
     return max(found, key=lambda one: one.share, default=None)
 
 
+def ceiling_of(study: Study) -> CeilingShare | None:
+    """Return how near the pick's time is to the least that its problem can take; None where that is not known."""
+    pick, at_most = study.pick, is_recorded(study.problem)
+    memory = study.bytes_moved, pick.ceiling_gb_per_s
+    return ceiling_share(study.choice.time_us, *memory, study.flops, pick.peak_flop_per_s, at_most=at_most)
+
+
 def gb_per_s(bytes_moved: int, time_us: float) -> float:
     """A rate: bytes a microsecond are megabytes a second."""
     return bytes_moved / time_us / 1e3
@@ -75,7 +80,7 @@ def gb_per_s(bytes_moved: int, time_us: float) -> float:
 
 def is_cached(rate_gb_per_s: float, copy_gb_per_s: float) -> bool:
     """Whether a rate is beyond what memory gives."""
-    return rate_gb_per_s > CACHED_SHARE * copy_gb_per_s
+    return rate_gb_per_s > CACHED_RATE * copy_gb_per_s
 
 
 def ceiling_gb_per_s(copy_gb_per_s: float, kernels_gb_per_s: Iterable[float]) -> float:

@@ -29,7 +29,6 @@ from fp8tune.commands import (
     record,
     report,
     show,
-    static_report,
     sweep,
     worker,
 )
@@ -72,7 +71,7 @@ def _root(
 
 COMMANDS = {
     "Find the best configs": (record, sweep, worker, queue, bench, calibrate),
-    "Look at results": (show, explain, report, static_report, compare),
+    "Look at results": (show, explain, report, compare),
     "Use them": (export, lint),
     "Look after the database and this machine": (import_, compact, forget, doctor, completion),
 }

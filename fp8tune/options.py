@@ -118,11 +118,9 @@ def seed(value: int) -> int:
 
 
 def module_path(path: Path | None) -> Path | None:
-    """Where a table may be written. Raises UsageError for a folder, and where the JSON beside it would replace it."""
+    """Where a table may be written. Raises UsageError for a folder."""
     if path is not None and (path.is_dir() or not path.name):
         raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
-    if path is not None and path.suffix == ".json":
-        raise UsageError(f"{path} is where the JSON beside the module goes: name the module, {path.with_suffix('.py')}")
     return path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fp8tune.stats import trimmed_mean
 from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts as NamedInts
 from fp8tune_kernels.spec import Problem as Problem
@@ -234,7 +233,7 @@ class FinalsRun:
     tie_band: float
     keep_band: float
     floor_us: float = 0.0
-    """Times below this cannot be resolved here; see :func:`fp8tune.choose.calibration.floor_us`."""
+    """Times below this cannot be resolved here; see :func:`fp8tune.stats.calibration.floor_us`."""
 
 
 @dataclass(frozen=True)
@@ -245,11 +244,6 @@ class ProcessTimes:
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""
-
-    @property
-    def time_us(self) -> float:
-        """The middle half of its blocks, averaged."""
-        return trimmed_mean(time_us for _, time_us in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -310,7 +304,9 @@ class Pick:
     source: str
     note: str
     runner_up: NamedInts | None
-    """The fastest other config; it may be faster."""
+    """The next best config that was timed; it may be faster."""
+    runner_up_stage: str | None
+    """Stage that timed it beside the pick: ``final`` or ``screen``."""
     stage: str
     """What decided: ``final`` or ``screen``."""
     verdict: str | None
@@ -333,6 +329,14 @@ class Pick:
     """At most so much slower than any finalist; None where nothing bounds it."""
     noise_floor_share: float | None
     """How far the default was from itself under a second name."""
+    today: NamedInts | None
+    """Config that a launch used without the pick when it was decided."""
+    today_origin: str | None
+    """Its source: ``own table``, ``shipped table``, ``recording`` or ``default``."""
+    today_us: float | None
+    """Its time; None where it was not timed."""
+    speedup_ratio: float | None
+    """Its time over the pick's, paired by process in finals; 1 if the pick is in use."""
     is_default: bool
     """Whether it is the declared default."""
     is_incumbent: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8tune.choose.incumbents import Incumbents
+from fp8tune.adapter import CurrentTables, studies_of
 from fp8tune.records import (
     Device,
     Evidence,
@@ -19,6 +19,7 @@ from fp8tune.records import (
     Status,
     Subject,
 )
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune_kernels import tables
 from fp8tune_kernels.tables import Table
@@ -29,9 +30,9 @@ AXES = (("BLOCK_SIZE", (32, 64, 128)), ("num_warps", (4, 8)), ("num_stages", (1,
 KERNEL = KernelVersion("colwise", "aaaa", NamedInts(BLOCK_SIZE=64, num_warps=4, num_stages=2), AXES, ("K", "G"))
 
 
-def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> Incumbents:
-    """The incumbents of a table with these rows."""
-    return Incumbents(lambda arch: Table(rows, nearest))
+def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> CurrentTables:
+    """The current configs of a table with these rows."""
+    return CurrentTables(lambda arch: Table(rows, nearest))
 
 
 def config(block: int = 32, warps: int = 4, stages: int = 1) -> NamedInts:
@@ -116,3 +117,9 @@ def finished_sweep(
             store.add(sweep, row(time_us, of=of, config=config, device=device))
         store.mark_complete(sweep, subject(of, device), len(times))
     store.finish_sweep(sweep)
+
+
+def only_study(*rows: Evidence) -> Study:
+    """The one study that some rows give."""
+    (study,) = studies_of(rows)
+    return study

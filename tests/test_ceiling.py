@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.ceiling import CACHED_SHARE, Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s, is_cached
+from fp8tune.ceiling import CACHED_RATE, Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s, is_cached
 
 rates = st.floats(1e-3, 1e5)
 
@@ -18,7 +18,7 @@ def test_a_rate_is_bytes_over_time() -> None:
 @given(rates, st.lists(rates))
 def test_no_share_passes_1_unless_it_comes_from_a_cache(copy: float, kernels: list[float]) -> None:
     ceiling = ceiling_gb_per_s(copy, kernels)
-    assert copy <= ceiling <= CACHED_SHARE * copy
+    assert copy <= ceiling <= CACHED_RATE * copy
     assert all(rate <= ceiling or is_cached(rate, copy) for rate in kernels)
     assert ceiling in (copy, *kernels)
 

@@ -13,8 +13,8 @@ say on stderr goes to the logger ``fp8tune``, or is in a result's ``notices``.
 """
 
 from fp8tune.api.exporting import Exported, export
-from fp8tune.api.looking_up import Found, lookup
+from fp8tune.api.looking_up import Lookup, lookup
 from fp8tune.api.results import Results, open
 from fp8tune.api.sweeping import Swept, sweep
 
-__all__ = ["Exported", "Found", "Results", "Swept", "export", "lookup", "open", "sweep"]
+__all__ = ["Exported", "Lookup", "Results", "Swept", "export", "lookup", "open", "sweep"]

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fp8tune import adapter
 from fp8tune.api.results import Names, Results, open, several
-from fp8tune.choose import incumbents
 from fp8tune.errors import UsageError
-from fp8tune.export import asked, files, merging, selecting
-from fp8tune.export import table as exporting
-from fp8tune.export.formats import diff
-from fp8tune.export.formats.known import DIFF
-from fp8tune.export.given import File
 from fp8tune.store import names
+from fp8tune.tables import files
+from fp8tune.tables.formats import DIFF, Options, check_options, diff
+from fp8tune.tables.formats.by_size import parse_sizes
+from fp8tune.tables.merge import merge_file
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,11 @@ class Exported:
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
         """Write the files that are stale below a folder, all or none; returns all paths. Raises UsageError."""
-        placed = files.placed([File(PurePosixPath(path), text) for path, text in self.files.items()], Path(folder))
-        files.write(placed)
-        return [one.path for one in placed]
+        targets = files.targets(
+            [files.File(PurePosixPath(path), text) for path, text in self.files.items()], Path(folder)
+        )
+        files.write(targets)
+        return [target.path for target in targets]
 
 
 def export(
@@ -76,15 +77,14 @@ def export(
 def _module(results: Results, arch: str, kernels: Sequence[str], into: Path | None, prune: bool) -> Exported:
     with results.reading() as reader:
         names.check_arch(arch, reader)
-        wanted = names.stored_kernels(kernels, reader) if kernels else None
-        evidence = selecting.evidence_for(reader, arch)
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=incumbents.COMMITTED)
-    if not table.entries:
-        why = table.notices[0] if table.notices else "run a sweep, or open another database"
+        selection = adapter.select_rows(reader, arch, names.stored_kernels(kernels, reader) if kernels else ())
+    if not selection.table.entries:
+        why = selection.notices[0] if selection.notices else "run a sweep, or open another database"
         raise UsageError(f"the database has nothing to export for {arch}: {why}")
+    table = selection.table
     if into is not None:
-        table = merging.merge(merging.existing(into), table, prune=prune).table
-    return Exported({f"{arch}.py": table.module, f"{arch}.json": table.evidence}, table.notices)
+        table = merge_file(into, selection, prune=prune, is_dry=True)[0].table
+    return Exported({f"{arch}.py": table.render()}, selection.notices)
 
 
 def _formatted(
@@ -97,12 +97,14 @@ def _formatted(
     dtype: str | None,
     within: float | None,
 ) -> Exported:
-    asked.check_options(format, kernels, sizes=bool(sizes), dtype=dtype is not None, within=within is not None)
+    requested = {"sizes": sizes, "dtype": dtype, "within": within}
+    check_options(format, [name for name, value in requested.items() if value not in (None, [])], kernels)
     with results.reading() as reader:
-        found = asked.givens(reader, arch, kernels, device, format)
-    notices = [line for one in found for line in one.notices]
-    if format != DIFF:
-        made = asked.files(found, format, sizes, dtype, notices.append)
-        return Exported({str(file.path): file.text for file in made}, tuple(notices))
-    shrunk = diff.shrink(found[0], asked.DEFAULT_WITHIN if within is None else within)
-    return Exported({"configs.diff": shrunk.diff}, (*notices, *shrunk.notes, shrunk.headline))
+        picks = adapter.read_for_format(reader, arch, kernels, device, format)
+    notices = [line for kernel in picks for line in kernel.notices]
+    within = Options.within if within is None else within
+    if format == DIFF:
+        shrunk = diff.shrink(picks[0], within)
+        return Exported({"configs.diff": shrunk.diff}, (*notices, *shrunk.notes, shrunk.headline))
+    written = adapter.format_files(picks, format, Options(parse_sizes(sizes), dtype, within, notices.append))
+    return Exported({str(file.path): file.text for file in written}, tuple(notices))

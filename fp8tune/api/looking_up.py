@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fp8tune.api.results import Shape, sizes_of
-from fp8tune.choose.lookups import Found as Found
-from fp8tune.choose.lookups import found
 from fp8tune.errors import MachineError, UsageError
+from fp8tune.lookups import Lookup as Lookup
+from fp8tune.lookups import look_up
 from fp8tune.measure import device as machine
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
@@ -22,7 +22,7 @@ def lookup(
     device: str | None = None,
     input_layout: str = "contiguous",
     in_dtype: str | None = None,
-) -> Found:
+) -> Lookup:
     """The config that ``kernel`` would launch on a shape, and by which step of the fallback chain.
 
     ``kernel`` is a name, ``module:SPEC`` or ``path.py:SPEC``. ``shape`` has the kernel's own sizes, such as
@@ -35,7 +35,7 @@ def lookup(
     where = _device(arch, device)
     spec = load_spec(kernel)
     problem = _problem(spec, sizes_of(shape), input_layout, in_dtype)
-    return found(spec, where, spec.lookup_key(problem))
+    return look_up(spec, where, spec.lookup_key(problem))
 
 
 def _device(arch: str | None, device: str | None) -> Device:

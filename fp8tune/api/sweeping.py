@@ -139,7 +139,7 @@ def _run(plan: Plan, db: str, callback: Callable[[Event], object] | None, notice
                 if callback is not None:
                     callback(event)
         tallies = session.tallies(store, plan)
-        found = session.candidates(store, plan.backend, problems)
+        found = session.studies(store, plan.backend, problems)
     return Swept(
         db=db,
         picks=frames.table(frames.PICKS, picks.of(found).picks),

@@ -20,7 +20,7 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.worker import Poisoned, RemoteError, WorkerDied
 from fp8tune.records import NamedInts, Outcome, Problem, Status
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 
 R = TypeVar("R")
 Asked = ParamSpec("Asked")

@@ -44,7 +44,7 @@ from fp8tune.bench.warming import Compiled
 from fp8tune.measure.engine import Backend
 from fp8tune.options import OperationName
 from fp8tune.records import Device
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 
 WARM_UP_WORKERS = 6
 """Six steps of the largest problems of the default set are in 80 GB at once."""

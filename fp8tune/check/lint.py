@@ -14,9 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.choose.candidates import TIE_BAND, Candidates
-from fp8tune.choose.decision import Block, process_values
-from fp8tune.choose.ranking import all_candidates, usable
+from fp8tune.adapter import studies_of
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
@@ -27,7 +25,10 @@ from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Device, Evidence, NamedInts, Problem
 from fp8tune.replay.loading import check_reference, load_spec
 from fp8tune.revisions import git
-from fp8tune.stats import estimate
+from fp8tune.stats.decide import PLAN
+from fp8tune.stats.estimate import estimate
+from fp8tune.stats.pairs import Block, process_values
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
 from fp8tune.sweep import session
 from fp8tune.sweep.loop import Event, sweep
@@ -182,7 +183,7 @@ def tallies(store: Store, plan: LintPlan) -> list[Tally]:
 
 def compared(keyed: Sequence[KeyedProblem], evidence: Sequence[Evidence]) -> list[VariationResult]:
     """Each pick on each variation, from evidence of one device; a problem not swept to its end is left out."""
-    found = {candidates.problem: candidates for candidates in usable(all_candidates(evidence))}
+    found = {study.problem: study for study in studies_of(evidence) if study.is_usable}
     return [
         _compared(one, variation, found[one.problem], found[variation.problem])
         for one in keyed
@@ -191,15 +192,15 @@ def compared(keyed: Sequence[KeyedProblem], evidence: Sequence[Evidence]) -> lis
     ]
 
 
-def _compared(one: KeyedProblem, variation: Variation, picked: Candidates, other: Candidates) -> VariationResult:
+def _compared(one: KeyedProblem, variation: Variation, picked: Study, other: Study) -> VariationResult:
     pick = picked.pick.config or NamedInts()
     return VariationResult(
         subject=one,
         variation=variation,
         pick=pick,
-        best=other.named[0].config or NamedInts(),
+        best=next(result.config for result in other.results if result.config is not None),
         slowdown=other.slowdowns[pick] if pick in other.times_us else None,
-        allowed=picked.slowdowns[pick] * (1 + TIE_BAND),
+        allowed=picked.slowdowns[pick] * (1 + PLAN.tie_band),
     )
 
 

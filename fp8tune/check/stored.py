@@ -54,19 +54,7 @@ def check_store(db: str, store: Store) -> list[Finding]:
 
 
 def check_devices(store: Store) -> Iterator[Finding]:
-    """GPUs of one name that are not alike, and those that a fleet leaves out."""
-    devices = store.calibrations()
-    if len({device.uuid_hash for device in devices}) > 1:
-        from fp8tune.fleet.settling import disagreeing
-        from fp8tune.fleet.trust import differing, level_line  # with NumPy, which a database of one GPU needs not
-
-        for level in differing(store):
-            fix = "compare with its mates in nvidia-smi -q (clocks, power cap, memory); its rows stay its own"
-            yield Finding(Level.WARNING, level_line(level), fix)
-        if apart := disagreeing(store):
-            what = f"GPUs of one name picked different configs for {len(apart)} problem{'s' if len(apart) > 1 else ''}"
-            fix = "fp8tune sweep --on queue, or --on ray, has them measured anew with all these picks in the finals"
-            yield Finding(Level.WARNING, f"{what}, such as {apart[0].problem.kernel} {apart[0].problem.shape}", fix)
+    """GPUs that a fleet leaves out."""
     for out in store.exclusions():
         what = f"GPU {out.uuid_hash[:4]}... ({out.device}) takes no units, as {out.worker} found: {out.reason}"
         yield Finding(Level.WARNING, what, "mend it; fp8tune worker looks again before its first unit")

@@ -6,36 +6,33 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from fp8tune import adapter
 from fp8tune.check.finding import Finding, Level
-from fp8tune.choose import incumbents, untimed
 from fp8tune.errors import Fp8tuneError
-from fp8tune.export import merging, selecting
-from fp8tune.export import table as export
 from fp8tune.records import Kind
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
+from fp8tune.tables.launch_table import default_path, shipped_path
+from fp8tune.tables.merge import merge_file
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import NAMES
 
 
-def check_tables(store: Store, table_path: Callable[[str], Path] = export.destination) -> Iterator[Finding]:
+def check_tables(store: Store, table_path: Callable[[str], Path] = default_path) -> Iterator[Finding]:
     """Is each arch's generated table what the database would give today."""
-    stored = {arch for arch, kind in store.counts() if kind in (Kind.MEASURED, Kind.PUBLISHED, Kind.STATIC)}
-    timed = None  # most of all rows: read once
+    stored = {arch for arch, kind in store.counts() if kind in (Kind.MEASURED, Kind.PUBLISHED)}
     for arch in (name for name in ARCHES if name in stored):
         try:
             path = table_path(arch)
-            held = incumbents.COMMITTED if path == export.table_path(arch) else incumbents.INSTALLED
-            evidence = selecting.evidence_for(store, arch, timed)
-            timed = evidence if arch == untimed.TIMED_ON else timed
-            table = export.render(evidence, arch, incumbents=held)
-            if not table.entries:
+            tables = adapter.SHIPPED if path == shipped_path(arch) else adapter.INSTALLED
+            selection = adapter.select_rows(store, arch, tables=tables)
+            if not selection.table.entries:
                 continue
-            stale = export.is_stale(merging.merge(merging.existing(path), table, prune=True).table, path)
+            _, is_stale = merge_file(path, selection, prune=True, is_dry=True)
         except Fp8tuneError as error:
             yield Finding.of(error)
             continue
-        if stale:
+        if is_stale:
             what = f"{path.name}: the kernels' table is not what the database says"
             yield Finding(Level.WARNING, what, f"fp8tune export --arch {arch}")
         else:

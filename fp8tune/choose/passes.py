@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from fp8tune.choose.candidates import Candidates, Winner
 from fp8tune.records import NamedInts
+from fp8tune.stats.study import Study
 from fp8tune_kernels.catalog import METHODS, PASSES, PRECISIONS
 from fp8tune_kernels.spec import PRECISION_FLAG
 
@@ -19,7 +19,7 @@ _BF16_TORCH = NamedInts(METHOD=0)
 class Choice:
     """The method of one pass of a layer with one precision."""
 
-    winner: Winner
+    study: Study
     times_us: Mapping[str, float]
     """Method -> its time, of finals where it was in them, else of the screen."""
     bf16_us: float | None
@@ -28,27 +28,27 @@ class Choice:
     @property
     def layer(self) -> NamedInts:
         """The sizes of the layer."""
-        return _layer(self.winner.problem.shape)
+        return _layer(self.study.problem.shape)
 
     @property
     def of_pass(self) -> str:
         """``forward``, ``input gradient`` or ``weight gradient``."""
-        return self.winner.problem.kernel.removeprefix("grouped-mm-").replace("-", " ")
+        return self.study.problem.kernel.removeprefix("grouped-mm-").replace("-", " ")
 
     @property
     def precision(self) -> str:
         """One of :data:`~fp8tune_kernels.catalog.PRECISIONS`."""
-        return _named(PRECISIONS, self.winner.problem.shape[PRECISION_FLAG])
+        return _named(PRECISIONS, self.study.problem.shape[PRECISION_FLAG])
 
     @property
     def method(self) -> str:
         """The pick, one of :data:`~fp8tune_kernels.catalog.METHODS`."""
-        return method_name(self.winner.config or {})
+        return method_name(self.study.pick.config or {})
 
     @property
     def speedup(self) -> float | None:
         """Over :attr:`bf16_us`."""
-        return self.bf16_us / self.winner.time_us if self.bf16_us is not None else None
+        return self.bf16_us / self.study.choice.time_us if self.bf16_us is not None else None
 
 
 def method_name(config: Mapping[str, int]) -> str:
@@ -56,7 +56,7 @@ def method_name(config: Mapping[str, int]) -> str:
     return _named(METHODS, config.get(AXIS, -1))
 
 
-def choices(found: Iterable[Candidates], layers: Collection[NamedInts] | None = None) -> list[Choice]:
+def choices(found: Iterable[Study], layers: Collection[NamedInts] | None = None) -> list[Choice]:
     """The choices of all passes among what competes, layer by layer; of some layers alone, if given."""
     of_passes = [
         each
@@ -71,7 +71,7 @@ def choices(found: Iterable[Candidates], layers: Collection[NamedInts] | None = 
     for each in sorted(of_passes, key=_order):
         times_us = {method_name(config): time_us for config, time_us in sorted(each.times_us.items(), key=_by_method)}
         own_us = each.times_us.get(_BF16_TORCH, bf16_us.get(_question(each)))
-        made.append(Choice(each.winner, times_us, own_us))
+        made.append(Choice(each, times_us, own_us))
     return made
 
 
@@ -94,13 +94,13 @@ def _by_method(timed: tuple[NamedInts, float]) -> int:
     return timed[0].get(AXIS, -1)
 
 
-def _question(candidates: Candidates) -> object:
+def _question(candidates: Study) -> object:
     """The same for one pass of a layer, whatever its precision."""
     problem, device = candidates.problem, candidates.device
     return problem.kernel, _layer(problem.shape), problem.routing, problem.seed, device.arch, device.name
 
 
-def _order(candidates: Candidates) -> tuple[object, ...]:
+def _order(candidates: Study) -> tuple[object, ...]:
     problem, device = candidates.problem, candidates.device
     sizes = [problem.shape[dim] for dim in ("K", "N", "G", "M")]
     place = PASSES.index(problem.kernel), problem.shape[PRECISION_FLAG]

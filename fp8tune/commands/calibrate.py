@@ -26,11 +26,11 @@ def calibrate(
     How many processes and rounds finals need follows from it. Stored in the database: later sweeps on this device go
     by it.
     """
-    from fp8tune.calibrate import record as calibrating
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.render.machine import print_calibration
     from fp8tune.render.progress import Display
     from fp8tune.store.results import Store
+    from fp8tune.sweep import calibrate as calibrating
     from fp8tune.sweep import planning
     from fp8tune.sweep.picks import keep_current
 

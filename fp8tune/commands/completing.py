@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fp8tune.choose.verdict import WORDS as VERDICTS
 from fp8tune.options import Names
 from fp8tune.plan.shapes import list_sets
+from fp8tune.stats.study import Verdict
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import NAMES
 
@@ -26,7 +26,7 @@ def names(kind: Names) -> Sequence[str]:
             Names.KERNEL: lambda: NAMES,
             Names.ARCH: lambda: tuple(ARCHES),
             Names.SHAPES: list_sets,
-            Names.VERDICT: lambda: VERDICTS,
+            Names.VERDICT: lambda: list(Verdict),
         }
         return found[kind]()
     except OSError:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from fp8tune.choose.wanted import Wanted
+from fp8tune.commands.filters import Filters
 from fp8tune.commands.options import opened_to_read
-from fp8tune.commands.show import TIMED
 from fp8tune.commands.sizes import sizes
 from fp8tune.errors import UsageError, unknown
 from fp8tune.options import (
@@ -28,10 +27,8 @@ from fp8tune.records import NamedInts, Problem, Subject
 from fp8tune.render.terminal import notice
 
 if TYPE_CHECKING:
-    from fp8tune.choose.candidates import Candidates
-    from fp8tune.choose.explaining import Explanation
-    from fp8tune.choose.lookups import Found
-    from fp8tune.store.layers import Reader
+    from fp8tune.lookups import Lookup
+    from fp8tune.stats.study import Study
 
 LISTED = 20
 """Configs that are printed; JSON has all."""
@@ -83,8 +80,10 @@ def explain(
 
     A shape that fits several problems is an error that lists them. Needs no GPU.
     """
-    from fp8tune.choose import incumbents, ranking
+    from fp8tune.adapter import read_studies
     from fp8tune.render.explanation import print_explanation
+    from fp8tune.stats.explain import Explanation
+    from fp8tune.stats.rank import TIMED_KINDS
     from fp8tune.store import names
 
     if options.top is not None and options.top < 1:
@@ -93,44 +92,34 @@ def explain(
         (name,) = names.stored_kernels([kernel], store)
         if options.arch is not None:
             names.check_arch(options.arch, store)
-        given: dict[str, Any] = {"keep": ranking.competing, "kinds": TIMED}
-        evidence = store.evidence(name, options.arch, finalists_only=True, **given)
-        known = ranking.all_candidates(evidence, incumbents.COMMITTED)
-        if not known:
+        studies = read_studies(store, name, options.arch, TIMED_KINDS)
+        if not studies:
             raise UsageError(f"no timed rows of {name} in {db}: run fp8tune sweep --kernel {name}")
-        chosen = _only(_matching(known, shape, options), name, shape)
-        evidence = store.evidence(name, chosen.device.arch, problems=[chosen.problem], **given)
-        full = ranking.all_candidates(evidence, incumbents.COMMITTED)
-        (chosen,) = (one for one in full if one.device.name == chosen.device.name)
-        explained = _explained(store, chosen)
-    print_explanation(explained, options.format, top=options.top or LISTED, explain=options.explain)
+        study = _only(_matching(studies, shape, options), name, shape)
+        outcomes = {}
+        if study.version is not None:
+            subject = Subject(study.version, study.device, study.kind, study.problem)
+            outcomes = store.tried(subject, stage=None)
+    explanation = Explanation(study, outcomes)
+    print_explanation(
+        explanation, _looked_up(study), options.format, top=options.top or LISTED, explain=options.explain
+    )
 
 
-def _explained(store: Reader, chosen: Candidates) -> Explanation:
-    from fp8tune.choose.explaining import Explanation
-
-    version = chosen.entries[0].version
-    if version is None:
-        return Explanation(chosen, {}, None)
-    subject = Subject(version, chosen.device, chosen.kind, chosen.problem)
-    return Explanation(chosen, store.tried(subject, stage=None), _looked_up(chosen))
-
-
-def _looked_up(chosen: Candidates) -> Found | None:
+def _looked_up(chosen: Study) -> Lookup | None:
     """What a lookup gives for the problem. The declaration is that of the rows, so that no kernel is imported."""
-    from fp8tune.choose.lookups import Declared, found
+    from fp8tune.lookups import Declared, look_up
 
-    first = chosen.entries[0]
-    if first.version is None or first.lookup_key is None:
+    if chosen.version is None or chosen.lookup_key is None:
         return None
-    return found(Declared.of(first.version), first.device, first.lookup_key)
+    return look_up(Declared.of(chosen.version), chosen.device, chosen.lookup_key)
 
 
-def _matching(known: Sequence[Candidates], shape: str, options: ExplainOptions) -> list[Candidates]:
+def _matching(known: Sequence[Study], shape: str, options: ExplainOptions) -> list[Study]:
     """Those that the shape and options fit. Raises UsageError for a size or name that none has."""
     positional = re.fullmatch(r"\d+(x\d+)*", shape)
     values = tuple(map(int, shape.split("x"))) if positional else ()
-    wanted = Wanted(() if positional else (sizes(shape),), options.device)
+    wanted = Filters(() if positional else (sizes(shape),), options.device)
     wanted.check([one.problem for one in known], [one.device for one in known])
     for flag, attribute, value in (
         ("routing", "routing", options.routing),
@@ -152,7 +141,7 @@ def _matching(known: Sequence[Candidates], shape: str, options: ExplainOptions) 
     ]
 
 
-def _only(found: Sequence[Candidates], kernel: str, shape: str) -> Candidates:
+def _only(found: Sequence[Study], kernel: str, shape: str) -> Study:
     """The one that was found. Raises UsageError for none or several, which are listed."""
     if not found:
         raise UsageError(f"no timed problem of {kernel} fits {shape} and the options: fp8tune show --kernel {kernel}")
@@ -165,7 +154,7 @@ def _only(found: Sequence[Candidates], kernel: str, shape: str) -> Candidates:
     )
 
 
-def _described(one: Candidates) -> str:
+def _described(one: Study) -> str:
     problem = one.problem
     text = f"{_text(problem.shape)} {problem.routing} {problem.input_layout} {problem.in_dtype}"
     return f"{text} on {one.device.name or one.device.arch}"

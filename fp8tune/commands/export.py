@@ -6,16 +6,13 @@ import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fp8tune.commands.options import opened_to_read
 from fp8tune.errors import UsageError
 from fp8tune.options import Group, Kernels, Names, Option, ReadDatabase, TableFormat, examples, module_path
-
-if TYPE_CHECKING:
-    from fp8tune.export.given import Given
 
 
 def percent(text: str | float) -> float:
@@ -38,8 +35,8 @@ class ExportOptions:
         str | None,
         Option(
             "--for",
-            "Who reads it: triton-cache, python (a file of its own), json (Hugging Face kernels), vllm "
-            "(SGLang too), fla (flash-linear-attention), diff (of the kernel's configs=[...]), or t4.",
+            "Who reads it: diff (of the kernel's configs=[...]), python (a file of its own), triton-cache, vllm, "
+            "sglang, hf (Hugging Face kernels), or a format that an installed package adds.",
             placeholder="FORMAT",
         ),
     ] = None
@@ -61,7 +58,7 @@ class ExportOptions:
         tuple[str, ...],
         Option(
             "--size",
-            "With --for json or vllm: what a size of their file names is, NAME=DIM or NAME=NUMBER, such as "
+            "With --for vllm, sglang or hf: what a size of their file names is, NAME=DIM or NAME=NUMBER, such as "
             "M=num_tokens or E=8. Repeatable.",
             placeholder="NAME=SIZE",
         ),
@@ -70,7 +67,7 @@ class ExportOptions:
         str | None,
         Option(
             "--dtype",
-            "With --for vllm: what their file names call the dtype, such as fp8_w8a8; by the input's.",
+            "With --for vllm or sglang: what their file names call the dtype, such as fp8_w8a8; by the input's.",
             placeholder="NAME",
         ),
     ] = None
@@ -106,14 +103,14 @@ class ExportOptions:
     ("Merge the best configs into the table that our kernels read", "fp8tune export --arch sm_90"),
     ("In CI: exit code 1 if the table is stale", "fp8tune export --arch sm_90 --check --db results.db"),
     ("A diff of your kernel's configs=[...]", "fp8tune export --for diff --arch sm_90 --kernel module:kernel"),
-    ("Files that vLLM reads", "fp8tune export --for vllm --arch sm_90 --kernel colwise --size E=8 --output configs"),
+    ("Files that vLLM reads", "fp8tune export --for vllm --arch sm_90 --kernel moe:fused --output configs"),
 )
 def export(options: ExportOptions) -> None:
     """Write the best configs of an arch, for our kernels or others.
 
     Needs no GPU.
 
-    With --for FORMAT the picks of one --kernel are written as others read them, with their evidence. For a recorded
+    With --for FORMAT the picks of one --kernel are written as others read them. For a recorded
     kernel one of the formats is a diff of its own configs=[...].
 
     Without --for they are merged into a Python module. In a checkout of fp8tune that is the shipped table; elsewhere it
@@ -122,8 +119,7 @@ def export(options: ExportOptions) -> None:
 
     Prints what the config for any other shape loses where it was chosen and, each shape left out in turn, on shapes
     held out; beside it what the nearest key's row loses there. Kernels with which that is less go by the nearest key;
-    what the committed table has them go by stays until the other is proven to lose less. The JSON beside the module has
-    both shape by shape.
+    what the committed table has them go by stays until the other is proven to lose less.
     """
     if options.format is not None:
         _export_for(options, options.format)
@@ -141,120 +137,89 @@ def export(options: ExportOptions) -> None:
 
 
 def _export_table(options: ExportOptions) -> None:
-    from fp8tune.choose import incumbents
-    from fp8tune.export import merging, selecting
-    from fp8tune.export import table as exporting
-    from fp8tune.render import contracts
-    from fp8tune.render import terminal as render
-    from fp8tune.render import trust as render_trust
+    from fp8tune import adapter
+    from fp8tune.render import contracts, trust
+    from fp8tune.render.terminal import notice, path_here, print_json
     from fp8tune.store import names
+    from fp8tune.tables.launch_table import default_path, shipped_path
+    from fp8tune.tables.merge import merge_file
 
     arch, output = options.arch, module_path(options.output)
     if options.kernels and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
+    path = output or default_path(arch)
     with opened_to_read(options.db) as (store, _):
         names.check_arch(arch, store)
-        wanted = names.stored_kernels(options.kernels, store) if options.kernels else None
-        evidence = selecting.evidence_for(store, arch)
-    path = output or exporting.destination(arch)
-    own = output is None and path != exporting.table_path(arch)
-    held = incumbents.INSTALLED if own else incumbents.COMMITTED
-    table = exporting.render(evidence, arch, kernels=wanted, incumbents=held)
-    if not table.entries and not (options.check and table.known):
-        why = table.notices[0] if table.notices else "run fp8tune sweep, or name another with --db"
-        raise UsageError(f"the database has nothing to export for {arch}: {why}")
-    existing = merging.existing(path)
-    for line in render_trust.export_notices(table.notices, options.verbose):
-        render.notice(line)
-    merged = merging.merge(existing, table, prune=options.prune or options.check)
-    if options.check:
-        stale = exporting.stale(merged.table, path)
-        again = f"stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}"
-        if options.json:
-            state = "stale" if stale else "up to date"
-            render.print_json(contracts.exported_table(str(path), state, merged))
-        else:
-            print(f"{render.path_here(path)}: {again if stale else 'up to date'}")
-        raise typer.Exit(1 if stale else 0)
-    if own:
-        exporting.make_folder(path.parent)
-    written = "written" if exporting.write(merged.table, path) else "unchanged"
-    if not options.json:
-        print(f"{render.path_here(path)}: {written}: {render_trust.export_changes(merged)}")
-    for line in render_trust.export_losses(merged):
-        render.notice(line)
+        kernels = names.stored_kernels(options.kernels, store) if options.kernels else ()
+        is_own = output is None and path != shipped_path(arch)
+        tables = adapter.INSTALLED if is_own else adapter.SHIPPED
+        selection = adapter.select_rows(store, arch, kernels, tables)
+    if not selection.table.entries and not (options.check and selection.known):
+        reason = selection.notices[0] if selection.notices else "run fp8tune sweep, or name another with --db"
+        raise UsageError(f"the database has nothing to export for {arch}: {reason}")
+    notice(*trust.export_notices(selection.notices, options.verbose))
+    merged, is_changed = merge_file(path, selection, prune=options.prune or options.check, is_dry=options.check)
+    state = ("stale" if is_changed else "up to date") if options.check else "written" if is_changed else "unchanged"
     if options.json:
-        render.print_json(contracts.exported_table(str(path), written, merged))
-        return
-    render_trust.print_robust(table.robust, merged.table.nearest)
+        print_json(contracts.exported_table(str(path), state, merged))
+    elif state == "stale":
+        print(f"{path_here(path)}: stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}")
+    else:
+        print(f"{path_here(path)}: {state}{'' if options.check else f': {trust.export_changes(merged)}'}")
+    if options.check:
+        raise typer.Exit(int(is_changed))
+    notice(*trust.export_losses(merged))
+    if not options.json:
+        trust.print_robust(selection.fallbacks, merged.table.nearest)
 
 
-def _check_options_of(name: str, options: ExportOptions) -> None:
-    """Raise UsageError for an option that does not go with a format."""
-    from fp8tune.export import asked
-    from fp8tune.export.formats.known import DIFF
+def _export_for(options: ExportOptions, name: str) -> None:
+    from fp8tune import adapter
+    from fp8tune.render import given as render_given
+    from fp8tune.render.terminal import notice, print_json
+    from fp8tune.tables import files
+    from fp8tune.tables.formats import DIFF, Options, check_options, diff, load
+    from fp8tune.tables.formats.by_size import parse_sizes
 
     output = options.output
     if options.prune:
         raise UsageError("--prune is for the table: leave it out with --for")
-    given = {"sizes": bool(options.sizes), "dtype": options.dtype is not None, "within": options.within is not None}
-    asked.check_options(name, options.kernels, **given)
+    requested = {"sizes": options.sizes, "dtype": options.dtype, "within": options.within}
+    check_options(name, [option for option, value in requested.items() if value not in (None, ())], options.kernels)
     if name == DIFF and output is None and options.check:
         raise UsageError("--check compares with a file: name the one that holds the diff with --output FILE")
     if name == DIFF and output is not None and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
-
-
-def _givens(options: ExportOptions, name: str) -> list[Given]:
-    """The picks, for each device that the format holds; says what was left out."""
-    from fp8tune.export import asked
-    from fp8tune.render.terminal import notice
-
     with opened_to_read(options.db) as (store, _):
-        found = asked.givens(store, options.arch, options.kernels, options.device, name)
-    notice(*(f"{found[0].kernel}: {line}" for one in found for line in one.notices))
-    return found
-
-
-def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune.export import asked, files
-    from fp8tune.export.formats import diff
-    from fp8tune.export.formats.known import DIFF, known
-    from fp8tune.export.given import File
-    from fp8tune.render import given as render_given
-    from fp8tune.render.terminal import notice, print_json
-
-    wanted, output = known(name), options.output
-    _check_options_of(name, options)
-    givens = _givens(options, name)
-    kernel, shrunk = givens[0].kernel, None
+        picks = adapter.read_for_format(store, options.arch, options.kernels, options.device, name)
+    kernel, shrunk, folder = picks[0].kernel, None, output or Path()
+    notice(*(f"{kernel}: {line}" for one in picks for line in one.notices))
+    within = Options.within if options.within is None else options.within
     if name == DIFF:
-        shrunk = diff.shrink(givens[0], asked.DEFAULT_WITHIN if options.within is None else options.within)
+        shrunk = diff.shrink(picks[0], within)
         notice(*(f"{kernel}: {line}" for line in shrunk.notes))
         texts = (shrunk.diff, render_given.markdown(shrunk))
         if output is None and not options.json:
             print("\n".join(filter(None, texts)), end="")
-            notice(f"next: {wanted.next}")
+            notice(f"next: {load(name).next}")
             return
-        folder, file = (output.parent, output.name) if output is not None else (Path(), "")
-        made = [
-            File(PurePosixPath(file + suffix), text) for suffix, text in zip(("", ".md"), texts, strict=True) if file
-        ]
+        folder = output.parent if output else folder
+        ends = zip(("", ".md"), texts, strict=True)
+        written = [files.File(PurePosixPath(output.name + end), text) for end, text in ends] if output else []
     else:
-        folder = output or Path()
-        made = asked.files(givens, name, options.sizes, options.dtype, notice)
-    placed = files.placed(made, folder)
-    first = made[0].path.parts[0] if made else ""
-    next = wanted.next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
+        written = adapter.format_files(picks, name, Options(parse_sizes(options.sizes), options.dtype, within, notice))
+    targets = files.targets(written, folder)
+    first = written[0].path.parts[0] if written else ""
+    next = load(name).next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
     state = "stale" if options.check else "would be written" if options.dry else "written"
     if state == "written":
-        files.write(placed)
+        files.write(targets)
     if options.json:
-        print_json(render_given.summary(givens, name, placed, state, next, shrunk))
+        print_json(render_given.summary(picks, name, targets, state, next, shrunk))
     else:
-        for one in placed:
-            print(f"{one.path}: {state if one.is_stale else 'unchanged'}")
+        for target in targets:
+            print(f"{target.path}: {state if target.is_stale else 'unchanged'}")
         if state == "written":
             print(f"next: {next}")
-    if options.check and any(one.is_stale for one in placed):
+    if options.check and any(target.is_stale for target in targets):
         raise typer.Exit(1)

@@ -24,8 +24,7 @@ def import_(
         tuple[str, ...],
         Argument(
             "Another fp8tune database, also compressed (.db.xz); a CSV of published measurements; or configs that "
-            "others tuned: a Triton cache, JSON of Hugging Face kernels, vLLM or SGLang, a cache of "
-            "flash-linear-attention, or a folder of them.",
+            "others tuned: a Triton cache, JSON of Hugging Face kernels, vLLM or SGLang, or a folder of them.",
             metavar="PATH...",
         ),
     ] = (),
@@ -50,10 +49,9 @@ def import_(
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
-    from fp8tune.export import published as foreign
     from fp8tune.render import contracts
     from fp8tune.render.progress import Display, SweepProgress
-    from fp8tune.store import archives, importing
+    from fp8tune.store import archives, foreign, importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks as deciding
     from fp8tune.sweep import published
@@ -61,14 +59,14 @@ def import_(
     if not paths:
         raise UsageError("nothing to import: give a database, a CSV file, or the configs of others")
     files = [Path(path) for path in paths]
-    picks = {path: foreign.picks(path, notice, kernel) for path in files if foreign.is_foreign(path)}
+    picks = {path: foreign.read(path, notice, kernel) for path in files if foreign.is_foreign(path)}
     with contextlib.ExitStack() as stack:
         there = {path: stack.enter_context(archives.unpacked(path)) for path in files if path not in picks}
         loaded = {path: importing.load(found, published.lookup_key) for path, found in there.items()}
         store = stack.enter_context(Store.open(database_to_write(db), create=True))
         for path in files:
             if path in picks:
-                rows = foreign.Rows(store, device, notice).of(picks[path])
+                rows = foreign.RowMaker(store, device, notice).rows(picks[path])
                 if not rows:
                     raise UsageError(f"{visible(str(path))}: none of its configs can be stored")
                 loaded[path] = importing.Loaded(path, rows=tuple(rows))

@@ -26,13 +26,13 @@ def shared_out(plan: Plan, db: str, begun: float) -> None:
 
 def queue(plan: Plan, db: str) -> None:
     """Add the units, and say how to start workers."""
-    from fp8tune.fleet import settling, units
+    from fp8tune.fleet import units
     from fp8tune.fleet.imports import Imports
     from fp8tune.render.fleet import added_lines
 
     with Store.open(db, create=True) as store:
-        added, again = units.add(store, plan), settling.add(store, plan)
-    notice(*added_lines(added, again))
+        added = units.add(store, plan)
+    notice(*added_lines(added))
     if added.there:
         print(f"in the queue already: {counted(added.there, 'unit')} for {added.sweep.device}")
     else:
@@ -47,9 +47,9 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
 
     Exit code 1: a unit failed for good, or no config is right on a problem.
     """
-    from fp8tune.fleet import ahead, run, settling, trust, units
+    from fp8tune.fleet import ahead, run, units
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.render.fleet import RayProgress, added_lines, disagreement, findings_line, left_line
+    from fp8tune.render.fleet import RayProgress, added_lines, findings_line, left_line
     from fp8tune.stopping import Stopped
     from fp8tune.sweep import picks
 
@@ -61,26 +61,18 @@ def on_ray(plan: Plan, db: str, begun: float) -> None:
         try:
             with fleet:
                 added = units.add(store, plan)
-                notice(*added_lines(added, None))
+                notice(*added_lines(added))
                 found = counted(added.new + added.there, "unit"), counted(added.problems, "problem")
                 notice(f"{' of '.join(found)} on {counted(len(fleet.slots), 'GPU')}")
                 if plan.backend.kind is Kind.MEASURED:
                     fleet.compile_ahead(ahead.task_of(store, plan, added.sweep, len(fleet.slots)))
                 with display:
-                    keys = [added.sweep.key]
-                    for progress in run.watch(store, keys, is_over=fleet.is_over):
+                    for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
                         display.tell(progress, fleet.states)
-                    if fleet.working and (again := settling.add(store, plan)) and again.new:
-                        display.line(f"{disagreement(again)}; measured anew")
-                        for progress in run.watch(store, [*keys, again.sweep.key], is_over=fleet.is_over):
-                            display.tell(progress, fleet.states)
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
             raise
         picks.keep_current(store)
-        hosts = {slot.state.uuid_hash: slot.host for slot in fleet.slots}
-        for level in trust.differing(store):
-            notice(trust.level_line(level, hosts.get(level.device.uuid_hash, "")))
     assert progress is not None  # there is one look at least
     if line := left_line(progress, len(fleet.slots)):
         notice(f"{line}; run it again to go on")

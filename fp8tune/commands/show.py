@@ -6,23 +6,19 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from fp8tune.choose.verdict import WORDS
-from fp8tune.choose.wanted import Sort
+from fp8tune.commands.filters import Filters, Sort, ordered
 from fp8tune.commands.options import opened_to_read
 from fp8tune.commands.sizes import sizes
 from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Group, Kernels, Names, OperationName, Option, ReadDatabase, examples
-from fp8tune.records import Evidence, Kind
 from fp8tune.render.terminal import notice
+from fp8tune.stats.study import Verdict
 from fp8tune_kernels.catalog import PASSES
 
 if TYPE_CHECKING:
-    from fp8tune.choose.candidates import Candidates, Winner
-
-TIMED = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
-"""Kinds of rows that have a best."""
+    from fp8tune.stats.study import Study
 
 INTERPRETER = "interpreter"
 """The arch of what was checked without a GPU: nothing is timed there, so that nothing is best."""
@@ -66,7 +62,7 @@ class ShowOptions:
         tuple[str, ...],
         Option(
             "--verdict",
-            f"Only picks with this verdict: {', '.join(WORDS)}. Repeatable.",
+            f"Only picks with this verdict: {', '.join(Verdict)}. Repeatable.",
             "all",
             placeholder="WORD",
             completes=Names.VERDICT,
@@ -91,10 +87,6 @@ class ShowOptions:
             completes=Names.SHAPES,
         ),
     ] = ()
-    conflicts: Annotated[bool, Option("--conflicts", "Published rows that contradict each other, instead.")] = False
-    published: Annotated[
-        bool, Option("--published", "Configs that others published, beside what was measured of them here, instead.")
-    ] = False
     failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
     recording: Annotated[
         str | None,
@@ -129,7 +121,7 @@ class ShowOptions:
     ("The best config of each shape of a kernel", "fp8tune show --kernel colwise --arch sm_90"),
     ("Where most is left to gain, with a legend", "fp8tune show --sort share --top 10 --explain"),
     ("For a script", "fp8tune show --kernel colwise --format json"),
-    ("What others published, beside what was measured here", "fp8tune show --published"),
+    ("What others published and nobody measured", "fp8tune show --verdict published"),
 )
 def show(options: ShowOptions) -> None:
     """The best config of each problem, with its share of the ceiling. Needs no GPU.
@@ -141,51 +133,25 @@ def show(options: ShowOptions) -> None:
 
     With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op the
     method that each pass of a layer multiplies by, with the times of all methods, and what others published, the rows
-    that cannot be right marked. With --published the configs that
-    others published, beside what was measured of them. With --arch interpreter what was checked without a GPU. With
+    that cannot be right marked. With --arch interpreter what was checked without a GPU. With
     --recording which kernels a program ran, and which to sweep first.
     """
     if options.shapes and options.op is None:
         raise UsageError("--shapes chooses layers of an operation: give --op grouped-mm, or leave it out")
-    is_else = options.failed or options.conflicts or options.published or options.arch == INTERPRETER
+    is_else = options.failed or options.arch == INTERPRETER
     if (is_else or options.op) and (options.rows_only or options.explain):
         raise UsageError(
             "--shape, --device, --verdict, --sort, --top and --explain are for picks: leave them out, or "
-            "--op, --failed, --conflicts, --published and --arch interpreter"
+            "--op, --failed and --arch interpreter"
         )
     if options.recording is not None:
         _show_recording(options, options.recording)
     elif options.op is not None:
-        if options.kernels or options.conflicts or options.failed or options.published:
-            others = "--kernel, --conflicts, --published and --failed"
-            raise UsageError(f"--op shows published rows of a whole operation: leave out {others}")
+        if options.kernels or options.failed:
+            raise UsageError("--op shows published rows of a whole operation: leave out --kernel and --failed")
         _show_operation(options, options.op)
     elif options.failed or options.arch == INTERPRETER:
-        if options.conflicts or options.published:
-            raise UsageError(
-                "--conflicts and --published show published rows: leave out --failed and --arch interpreter"
-            )
         _show_tallies(options)
-    elif options.published:
-        from fp8tune.choose import incumbents
-        from fp8tune.choose.claims import claims
-        from fp8tune.render.evidence import print_claims
-
-        if options.conflicts:
-            raise UsageError("--conflicts and --published are two lists: give one of them")
-        evidence, db = _evidence(options)
-        found = claims(evidence, incumbents.COMMITTED)
-        if not found and options.format is Format.TABLE:
-            notice(f"no published configs of this in {db}: run fp8tune import")
-        print_claims(found, options.format)
-    elif options.conflicts:
-        if options.format is Format.CSV:
-            raise UsageError("--conflicts prints a table or JSON: use --format json")
-        from fp8tune.choose.conflicts import conflicts
-        from fp8tune.render.evidence import print_conflicts
-
-        evidence, _ = _evidence(options, kinds=[Kind.PUBLISHED])
-        print_conflicts(conflicts(evidence), options.format)
     else:
         _show_picks(options)
 
@@ -202,30 +168,25 @@ def _show_recording(options: ShowOptions, path: str) -> None:
 
 
 def _show_picks(options: ShowOptions) -> None:
-    from fp8tune.choose import incumbents, ranking
-    from fp8tune.choose.wanted import ordered
     from fp8tune.render.evidence import print_single_bests
     from fp8tune.render.winners import print_winners
 
     is_table = options.format in (Format.TABLE, Format.MARKDOWN)
     if is_table and not options.kernels and not options.rows_only and _show_overview(options):
         return
-    with_losses = bool(options.kernels) and options.format is Format.TABLE and not options.rows_only
-    given: dict[str, Any] = {"keep": ranking.competing, "finalists_only": not with_losses}
-    evidence, db = _evidence(options, **given, kinds=TIMED)
-    candidates = ranking.all_candidates(evidence, incumbents.COMMITTED)
-    winners = ordered(_wanted(options, candidates))
-    if not winners and is_table:
+    studies, db = _studies(options)
+    chosen = ordered(_filtered(options, studies))
+    if not chosen and is_table:
         notice(f"no timed rows for this in {db}: run fp8tune sweep, or fp8tune import")
-    shown = ordered(winners, options.sort or Sort.SHAPE)[: options.top]
+    shown = ordered(chosen, options.sort or Sort.SHAPE)[: options.top]
     print_winners(shown, options.format, explain=options.explain)
-    if with_losses:
-        print_single_bests(candidates)
+    if options.kernels and options.format is Format.TABLE and not options.rows_only:
+        print_single_bests(studies)
 
 
 def _show_overview(options: ShowOptions) -> bool:
     """Print a line a kernel if there are several, from kept picks where they are current; False otherwise."""
-    from fp8tune.choose.overview import overview
+    from fp8tune.adapter import summarize
     from fp8tune.render.overview import print_overview
     from fp8tune.store import names
     from fp8tune.sweep import picks
@@ -233,39 +194,40 @@ def _show_overview(options: ShowOptions) -> bool:
     with opened_to_read(options.db) as (store, db):
         if options.arch is not None:
             names.check_arch(options.arch, store)
-        kernels = overview(picks.read(store, arches=None if options.arch is None else [options.arch]).picks)
+        kernels = summarize(picks.read(store, arches=None if options.arch is None else [options.arch]).picks)
     if len(kernels) > 1:
         print_overview(kernels, db, options.format, explain=options.explain)
     return len(kernels) > 1
 
 
-def _wanted(options: ShowOptions, candidates: Sequence[Candidates]) -> list[Winner]:
-    """The picks that the filters let through. Raises UsageError for a filter that nothing can pass."""
-    from fp8tune.choose.wanted import Wanted
+def _filtered(options: ShowOptions, studies: Sequence[Study]) -> list[Study]:
+    """Return the studies that the filters let through.
 
-    wanted = Wanted(tuple(map(sizes, options.shape)), options.device, options.verdict)
-    wanted.check([one.problem for one in candidates], [one.device for one in candidates])
-    found = (one for one in candidates if wanted.has_problem(one.problem) and wanted.has_device(one.device))
-    return [winner for one in found if wanted.has(winner := one.winner)]
-
-
-def _evidence(options: ShowOptions, **wanted: Any) -> tuple[list[Evidence], str]:
-    """Of the kernels and arch that the options name, with the name of the database.
-
-    ``wanted`` is what :meth:`Store.evidence` takes besides.
+    Raises:
+        UsageError: Nothing can pass a filter.
     """
+    filters = Filters(tuple(map(sizes, options.shape)), options.device, options.verdict)
+    filters.check([study.problem for study in studies], [study.device for study in studies])
+    return [study for study in studies if filters.fits(study)]
+
+
+def _studies(options: ShowOptions) -> tuple[list[Study], str]:
+    """Return the studies of the kernels and arch that the options name, and the name of the database."""
+    from fp8tune.adapter import read_studies
+    from fp8tune.stats.rank import TIMED_KINDS
     from fp8tune.store import names
 
     with opened_to_read(options.db) as (store, db):
-        named = names.stored_kernels(options.kernels, store)
+        stored = names.stored_kernels(options.kernels, store)
         if options.arch is not None:
             names.check_arch(options.arch, store)
-        kernels = named if options.kernels else [None]
-        return [row for kernel in kernels for row in store.evidence(kernel, options.arch, **wanted)], db
+        kernels = stored if options.kernels else [None]
+        return [study for name in kernels for study in read_studies(store, name, options.arch, TIMED_KINDS)], db
 
 
 def _show_operation(options: ShowOptions, op: OperationName) -> None:
-    from fp8tune.choose import incumbents, passes, ranking
+    from fp8tune.adapter import read_studies
+    from fp8tune.choose import passes
     from fp8tune.plan import shapes
     from fp8tune.render.evidence import print_published
     from fp8tune.render.passes import print_operation
@@ -274,9 +236,9 @@ def _show_operation(options: ShowOptions, op: OperationName) -> None:
     layers = {layer for row in rows if (layer := passes.layer_of(row))} if options.shapes else None
     with opened_to_read(options.db) as (store, db):
         of_passes = [name for name in PASSES if op is OperationName.GROUPED_MM and name in store.kernels()]
-        evidence = [row for name in of_passes for row in store.evidence(name, options.arch, keep=ranking.competing)]
+        studies = [study for name in of_passes for study in read_studies(store, name, options.arch)]
         published = [row for row in store.published() if op.covers(row) and options.arch in (None, row.device.arch)]
-    choices = passes.choices(ranking.all_candidates(evidence, incumbents.COMMITTED), layers)
+    choices = passes.choices(studies, layers)
     if options.shapes:
         published = []
         if not choices:

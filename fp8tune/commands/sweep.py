@@ -59,7 +59,7 @@ def sweep(options: Options) -> None:
         notice(*where)
         notice("every trial of this sweep is in the database; --again measures anew")
         with Store.open(db, writable=False) as store:
-            found = session.candidates(store, plan.backend, session.finished_problems(store, plan))
+            found = session.studies(store, plan.backend, session.finished_problems(store, plan))
             tallies = session.tallies(store, plan)
     else:
         progress = SweepProgress()
@@ -82,7 +82,7 @@ def sweep(options: Options) -> None:
                             ungated += row.outcome.reason == UNGATED
                             if options.json:
                                 print_json_line(contracts.trial(row))
-                found = [] if options.json else session.candidates(store, plan.backend, problems)
+                found = [] if options.json else session.studies(store, plan.backend, problems)
                 tallies = session.tallies(store, plan)
             if ungated:
                 notice(f"{ungated} blocks include the host's time: their launches wait for the GPU")
@@ -90,7 +90,7 @@ def sweep(options: Options) -> None:
             stopped.add_note(stopped_line(progress.stored, progress.phase, database.label(db), command))
             raise
     if found:
-        print_winners([each.winner for each in found], "table")
+        print_winners(found, "table")
     elif tallies and plan.backend.kind is Kind.INTERPRETER and not options.json:
         print_tallies(tallies, "table")
     notice(*failure_lines(tallies, db))

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from fp8tune.compare import verdicts
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 
 @dataclass(frozen=True)

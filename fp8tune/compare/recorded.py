@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from fp8tune.choose import candidates, ranking
+from fp8tune.adapter import studies_of
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
+from fp8tune.stats.means import median
+from fp8tune.stats.rank import competing
 from fp8tune.store.layers import Reader
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
@@ -33,9 +35,9 @@ def stored(store: Reader, both: Sides) -> list[Evidence]:
         for pool in pools:
             if pool.version and (pool.version.kernel, pool.version.source_hash) in by_version:
                 by_version[pool.version.kernel, pool.version.source_hash].append(pool)
-        return [pool for same in by_version.values() for pool in ranking.competing(same)]
+        return [pool for same in by_version.values() for pool in competing(same)]
 
-    return store.evidence(kinds=TIMED_KINDS, keep=keep, finalists_only=True)
+    return store.evidence(kinds=TIMED_KINDS, keep=keep)
 
 
 def compare(evidence: Iterable[Evidence], both: Sides) -> Comparison:
@@ -66,7 +68,7 @@ def _best(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) ->
     """For one version of a kernel."""
     of_kernel = [row for row in evidence if row.problem.kernel == kernel]
     rows = [row for row in of_kernel if row.version is not None and row.version.source_hash == source_hash]
-    picks = {(winner.problem, winner.device, winner.config) for winner in ranking.winners(rows)}
+    picks = {(study.problem, study.device, study.pick.config) for study in studies_of(rows)}
     timed = [row for row in rows if row.times_us and (row.problem, row.device, row.config) in picks]
     return {(row.problem, row.device): row for row in sorted(timed, key=lambda row: row.stage == "final")}
 
@@ -75,8 +77,8 @@ def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -
     """The row with what each side has of it, and with the change's error if both have several processes."""
     row = replace(
         row,
-        before_us=candidates.value_us(before) if before else None,
-        after_us=candidates.value_us(after) if after else None,
+        before_us=median(before.times_us) if before else None,
+        after_us=median(after.times_us) if after else None,
         before_config=before.config if before else None,
         after_config=after.config if after else None,
     )

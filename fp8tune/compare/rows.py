@@ -26,7 +26,7 @@ from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Status
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 
 T = TypeVar("T")
 

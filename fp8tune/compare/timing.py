@@ -21,7 +21,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Backend, Group, Schedule, Turn, measure
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree
-from fp8tune.stats import geomean
+from fp8tune.stats.means import geomean
 
 SEATS = ("before", "after", "control")
 BEFORE, AFTER, CONTROL = range(len(SEATS))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
 
-from fp8tune.stats import Estimate, estimate, t_quantile, weighted
+from fp8tune.stats.estimate import Estimate, estimate, t_quantile, weighted
 
 SLOWDOWN = math.log(1.005)
 """A REGRESSION must be proven to be worse by more than this, an IMPROVEMENT to be better."""

@@ -2,7 +2,7 @@
 
 A unit is some problems of one kernel. Whoever takes it screens them and runs their finals, so that both are of one GPU.
 If another GPU takes a unit over, it begins anew: rows of two GPUs are never compared. What the first one measured stays
-in the database; of one problem and device name the newest complete rows count (:mod:`fp8tune.choose.ranking`), so the
+in the database; of one problem and device name the newest complete rows count (:mod:`fp8tune.stats.rank`), so the
 table is the same as if the first had never begun.
 """
 
@@ -16,13 +16,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fp8tune import __version__
-from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.errors import UsageError, one_line
 from fp8tune.fleet.imports import Imports
 from fp8tune.fleet.worth import worths
 from fp8tune.measure.checking import IN_A_ROW_BYTES
 from fp8tune.records import NamedInts
 from fp8tune.replay.recording import from_json
+from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweep import planning

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
-from fp8tune.fleet import run, settling, trust, units
+from fp8tune.fleet import run, trust, units
 from fp8tune.fleet.events import (
     Notice,
     Preparing,
@@ -190,7 +190,7 @@ class _Worker:
     def _looked_after(self) -> Iterator[WorkerEvent]:
         """Between units, while nothing runs on the GPU. Raises UntrustedError."""
         if self.is_prepared:
-            self._guard.examine(self.outcomes.wrong)
+            self._guard.examine()
             if self._guard.waits_for_finals and self._counts(self.quick)[UnitState.WAITING]:
                 yield from map(Notice, self._guard.calibrated(self._left_s(), self._finals_s()))
             return
@@ -239,7 +239,7 @@ class _Worker:
             ):
                 whole, by_key = self._plan(lease.sweep)
                 plan = units.of_unit(whole, unit, self._budget_s(), known=by_key)
-                for event in (self.do or swept)(self.store, settling.with_rivals(self.store, plan)):
+                for event in (self.do or swept)(self.store, plan):
                     heart.beat()
                     yield event
                     if isinstance(event, TrialDone):

@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Callable
 
-from fp8tune.choose.overview import OPEN
-from fp8tune.choose.verdict import PickVerdict
 from fp8tune.records import Pick, Problem, Subject
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
+from fp8tune.stats.study import OPEN, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweep import picks
 from fp8tune.sweep.planning import Plan, ProblemPlan
@@ -54,7 +53,7 @@ def _open(store: Store, plan: Plan, of: ProblemPlan, found: list[Pick]) -> float
         return NEW
     if not mine:
         return STALE
-    is_screened = plan.options.quick or any(pick.verdict != PickVerdict.QUICK for pick in mine)
+    is_screened = plan.options.quick or any(pick.verdict != Verdict.QUICK for pick in mine)
     if not is_screened or any(pick.verdict in OPEN or not pick.is_complete for pick in mine):
         return UNDECIDED
     tried = (store.tried(Subject(of.version, pick.device, pick.kind, of.problem)) for pick in mine)

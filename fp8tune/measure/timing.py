@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from fp8tune.records import Outcome, Status
-from fp8tune.stats import block_value
+from fp8tune.stats.means import trimmed_mean
 
 WARMUP_MS = 2.0
 MIN_REP_MS = 10.0
@@ -85,7 +85,7 @@ class Samples:
 
     def outcome(self, process: str) -> Outcome:
         """Return the outcome that rows store. ``process`` names the worker process."""
-        value = block_value(self.samples_us)
+        value = trimmed_mean(self.samples_us)
         reason = "" if self.is_gated else UNGATED
         return Outcome(Status.OK, value, reason, self.samples_us, self.tick_us, process=process)
 

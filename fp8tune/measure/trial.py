@@ -22,7 +22,7 @@ from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats import block_value
+from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
 
 Clock = Callable[[Callable[[], object], float | None], timing.Samples]
@@ -50,12 +50,12 @@ def copy_ceiling_gb_per_s() -> float:
     def copy() -> None:
         target.copy_(source)
 
-    return 2 * source.numel() / block_value(timing.block(copy).samples_us) / 1e3
+    return 2 * source.numel() / trimmed_mean(timing.block(copy).samples_us) / 1e3
 
 
 def gemm_flop_per_s(in_dtype: str) -> float:
     """What a dense GEMM of 8192 x 8192 x 8192 reaches, in flop/s. Raises where there is none of the dtype."""
-    return 2e6 * GEMM_SIZE**3 / block_value(timing.block(gemm(in_dtype, "cuda")).samples_us)
+    return 2e6 * GEMM_SIZE**3 / trimmed_mean(timing.block(gemm(in_dtype, "cuda")).samples_us)
 
 
 def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:

@@ -13,7 +13,7 @@ from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, html_text, left, markdown_text, print_parts, right
 from fp8tune.render.terminal import kernel_name, print_json, slower, times
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 LEGEND = (
     "Change: after/before - 1, above 0 is slower. Detectable: the least slowdown found in 95 % of such runs. "

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from fp8tune.ceiling import ceiling_of
 from fp8tune.records import Device, Problem, Published, Row, Status, Subject
 from fp8tune.redaction import redacted
 
@@ -22,22 +23,20 @@ if TYPE_CHECKING:
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
     from fp8tune.bench.kernels import Row as BenchRow
-    from fp8tune.calibrate.record import Calibration
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
-    from fp8tune.choose.candidates import Winner
-    from fp8tune.choose.claims import Claim
-    from fp8tune.choose.conflicts import Conflict
-    from fp8tune.choose.explaining import Explanation
     from fp8tune.choose.passes import Choice
-    from fp8tune.choose.untimed import CompiledKernel, Fitting
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.export.merging import Merged
     from fp8tune.fleet.events import OwnEvent
+    from fp8tune.lookups import Lookup
+    from fp8tune.stats.explain import Explanation
+    from fp8tune.stats.study import Study
     from fp8tune.store.compacting import Compacted
     from fp8tune.store.exclusions import Exclusion
     from fp8tune.store.results import Tally
     from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
+    from fp8tune.sweep.calibrate import Calibration
+    from fp8tune.tables.merge import Merged
 
 Object = Mapping[str, object]
 
@@ -62,7 +61,7 @@ def _problem(problem: Problem, *more: str) -> Object:
     return {name: None if value == "" else value for name, value in fields.items()}
 
 
-def _subject(found: Row | Winner | Subject, *more: str) -> Object:
+def _subject(found: Row | Study | Subject, *more: str) -> Object:
     where = {"kernel": found.problem.kernel, **_device(found.device), "kind": found.kind}
     return {**where, **_problem(found.problem, *more)}
 
@@ -81,52 +80,72 @@ def trial(row: Row) -> Object:
     }
 
 
-def winner(pick: Winner) -> Object:
+def winner(study: Study) -> Object:
     """The pick of one problem, ``show``: the fields of a trial, and what ranking adds. ``n`` is the number of processes
-    or blocks that its time rests on, ``noise_floor`` a share of it."""
+    or blocks that its time rests on, ``noise_floor`` a share of it. The runner-up is the next best config that was
+    timed, in the stage ``runner_up_stage``; ``speedup`` is over ``today``, the config that a launch uses without the
+    pick."""
+    decision, rival, ceiling = study.choice, study.next_best, ceiling_of(study)
     return {
-        **_subject(pick, *DTYPES),
-        **_fields(pick, "config"),
+        **_subject(study, *DTYPES),
+        **_fields(study.pick, "config"),
         "status": "ok",
-        "time_us": pick.time_us,
+        "time_us": decision.time_us,
         "reason": "",
-        **_fields(pick, "ceiling_share", "n"),
-        "source": pick.evidence.source or None,
-        **_fields(pick, "verdict", "noise_floor", "runner_up", "runner_up_us"),
-        "why_not_runner_up": str(pick.decision.kept),
-        **_fields(pick.device, "timing", "codegen"),
+        "ceiling_share": ceiling and ceiling.share,
+        "n": decision.processes,
+        "source": study.pick.source or None,
+        "verdict": None if decision.verdict == "published" else decision.verdict,
+        "noise_floor": study.noise,
+        "runner_up": rival and dict(rival.config),
+        "runner_up_us": rival and rival.time_us,
+        "runner_up_stage": rival and str(rival.stage),
+        "why_not_runner_up": str(study.precedence),
+        "today": study.today and dict(study.today.config),
+        "today_origin": study.today and str(study.today.origin),
+        "speedup": study.speedup,
+        **_fields(study.device, "timing", "codegen"),
     }
 
 
-def bounded_winner(pick: Winner) -> Object:
+def bounded_winner(study: Study) -> Object:
     """The same where some kernel declares its operations or another check than ``exact``. ``bound`` is memory or
     compute: what ``ceiling_share`` is a share of."""
-    return {**winner(pick), **_fields(pick, "bound"), **_fields(pick.evidence, "flops", "peak_flop_per_s", "check")}
+    ceiling, pick = ceiling_of(study), study.pick
+    own = {"bound": ceiling and ceiling.bound, "flops": study.flops, "peak_flop_per_s": pick.peak_flop_per_s}
+    return {**winner(study), **own, "check": pick.check}
 
 
-def explanation(found: Explanation) -> Object:
+def explanation(found: Explanation, lookup: Lookup | None) -> Object:
     """``explain``: the pick of one problem with everything behind it. ``slowdown`` and its bounds are ratios to the
     pick, in the same stage; those of ``pairs`` are of ``config`` to ``rival``."""
-    lookup = found.found
+    pairs = found.pairs
+    places = [(i, j) for i in range(len(pairs.configs)) for j in range(len(pairs.configs)) if i != j] if pairs else []
     return {
-        "winner": bounded_winner(found.winner),
+        "winner": bounded_winner(found.study),
         "configs": [
             {
-                **_fields(one, "config", "status", "stage", "time_us", "slowdown"),
-                "interval": list(one.interval) if one.interval else None,
-                "reason": one.reason,
+                **_fields(attempt, "config", "status", "stage", "time_us", "slowdown"),
+                "interval": list(attempt.interval) if attempt.interval else None,
+                "reason": attempt.reason,
             }
-            for one in found.tried
+            for attempt in found.attempts
         ],
-        "processes": found.winner.decision.processes if found.pairs is not None else 0,
+        "processes": found.study.choice.processes if pairs else 0,
         "pairs": [
             {
-                **_fields(pair, "config", "rival", "slowdown"),
-                "interval": [bound if math.isfinite(bound) else None for bound in (pair.lower, pair.upper)],
+                "config": dict(pairs.configs[i]),
+                "rival": dict(pairs.configs[j]),
+                "slowdown": math.exp(pairs.mean[i, j]),
+                "interval": [
+                    bound if math.isfinite(bound) else None
+                    for bound in (math.exp(pairs.lower[i, j]), math.exp(pairs.upper[i, j]))
+                ],
             }
-            for pair in found.pair_list()
+            for i, j in places
+            if pairs
         ],
-        "why": found.steps(),
+        "why": found.reasons(),
         "lookup": lookup
         and {
             "key": dict(lookup.key),
@@ -158,37 +177,6 @@ def tally(found: Tally) -> Object:
     }
 
 
-def conflict(found: Conflict) -> Object:
-    """Published rows of one problem that contradict each other, ``show --conflicts``: the best row of each source."""
-    from fp8tune.choose.candidates import value_us
-
-    return {
-        "kernel": found.problem.kernel,
-        **_device(found.rows[0].device),
-        **_fields(found.problem, "shape", "input_layout"),
-        "ratio": found.ratio,
-        "rows": [
-            {"source": row.source, "time_us": value_us(row), **_fields(row, "config", "note")} for row in found.rows
-        ],
-    }
-
-
-def claim(found: Claim) -> Object:
-    """A config that others published, ``show --published``: ``status`` and ``measured_us`` are of the same config
-    here, ``pick`` and ``pick_us`` of the problem's best, ``slowdown`` the one over the other."""
-    row, winner = found.published, found.measured.winner if found.measured else None
-    return {
-        "row": "claim",
-        "kernel": row.problem.kernel,
-        **_device(row.device),
-        **_problem(row.problem, *DTYPES),
-        **_fields(row, "config", "source", "note"),
-        **_fields(found, "claimed_us", "status", "measured_us", "slowdown"),
-        "pick": _plain(winner.config) if winner else None,
-        "pick_us": winner.time_us if winner else None,
-    }
-
-
 def published(row: Published) -> Object:
     """What others published of one operation, ``show --op`` and ``bench --op``."""
     return {
@@ -206,44 +194,26 @@ def choice(found: Choice) -> Object:
     """The method of one pass of a layer, ``show --op``: ``methods`` has each method's time, ``speedup`` is that of
     torch's bf16 GEMM over the pick's. ``slowdown`` bounds the pick's: above it against no other method, below it
     against the next best; ``null`` where there were no finals."""
-    pick = found.winner
+    study, decision = found.study, found.study.choice
     return {
         "row": "choice",
         "pass": found.of_pass,
         "precision": found.precision,
-        **_device(pick.device),
-        "kind": pick.kind,
+        **_device(study.device),
+        "kind": study.kind,
         "shape": dict(found.layer),
-        **_fields(pick.problem, "routing", "seed"),
+        **_fields(study.problem, "routing", "seed"),
         **_fields(found, "method"),
-        **_fields(pick, "config", "time_us"),
+        **_fields(study.pick, "config"),
+        "time_us": decision.time_us,
         "methods": dict(found.times_us),
         **_fields(found, "bf16_us", "speedup"),
-        **_fields(pick, "verdict", "noise_floor", "n"),
-        "ratio": pick.decision.ratio,
-        "slowdown": [bound if math.isfinite(bound) else None for bound in (pick.decision.lower, pick.decision.upper)],
+        "verdict": decision.verdict,
+        "noise_floor": study.noise,
+        "n": decision.processes,
+        "ratio": decision.ratio,
+        "slowdown": [bound if math.isfinite(bound) else None for bound in (decision.lower, decision.upper)],
     }
-
-
-def compiled(found: CompiledKernel) -> Object:
-    """What compiling one kernel for one arch gave, ``static-report``: configs counted, and the one that is exported."""
-    from fp8tune.choose.untimed import TIMED_ON
-
-    return {
-        **_fields(found, "kernel", "arch"),
-        "configs": len(found.fitting) + found.failed,
-        "fitting": len(found.fitting),
-        **_fields(found, "spilling", "failed"),
-        "config": dict(found.choice.config) if found.choice else None,
-        "timed_on": TIMED_ON,
-        "mean_slowdown": found.choice.slowdown if found.choice else None,
-    }
-
-
-def fitting(found: CompiledKernel, each: Fitting) -> Object:
-    """One config that compiles, ``static-report --arch``, with the fields of :class:`fp8tune.records.Facts`."""
-    config = {**_fields(each, "config"), "mean_slowdown": each.slowdown}
-    return {**_fields(found, "kernel", "arch"), **config, **asdict(each.facts)}
 
 
 # calibrate, lint, doctor
@@ -281,13 +251,13 @@ def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[st
 
 def exported_table(path: str, state: str, merged: Merged) -> Object:
     """``export`` without ``--for``. ``state`` is written, unchanged, stale or up to date; the rest are numbers of rows,
-    ``left`` those of ``kept`` that the database does not give."""
-    names = ("added", "changed", "kept", "removed", "left")
+    ``prunable`` those of ``unchanged`` that the database could give and does not."""
+    names = ("added", "changed", "unchanged", "removed", "prunable")
     return {"path": path, "state": state, **{name: len(getattr(merged, name)) for name in names}}
 
 
 def calibration(found: Calibration) -> Object:
-    """``calibrate --json``; ``protocol`` has the fields of :class:`fp8tune.choose.decision.MeasuringPlan`."""
+    """``calibrate --json``; ``protocol`` has the fields of :class:`fp8tune.stats.decide.MeasuringPlan`."""
     return {**_device(found.device), "measured": found.values, "protocol": asdict(found.protocol)}
 
 

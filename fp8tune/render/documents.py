@@ -72,13 +72,17 @@ WINNER = (
     replace(SOURCE, type="text or null", meaning="the publication; null for rows of our own"),
     VERDICT,
     NOISE,
-    field("runner_up", INTS_OR_NULL, "the fastest other config; it may be faster than the pick"),
+    field("runner_up", INTS_OR_NULL, "the next best config that was timed; it may be faster than the pick"),
     field("runner_up_us", "number or null", "its time"),
+    field("runner_up_stage", "text or null", "the stage that timed it beside the pick: `final` or `screen`"),
     field(
         "why_not_runner_up",
         "text",
-        "`tied`, `default stays`, `committed stays` or `too short`; empty where it is not faster",
+        "`tied`, `default stays`, `committed stays`, `too short` or `coarse pass`; empty where it is slower in finals",
     ),
+    field("today", INTS_OR_NULL, "the config that a launch uses without the pick"),
+    field("today_origin", "text or null", "its source: `own table`, `shipped table`, `recording` or `default`"),
+    field("speedup", "number or null", "its time over the pick's; 1 where the pick is in use", "ratio"),
     field("timing", "text", "`gated`, or `events` for rows of fp8tune 0.2; empty where no GPU was timed"),
     field("codegen", "text", "settings that change machine code, such as `fp_fusion=1`"),
 )
@@ -97,13 +101,6 @@ PROTOCOL = (
     field("fastest", "integer", "finalists that are in for their times alone"),
     field("screen_error", "number", "standard deviation of a screened log time"),
     field("edge_sigmas", "number", "this near to the tie band's edge more processes follow", "standard errors"),
-)
-
-BEST_OF_SOURCE = (
-    SOURCE,
-    field("time_us", "number", "as printed"),
-    _config("null where the source names none"),
-    NOTE,
 )
 
 RIVAL = (TIME, field("ratio", "number or null", "its time over ours; null where an output is wrong"), REASON)
@@ -137,7 +134,6 @@ FILE = (
 FEWEST = (
     field("within", "number", "how much slower a problem may become", PORTION),
     field("configs", "list of objects of integers", "the configs that suffice"),
-    field("is_smallest", "boolean", "whether fewer are proven not to suffice"),
     field("worst_loss", "number", "of the problem that loses most", PORTION),
     field("mean_loss", "number", "over all problems", PORTION),
 )
@@ -347,42 +343,6 @@ DOCUMENTS: Mapping[str, Document] = {
             replace(REASON, meaning="why"),
         ),
     ),
-    "conflict": Document(
-        "show --conflicts",
-        "Published rows of one problem that contradict each other.",
-        (
-            KERNEL,
-            ARCH,
-            DEVICE,
-            SHAPE,
-            LAYOUT,
-            field("ratio", "number", "the slowest over the fastest"),
-            field("rows", "list of objects", "the best row of each source", of=BEST_OF_SOURCE),
-        ),
-    ),
-    "claim": Document(
-        "show --published",
-        "A config that others published, beside what was measured here.",
-        (
-            _row("claim"),
-            KERNEL,
-            ARCH,
-            DEVICE,
-            SHAPE,
-            ROUTING,
-            LAYOUT,
-            *DTYPES,
-            _config("null where the source names none"),
-            SOURCE,
-            NOTE,
-            field("claimed_us", "number or null", "the time that the source prints"),
-            replace(STATUS, type="text or null", meaning="how the config ended here; null where it was not tried"),
-            field("measured_us", "number or null", "its time here"),
-            field("slowdown", "number or null", "its time here over the best one's"),
-            field("pick", INTS_OR_NULL, "the best config here"),
-            field("pick_us", "number or null", "the time of that"),
-        ),
-    ),
     "published": Document(
         "show --op, bench --op",
         "What others published of a whole operation.",
@@ -427,36 +387,6 @@ DOCUMENTS: Mapping[str, Document] = {
             N,
             field("ratio", "number or null", "runner-up over pick"),
             field("slowdown", "list of two", "bounds of the pick's slowdown, each a number or null", PORTION),
-        ),
-    ),
-    "compiled": Document(
-        "static-report",
-        "What compiling one kernel for one arch gave.",
-        (
-            KERNEL,
-            ARCH,
-            field("configs", "integer", "configs tried"),
-            field("fitting", "integer", "that compile"),
-            field("spilling", "integer", "of these, that spill registers"),
-            field("failed", "integer", "that do not compile"),
-            _config("the one that is exported"),
-            field("timed_on", "text", "the arch whose times stand in"),
-            field("mean_slowdown", "number or null", "of that config there, geometric mean"),
-        ),
-    ),
-    "fitting": Document(
-        "static-report --arch",
-        "One config that compiles.",
-        (
-            KERNEL,
-            ARCH,
-            CONFIG,
-            field("mean_slowdown", "number or null", "on the arch whose times stand in"),
-            field("registers", "integer or null", "per thread; VGPRs on AMD"),
-            field("spill_bytes", "integer or null", "spilled, per thread"),
-            field("shared_bytes", "integer or null", "shared memory of a block"),
-            field("compile_s", "number or null", "time to compile"),
-            field("code", "object or null", "AGPRs, SGPRs, scratch, resident warps, native FP8 conversions"),
         ),
     ),
     "calibration": Document(
@@ -631,9 +561,9 @@ DOCUMENTS: Mapping[str, Document] = {
             field("state", "text", "`written`, `unchanged`, `stale` or `up to date`"),
             field("added", "integer", "rows that are new"),
             field("changed", "integer", "rows with another config"),
-            field("kept", "integer", "rows that stay"),
+            field("unchanged", "integer", "rows that stay"),
             field("removed", "integer", "rows that went: `--prune`"),
-            field("left", "integer", "of those that stay, rows that the database does not give"),
+            field("prunable", "integer", "of those that stay, rows that the database could give and does not"),
         ),
     ),
     "compared": Document("compare, in rows", "One row of a comparison.", COMPARED),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fp8tune.choose.explaining import Explanation, Tried
-from fp8tune.choose.pairs import Pairs
-from fp8tune.choose.wanted import word
+from fp8tune.ceiling import ceiling_of
+from fp8tune.lookups import Lookup
 from fp8tune.records import NamedInts, Status
 from fp8tune.render import contracts, legend
 from fp8tune.render.report import Column, Report, left, print_parts, right
@@ -22,6 +22,9 @@ from fp8tune.render.terminal import (
     slower,
     terminal_width,
 )
+from fp8tune.stats.explain import Attempt, Explanation
+from fp8tune.stats.pairs import Pairs
+from fp8tune.stats.study import Precedence, Rival, Stage
 from fp8tune_kernels.runtime.chain import Step
 
 PASSED = {
@@ -35,46 +38,56 @@ LONGEST_REASON = 100
 """Characters of a compiler's words; JSON has all."""
 
 
-def print_explanation(found: Explanation, output_format: str, *, top: int, explain: bool) -> None:
+def print_explanation(
+    found: Explanation, lookup: Lookup | None, output_format: str, *, top: int, explain: bool
+) -> None:
     """Tables and sentences, or one JSON object; ``top`` configs of each table."""
     if output_format == "json":
-        print_json(contracts.explanation(found))
+        print_json(contracts.explanation(found, lookup))
         return
     reports = list(_reports(found, top))
     print_parts([*_head(found), "", *reports], output_format)
-    print_parts([*_verdict(found), "", *_lookup(found)], output_format)
+    print_parts([*_verdict(found), "", *_lookup(found, lookup)], output_format)
     if explain:
-        statuses = {str(status) for status, _ in found.untimed}
-        print_parts(["", *legend.of(reports, {word(found.winner), *statuses})], output_format)
+        statuses = {str(status) for status, _ in _untimed(found)}
+        print_parts(["", *legend.of(reports, {str(found.study.choice.verdict), *statuses})], output_format)
 
 
 def _head(found: Explanation) -> Iterator[str]:
-    winner = found.winner
-    problem, device = winner.problem, winner.device
+    study, ceiling = found.study, ceiling_of(found.study)
+    problem, device = study.problem, study.device
     about = [str(problem.shape), problem.routing, layout_name(problem.input_layout), problem.in_dtype]
     said = ", ".join(text for text in about if text not in ("", "none", "contiguous", "bfloat16", "unstated"))
     yield f"{problem.kernel}, {said}, on {device.name or device.arch} ({device.arch})"
-    ceiling = f", {share(winner.ceiling_share)} of ceiling" if winner.ceiling_share is not None else ""
-    yield f"pick: {winner.config or 'not stated'}"
-    yield f"{microseconds(winner.time_us)} us{ceiling}, {word(winner)}"
+    of_ceiling = f", {share(ceiling.share)} of ceiling" if ceiling else ""
+    yield f"pick: {study.pick.config or 'not stated'}"
+    yield f"{microseconds(study.choice.time_us)} us{of_ceiling}, {study.choice.verdict}"
+    if study.today is None or study.today.config == study.pick.config:
+        return
+    gain = "not timed" if study.speedup is None else f"the pick is {study.speedup:.2f} times as fast"
+    yield f"today: {study.today.config} ({study.today.origin}), {gain}"
 
 
 def _reports(found: Explanation, top: int) -> Iterator[Report[Any]]:
-    timed = [one for one in found.tried if one.time_us is not None]
+    timed = [one for one in found.attempts if one.time_us is not None]
     for stage, title in (
-        ("final", "the finals, in fresh processes"),
-        ("screen", "the screen, in one process; its times are compared with the screen's time of the pick"),
+        (Stage.FINAL, "the finals, in fresh processes"),
+        (Stage.COARSE, "the screen, in one process; its times are compared with the screen's time of the pick"),
     ):
         rows = [one for one in timed if one.stage == stage]
         if rows:
             cut = f"; the first {top} of {len(rows)}" if len(rows) > top else ""
             yield Report(f"{title}{cut}", _columns(rows, stage), rows[:top])
     if found.pairs is not None and len(found.pairs.configs) > 1:
-        yield _matrix(found.pairs, [one.config for one in timed if one.stage == "final"][:top])
-    if found.untimed:
-        reasons = list(found.untimed.items())
+        yield _matrix(found.pairs, [one.config for one in timed if one.stage is Stage.FINAL][:top])
+    if reasons := list(_untimed(found).items()):
         cut = f"; the first {top} of {len(reasons)} reasons" if len(reasons) > top else ""
         yield Report(f"configs without a time{cut}", UNTIMED, reasons[:top])
+
+
+def _untimed(found: Explanation) -> Counter[tuple[Status, str]]:
+    """Count the configs without a time by status and reason."""
+    return Counter((one.status, one.reason) for one in found.attempts if one.time_us is None)
 
 
 UNTIMED: list[Column[tuple[tuple[Status, str], int]]] = [
@@ -84,25 +97,25 @@ UNTIMED: list[Column[tuple[tuple[Status, str], int]]] = [
 ]
 
 
-def _columns(rows: Sequence[Tried], stage: str) -> list[Column[Tried]]:
+def _columns(rows: Sequence[Attempt], stage: Stage) -> list[Column[Attempt]]:
     axes = dict.fromkeys(name for one in rows for name in one.config or ())
     numbers = {one.config: str(place) for place, one in enumerate(rows, 1)}
-    columns: list[Column[Tried]] = [
+    columns: list[Column[Attempt]] = [
         right("#", lambda one: numbers[one.config]),
         *(right(name, _axis(name)) for name in axes),
         right("us", lambda one: microseconds(one.time_us)),
         right("slower", lambda one: slower(one.slowdown)),
     ]
-    if stage == "final":
+    if stage is Stage.FINAL:
         columns.append(left("interval", _interval))
     return columns
 
 
-def _axis(name: str) -> Callable[[Tried], str]:
+def _axis(name: str) -> Callable[[Attempt], str]:
     return lambda one: "?" if one.config is None else str(one.config.get(name, ""))
 
 
-def _interval(one: Tried) -> str:
+def _interval(one: Attempt) -> str:
     """``-0.4 % to +1.2 %``; the pick has none against itself."""
     return f"{slower(one.interval[0])} to {slower(one.interval[1])}" if one.interval else ""
 
@@ -132,19 +145,22 @@ def _matrix(pairs: Pairs, configs: Sequence[NamedInts | None]) -> Report[int]:
 
 
 def _verdict(found: Explanation) -> Iterator[str]:
-    yield f"why the verdict is {word(found.winner)}"
+    yield f"why the verdict is {found.study.choice.verdict}"
     width = terminal_width()
-    for step in found.steps():
+    for step in found.reasons():
         yield from folded(step, width, "  ")
-    decision = found.winner.decision
-    if decision.kept and decision.ratio is not None:
-        faster = f"{100 * (1 - decision.ratio):.1f} % faster"
-        why = legend.WHY_NOT[decision.kept].meaning
-        yield from folded(f"The next best, {decision.runner_up}, is {faster} and is not the pick: {why}.", width, "  ")
+    rival, precedence = found.study.next_best, found.study.precedence
+    if rival is not None and precedence is not Precedence.NONE:
+        why = legend.WHY_NOT[precedence].meaning
+        yield from folded(f"The next best, {rival.config}, is {_gap(rival)} and is not the pick: {why}.", width, "  ")
 
 
-def _lookup(found: Explanation) -> Iterator[str]:
-    result = found.found
+def _gap(rival: Rival) -> str:
+    share_slower = 100 * abs(rival.ratio - 1)
+    return f"{share_slower:.1f} % {'faster' if rival.ratio < 1 else 'slower'}"
+
+
+def _lookup(found: Explanation, result: Lookup | None) -> Iterator[str]:
     if result is None:
         yield "no lookup asks for this: the rows name no key"
         return
@@ -152,5 +168,5 @@ def _lookup(found: Explanation) -> Iterator[str]:
     for number, step in enumerate(result.passed, 1):
         yield f"  {number}. {PASSED[step]}"
     yield from folded(f"{result.why}: {result.config}", terminal_width(), f"  {len(result.passed) + 1}. ")
-    if result.config != found.winner.config:
+    if result.config != found.study.pick.config:
         yield "  This is not the pick: fp8tune export writes the pick into a table."

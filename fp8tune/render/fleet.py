@@ -128,17 +128,10 @@ def worker_lines(workers: Mapping[str, WorkerState]) -> Iterator[str]:
         yield f"and {len(rest)} more: {what}; {sum(state.done for state in rest):,} done"
 
 
-def added_lines(added: Added, again: Added | None) -> Iterator[str]:
-    """What queueing a sweep did. ``again``: problems that are measured anew because GPUs disagree on them."""
-    if again and again.new:
-        yield f"{disagreement(again)}; measured anew in {counted(again.new, 'unit')}"
+def added_lines(added: Added) -> Iterator[str]:
+    """Say what queueing a sweep left out."""
     if added.settled:
         yield f"already settled: {counted(added.settled, 'problem')}; --again measures anew"
-
-
-def disagreement(again: Added) -> str:
-    """On how much GPUs of one name do not agree."""
-    return f"GPUs of one name disagree on {counted(again.problems, 'problem')}"
 
 
 def findings_line(units: int) -> str:

@@ -82,6 +82,7 @@ WHY_NOT: Mapping[str, Term] = {
     "default stays": Term("the pick is the kernel's declared default, and nothing is proven to be faster"),
     "committed stays": Term("the shipped table holds the pick, and nothing is proven to be faster by more than 1.5 %"),
     "too short": Term("times are too short to tell the two apart"),
+    "coarse pass": Term("the screen alone timed the next best, in one process, which proves nothing"),
 }
 """Why a faster config is not the pick -> what it says."""
 

@@ -15,7 +15,18 @@ from fp8tune.render.terminal import print_json, share
 from fp8tune.text import visible
 
 if TYPE_CHECKING:
-    from fp8tune.calibrate.record import Calibration
+    from fp8tune.sweep.calibrate import Calibration
+
+MEASURED = {
+    "timer_tick_us": "smallest step between two samples of the timer",
+    "empty_kernel_us": "a kernel that does nothing",
+    "copy_ceiling_gb_per_s": "device-to-device copy of 512 MiB, read plus written",
+    "process_sd": "spread of a config from process to process",
+    "block_sd": "spread of a config from block to block in one process",
+    "reference_launch_us": "colwise's default at M=16640 K=2048",
+    "calibration_processes": "fresh processes that measured both spreads",
+}
+"""Names of calibrated values, with their meaning."""
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -25,8 +36,6 @@ def print_calibration(calibration: Calibration, output_format: str) -> None:
     if output_format == "json":
         print_json(contracts.calibration(calibration))
         return
-    from fp8tune.choose.calibration import MEASURED  # with NumPy, which doctor needs not
-
     measured = {name: _value(name, value) for name, value in calibration.values.items()}
     columns: list[Column[str]] = [
         left("name", str),
@@ -48,11 +57,9 @@ def print_calibration(calibration: Calibration, output_format: str) -> None:
 
 
 def _value(name: str, value: float) -> str:
-    from fp8tune.choose.calibration import COUNTED
-
     if name.endswith("_sd"):
         return share(value, 2)
-    if name == COUNTED:
+    if name == "calibration_processes":
         return f"{value:.0f}"
     return f"{value:,.0f} GB/s" if name.endswith("gb_per_s") else f"{value:.3f} us"
 

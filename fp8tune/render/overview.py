@@ -6,22 +6,23 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fp8tune.choose.overview import KernelOverview
+from fp8tune.adapter import KernelSummary
 from fp8tune.render import legend
 from fp8tune.render.report import GAP, Column, Report, left, print_parts, right
 from fp8tune.render.terminal import folded, kernel_name, share, terminal_width
+from fp8tune.stats.study import OPEN, SETTLED, Verdict
 
 LONGEST_NAME = 26
 """Characters of a kernel's name, so that a line fits 80 columns."""
 
 
-def print_overview(found: Sequence[KernelOverview], db: str, output_format: str, *, explain: bool = False) -> None:
+def print_overview(found: Sequence[KernelSummary], db: str, output_format: str, *, explain: bool = False) -> None:
     """A table in which each verdict has its number where the terminal is wide enough, else groups of verdicts."""
     title = f"{sum(each.picks for each in found)} picks of {len(found)} kernels in {db}"
-    groups: list[Column[KernelOverview]] = [
-        right("settled", lambda each: _count(each.settled)),
-        right("open", lambda each: _count(each.open)),
-        right("quick", lambda each: _count(each.quick)),
+    groups: list[Column[KernelSummary]] = [
+        right("settled", lambda each: _count(each.count(*SETTLED))),
+        right("open", lambda each: _count(each.count(*OPEN))),
+        right("quick", lambda each: _count(each.count(Verdict.QUICK))),
     ]
     report = Report(title, _columns(left("verdicts", lambda each: verdict_counts(each.verdicts))), found)
     if output_format == "table" and not _fits(report):
@@ -34,7 +35,7 @@ def print_overview(found: Sequence[KernelOverview], db: str, output_format: str,
 HINT = "rows of one kernel: fp8tune show --kernel NAME; what the words mean: --explain"
 
 
-def _columns(*verdicts: Column[KernelOverview]) -> list[Column[KernelOverview]]:
+def _columns(*verdicts: Column[KernelSummary]) -> list[Column[KernelSummary]]:
     return [
         left("kernel", lambda each: kernel_name(each.kernel, LONGEST_NAME)),
         right("picks", lambda each: str(each.picks)),
@@ -45,7 +46,7 @@ def _columns(*verdicts: Column[KernelOverview]) -> list[Column[KernelOverview]]:
     ]
 
 
-def _fits(report: Report[KernelOverview]) -> bool:
+def _fits(report: Report[KernelSummary]) -> bool:
     width = terminal_width()
     if width is None:
         return False

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from fp8tune.choose.passes import LAYER, Choice
-from fp8tune.choose.ranking import grouped
 from fp8tune.records import Published
 from fp8tune.render import contracts
 from fp8tune.render.evidence import published_tables
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import microseconds, share, slower, times
+from fp8tune.stats.means import grouped
 from fp8tune_kernels.catalog import METHODS
 
 
@@ -25,7 +25,7 @@ def _fields(row: Choice | Published) -> contracts.Object:
 
 
 def _tables(choices: Sequence[Choice]) -> Iterator[Report[Choice]]:
-    by_device = grouped(choices, lambda choice: (choice.winner.device, choice.winner.problem.routing))
+    by_device = grouped(choices, lambda choice: (choice.study.device, choice.study.problem.routing))
     for (device, routing), found in by_device.items():
         title = f"passes of grouped-mm on {device.name or device.arch} ({device.arch}), casts included, us"
         columns: list[Column[Choice]] = [
@@ -33,13 +33,13 @@ def _tables(choices: Sequence[Choice]) -> Iterator[Report[Choice]]:
             left("pass", lambda choice: choice.of_pass),
             left("precision", lambda choice: choice.precision),
             left("choice", lambda choice: choice.method),
-            right("us", lambda choice: microseconds(choice.winner.time_us)),
+            right("us", lambda choice: microseconds(choice.study.choice.time_us)),
             right("over bf16", lambda choice: times(choice.speedup)),
             *(right(name, _time(name)) for name in METHODS),
-            right("next best", lambda choice: slower(choice.winner.decision.ratio)),
-            right("noise", lambda choice: share(choice.winner.noise_floor, 2)),
-            left("verdict", lambda choice: str(choice.winner.verdict or "")),
-            right("n", lambda choice: str(choice.winner.n)),
+            right("next best", lambda choice: slower(choice.study.choice.ratio)),
+            right("noise", lambda choice: share(choice.study.noise, 2)),
+            left("verdict", lambda choice: str(choice.study.choice.verdict)),
+            right("n", lambda choice: str(choice.study.choice.processes)),
         ]
         note = f"{routing} groups; over bf16: torch's bf16 GEMM takes so many times as long as the choice"
         yield Report(title, columns, found, names=len(LAYER) + 2, note=note)

@@ -5,43 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from fp8tune.export.merging import described
 from fp8tune.render import contracts
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import kernel_name, lookup_key, slower
+from fp8tune.stats.shared import Regret, regret
 
 if TYPE_CHECKING:
     from fp8tune.check.lint import LintPlan, VariationResult
     from fp8tune.check.lint import Report as LintReport
-    from fp8tune.choose.heldout import Regret
-    from fp8tune.export.merging import Merged
-    from fp8tune.export.selecting import TableRow
+    from fp8tune.tables.merge import Merged
+    from fp8tune.tables.select import Fallback
 
 
-def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
+def print_robust(rows: Sequence[Fallback], nearest: Collection[str]) -> None:
     """The fallback rows: the worst loss where they were chosen, and what lookups lose on shapes held out, by this row
     and by that of the nearest key. ``nearest`` are the kernels that go by the latter."""
 
-    def regret(text: Callable[[Regret], str], of: str) -> Callable[[TableRow], str]:
-        return lambda row: text(getattr(row.held_out, of)) if row.held_out and getattr(row.held_out, of) else ""
+    def of_row(text: Callable[[Regret], str], rule: str) -> Callable[[Fallback], str]:
+        return lambda row: text(regret(getattr(item, rule) for item in row.held_out)) if row.held_out else ""
 
     def mean(regret: Regret) -> str:
-        return slower(regret.geomean_slowdown) + (f" ({regret.untimed} not timed)" if regret.untimed else "")
+        return slower(regret.mean) + (f" ({regret.unknown} not timed)" if regret.unknown else "")
 
     def worst(regret: Regret) -> str:
-        return slower(regret.worst_slowdown)
+        return slower(regret.worst)
 
-    columns: list[Column[TableRow]] = [
-        left("kernel", lambda row: kernel_name(row.kernel)),
-        left("device", lambda row: row.device or "any"),
-        left("for any other shape", lambda row: str(row.config)),
-        right("measured on", lambda row: str(len(row.problems))),
-        right("worst", lambda row: slower(row.worst_slowdown)),
-        right("held out: mean", regret(mean, "robust")),
-        right("worst", regret(worst, "robust")),
-        right("nearest key: mean", regret(mean, "nearest")),
-        right("worst", regret(worst, "nearest")),
-        left("lookups take", lambda row: "the nearest key's row" if row.kernel in nearest else "this row"),
+    columns: list[Column[Fallback]] = [
+        left("kernel", lambda row: kernel_name(row.entry.kernel)),
+        left("device", lambda row: row.entry.device or "any"),
+        left("for any other shape", lambda row: str(row.entry.config)),
+        right("measured on", lambda row: str(len(row.studies))),
+        right("worst", lambda row: slower(row.worst)),
+        right("held out: mean", of_row(mean, "fallback")),
+        right("worst", of_row(worst, "fallback")),
+        right("nearest key: mean", of_row(mean, "nearest")),
+        right("worst", of_row(worst, "nearest")),
+        left("lookups take", lambda row: "the nearest key's row" if row.entry.kernel in nearest else "this row"),
     ]
     if rows:
         Report("slower than the best config of the shape", columns, rows).print()
@@ -49,16 +48,16 @@ def print_robust(rows: Sequence[TableRow], nearest: Collection[str]) -> None:
 
 def export_changes(merged: Merged) -> str:
     """What an export does to the rows of a table."""
-    counts = {"added": merged.added, "changed": merged.changed, "kept": merged.kept, "removed": merged.removed}
-    return "rows " + ", ".join(f"{len(rows)} {word}" for word, rows in counts.items())
+    names = ("added", "changed", "unchanged", "removed")
+    return "rows " + ", ".join(f"{len(getattr(merged, name))} {name}" for name in names)
 
 
 def export_losses(merged: Merged) -> list[str]:
     """A line for each row that is removed, and one if some could be."""
-    lines = [f"removed: {described(row)}" for row in merged.removed]
-    if merged.left:
-        more = f" and {len(merged.left) - 1} more" if len(merged.left) > 1 else ""
-        lines.append(f"kept, but not of the database: {described(merged.left[0])}{more}; --prune removes them")
+    lines = [f"removed: {entry}" for entry in merged.removed]
+    if merged.prunable:
+        more = f" and {len(merged.prunable) - 1} more" if len(merged.prunable) > 1 else ""
+        lines.append(f"stays, but not of the database: {merged.prunable[0]}{more}; --prune removes them")
     return lines
 
 

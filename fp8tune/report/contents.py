@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.candidates import Candidates
-from fp8tune.choose.explaining import Explanation
-from fp8tune.records import Device, Evidence, Kind, Subject
+from fp8tune import adapter
+from fp8tune.ceiling import Bound, ceiling_of
+from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.view import Column
+from fp8tune.stats.explain import Explanation
+from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
 from fp8tune.store.outcomes import NO_HISTORY, History
 
@@ -43,7 +44,7 @@ class Wanted:
 class Row:
     """The pick of one problem on one device."""
 
-    candidates: Candidates
+    study: Study
     commit: str = ""
     """That last timed it."""
     explanation: Explanation | None = None
@@ -52,25 +53,37 @@ class Row:
     @cached_property
     def id(self) -> str:
         """The same in every report of the same problem and device: what links name."""
-        problem, device = self.candidates.problem, self.candidates.device
-        source = self.candidates.entries[0].source if self.candidates.kind is Kind.PUBLISHED else ""
-        text = repr((problem, device.arch, device.name, str(self.candidates.kind), source))
+        problem, device = self.study.problem, self.study.device
+        source = self.study.results[0].source if self.study.kind is Kind.PUBLISHED else ""
+        text = repr((problem, device.arch, device.name, str(self.study.kind), source))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def kernel(self) -> str:
         """Its name."""
-        return self.candidates.problem.kernel
+        return self.study.problem.kernel
 
     @property
     def device(self) -> str:
         """The GPU's name."""
-        return device_name(self.candidates.device)
+        return device_name(self.study.device)
 
     @property
     def verdict(self) -> str:
         """The word for what is known of the pick."""
-        return str(self.candidates.winner.verdict or Kind.PUBLISHED)
+        return str(self.study.choice.verdict)
+
+    @property
+    def ceiling_share(self) -> float | None:
+        """Share of what memory or the tensor cores give; None where it is not known."""
+        ceiling = ceiling_of(self.study)
+        return ceiling.share if ceiling else None
+
+    @property
+    def bound(self) -> Bound | None:
+        """Limit that the share is of."""
+        ceiling = ceiling_of(self.study)
+        return ceiling.bound if ceiling else None
 
     @property
     def href(self) -> str:
@@ -94,8 +107,8 @@ def named(of: Callable[[R], Row]) -> list[Column[R]]:
         Column("kernel", "kernel", lambda item: of(item).kernel, link="href"),
         Column("href", "link", lambda item: of(item).href, is_hidden=True),
         Column("device", "device", lambda item: of(item).device),
-        Column("shape", "shape", lambda item: str(of(item).candidates.problem.shape)),
-        Column("routing", "routing", lambda item: of(item).candidates.problem.routing),
+        Column("shape", "shape", lambda item: str(of(item).study.problem.shape)),
+        Column("routing", "routing", lambda item: of(item).study.problem.routing),
     ]
 
 
@@ -119,16 +132,12 @@ class Contents:
 
 def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Contents:
     """Everything that is wanted of a database. Raises DatabaseError for one that cannot be read."""
-    evidence: list[Evidence] = []
+    studies: list[Study] = []
     kernels: Sequence[str | None] = wanted.kernels or [None]
     for number, kernel in enumerate(kernels):
         progress("reading rows", number, len(kernels))
-        evidence += reader.evidence(kernel, wanted.arch, keep=ranking.competing)
-    found = [
-        one
-        for one in ranking.all_candidates(evidence, incumbents.COMMITTED)
-        if wanted.device.casefold() in one.device.name.casefold()
-    ]
+        studies += adapter.read_studies(reader, kernel, wanted.arch)
+    found = [one for one in studies if wanted.device.casefold() in one.device.name.casefold()]
     detailed = _detailed(found)
     progress("reading configs", 0, len(detailed))
     subjects = {subject: one for one in detailed if (subject := _subject(one)) is not None}
@@ -146,20 +155,19 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     )
 
 
-def _subject(found: Candidates) -> Subject | None:
+def _subject(found: Study) -> Subject | None:
     """None for rows of an implementation that is not ours."""
-    version = found.entries[0].version
-    return None if version is None else Subject(version, found.device, found.kind, found.problem)
+    return None if found.version is None else Subject(found.version, found.device, found.kind, found.problem)
 
 
-def _row(found: Candidates, histories: Mapping[Subject, History]) -> Row:
+def _row(found: Study, histories: Mapping[Subject, History]) -> Row:
     subject = _subject(found)
     known = NO_HISTORY if subject is None else histories[subject]
-    return Row(found, known.commit, Explanation(found, known.outcomes, None))
+    return Row(found, known.commit, Explanation(found, known.outcomes))
 
 
-def _detailed(found: Sequence[Candidates]) -> Collection[Candidates]:
+def _detailed(found: Sequence[Study]) -> Collection[Study]:
     if len(found) <= ALL:
         return set(found)
-    by_worth = sorted(found, key=lambda one: (one.decision is None, -one.winner.newest))
+    by_worth = sorted(found, key=lambda one: (not one.finals, -one.pick.newest))
     return set(by_worth[:DETAILED])

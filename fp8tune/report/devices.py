@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from fp8tune.choose.ranking import grouped
 from fp8tune.records import Kind
 from fp8tune.report.charts import BLUE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, cut
 from fp8tune.report.view import Column, Part, Picture, View, table
+from fp8tune.stats.means import grouped
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Moved:
 
 def moved(rows: Sequence[Row]) -> Iterator[Moved]:
     """Each measured pick on each other device that has the problem."""
-    timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
-    for same in grouped(timed, lambda row: (row.candidates.problem, row.candidates.kind)).values():
+    timed = [row for row in rows if row.study.kind is not Kind.PUBLISHED]
+    for same in grouped(timed, lambda row: (row.study.problem, row.study.kind)).values():
         for here, there in permutations(same, 2):
-            config = here.candidates.winner.config
+            config = here.study.pick.config
             if config is not None:
-                slowdown = there.candidates.slowdowns.get(config)
+                slowdown = there.study.slowdowns.get(config)
                 yield Moved(there, here.device, str(config), slowdown)
 
 
@@ -45,8 +45,8 @@ def view(found: Contents) -> View | None:
     columns: list[Column[Moved]] = [
         Column("kernel", "kernel", lambda row: row.there.kernel, link="href"),
         Column("href", "link", lambda row: row.there.href, is_hidden=True),
-        Column("shape", "shape", lambda row: str(row.there.candidates.problem.shape)),
-        Column("routing", "routing", lambda row: row.there.candidates.problem.routing),
+        Column("shape", "shape", lambda row: str(row.there.study.problem.shape)),
+        Column("routing", "routing", lambda row: row.there.study.problem.routing),
         Column("of", "pick of", lambda row: row.of),
         Column("device", "on", lambda row: row.there.device),
         Column("config", "config", lambda row: row.config),

@@ -11,7 +11,7 @@ from fp8tune.report.view import Column, Part, Picture, View, table
 
 def view(found: Contents) -> View | None:
     """The limits of every measured row; None where nothing has a time and bytes."""
-    known = [row for row in found.rows if row.candidates.winner.evidence.bytes_moved]
+    known = [row for row in found.rows if row.study.bytes_moved]
     rows, left_out = known[:LISTED], cut(len(known))
     if not rows:
         return None
@@ -26,20 +26,20 @@ def view(found: Contents) -> View | None:
 def _columns() -> list[Column[Row]]:
     return [
         *named(lambda row: row),
-        Column("time", "time, us", lambda row: row.candidates.winner.time_us, 1),
+        Column("time", "time, us", lambda row: row.study.choice.time_us, 1),
     ]
 
 
 def _bytes(row: Row) -> int:
-    return row.candidates.winner.evidence.bytes_moved or 0
+    return row.study.bytes_moved or 0
 
 
 def _rate(row: Row) -> float:
-    return gb_per_s(_bytes(row), row.candidates.winner.time_us)
+    return gb_per_s(_bytes(row), row.study.choice.time_us)
 
 
 def _ceiling(row: Row) -> float | None:
-    return row.candidates.winner.evidence.ceiling_gb_per_s
+    return row.study.pick.ceiling_gb_per_s
 
 
 def _memory(rows: list[Row], left_out: str) -> Part:
@@ -92,10 +92,10 @@ def _memory_chart() -> Picture:
 
 
 def _roofline(rows: list[Row], left_out: str) -> Part:
-    known = [row for row in rows if row.candidates.winner.evidence.flops]
+    known = [row for row in rows if row.study.flops]
     columns: list[Column[Row]] = [
         *_columns(),
-        Column("dtype", "dtype", lambda row: row.candidates.problem.in_dtype),
+        Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
         Column("intensity", "operations a byte", _intensity, 1),
         Column("rate", "TFLOP/s", _tflops, 0),
         Column("roof", "roof, TFLOP/s", _roof, 0),
@@ -113,15 +113,15 @@ def _roofline(rows: list[Row], left_out: str) -> Part:
 
 
 def _intensity(row: Row) -> float:
-    return (row.candidates.winner.evidence.flops or 0) / _bytes(row)
+    return (row.study.flops or 0) / _bytes(row)
 
 
 def _tflops(row: Row) -> float:
-    return (row.candidates.winner.evidence.flops or 0) / row.candidates.winner.time_us / 1e6
+    return (row.study.flops or 0) / row.study.choice.time_us / 1e6
 
 
 def _roof(row: Row) -> float | None:
-    peak, ceiling = row.candidates.winner.evidence.peak_flop_per_s, _ceiling(row)
+    peak, ceiling = row.study.pick.peak_flop_per_s, _ceiling(row)
     roofs = [peak / 1e12] if peak else []
     roofs += [_intensity(row) * ceiling / 1e3] if ceiling else []
     return min(roofs, default=None)
@@ -158,11 +158,11 @@ def _roofline_chart() -> Picture:
 
 
 def _shares(rows: list[Row], left_out: str) -> Part:
-    known = [row for row in rows if row.candidates.winner.ceiling_share is not None]
+    known = [row for row in rows if row.ceiling_share is not None]
     columns: list[Column[Row]] = [
         *_columns(),
-        Column("share", "of ceiling, %", lambda row: 100 * (row.candidates.winner.ceiling_share or 0.0), 1),
-        Column("bound", "bound by", lambda row: str(row.candidates.winner.bound)),
+        Column("share", "of ceiling, %", lambda row: 100 * (row.ceiling_share or 0.0), 1),
+        Column("bound", "bound by", lambda row: str(row.bound)),
         Column("verdict", "verdict", lambda row: row.verdict),
     ]
     return Part(
@@ -198,15 +198,15 @@ def _caches(rows: list[Row], left_out: str) -> Part:
     """Rows whose bytes came faster than memory gives."""
 
     def share(row: Row) -> float | None:
-        evidence = row.candidates.winner.evidence
-        found = ceiling_share(row.candidates.winner.time_us, _bytes(row), evidence.copy_gb_per_s)
-        return None if found is None or is_recorded(evidence.problem) else found.share
+        copy_gb_per_s = row.study.pick.copy_gb_per_s
+        found = ceiling_share(row.study.choice.time_us, _bytes(row), copy_gb_per_s)
+        return None if found is None or is_recorded(row.study.problem) else found.share
 
     cached = [row for row in rows if (share(row) or 0.0) > 1]
     columns: list[Column[Row]] = [
         *_columns(),
         Column("rate", "GB/s", _rate, 0),
-        Column("copy", "copy, GB/s", lambda row: row.candidates.winner.evidence.copy_gb_per_s, 0),
+        Column("copy", "copy, GB/s", lambda row: row.study.pick.copy_gb_per_s, 0),
         Column("cached", "from L2 at least, %", lambda row: 100 * (1 - 1 / (share(row) or 1.0)), 1),
     ]
     return Part(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.heldout import leave_one_shape_out
-from fp8tune.choose.overview import OPEN
-from fp8tune.choose.ranking import grouped, usable
-from fp8tune.choose.verdict import PickVerdict
 from fp8tune.plan import shapes
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats import geomean
+from fp8tune.stats.means import grouped
+from fp8tune.stats.shared import hold_out, regret
+from fp8tune.stats.study import OPEN, Verdict
+from fp8tune.tables.select import nearest_of
 from fp8tune_kernels import tables
 
 RULES = {"pick": GREEN, "nearest": BLUE, "fallback": ORANGE, "default": GREY}
@@ -38,8 +38,8 @@ class Loss:
 
 def _places(rows: Sequence[Row]) -> list[list[Row]]:
     """The timed rows of each kernel and device."""
-    timed = [row for row in rows if row.candidates.kind is not Kind.PUBLISHED]
-    return list(grouped(timed, lambda row: (row.kernel, row.candidates.device.name, row.candidates.kind)).values())
+    timed = [row for row in rows if row.study.kind is not Kind.PUBLISHED]
+    return list(grouped(timed, lambda row: (row.kernel, row.study.device.name, row.study.kind)).values())
 
 
 def losses(rows: Sequence[Row]) -> Iterator[Loss]:
@@ -49,29 +49,34 @@ def losses(rows: Sequence[Row]) -> Iterator[Loss]:
 
 
 def _of_place(rows: Sequence[Row]) -> Iterator[Loss]:
-    found = [row.candidates for row in rows]
+    found = [row.study for row in rows]
     keyed: dict[tuple[object, ...], tables.Row] = {}
-    for one in usable(found):
-        if one.pick.lookup_key is not None and one.pick.config is not None:
-            key = tuple(sorted(one.pick.lookup_key.items()))
+    for one in found:
+        if one.is_usable and one.lookup_key is not None and one.pick.config is not None:
+            key = tuple(sorted(one.lookup_key.items()))
             keyed.setdefault(key, (one.problem.kernel, "", key, tuple(one.pick.config.items())))
-    held_out = leave_one_shape_out(found, list(keyed.values()))
+    held_out = hold_out(found, (), nearest_of(list(keyed.values())))
     chosen: Mapping[str, Mapping[Problem, float | None]] = {}
-    if held_out is not None:
+    if held_out:
         chosen = {
-            "nearest": {left.problem: left.slowdown for left in held_out.nearest.problems},
-            "fallback": {left.problem: left.slowdown for left in held_out.robust.problems},
+            "nearest": {item.study.problem: _known(item.nearest) for item in held_out},
+            "fallback": {item.study.problem: _known(item.fallback) for item in held_out},
         }
     for row in rows:
-        slowdowns = row.candidates.slowdowns
-        if row.candidates.winner.config is None:
+        slowdowns = row.study.slowdowns
+        if row.study.pick.config is None:
             continue
-        yield Loss(row, "pick", slowdowns.get(row.candidates.winner.config))
+        yield Loss(row, "pick", slowdowns.get(row.study.pick.config))
         for rule, of_problem in chosen.items():
-            if row.candidates.problem in of_problem:
-                yield Loss(row, rule, of_problem[row.candidates.problem])
-        if row.candidates.default:
-            yield Loss(row, "default", slowdowns.get(row.candidates.default))
+            if row.study.problem in of_problem:
+                yield Loss(row, rule, of_problem[row.study.problem])
+        if row.study.default:
+            yield Loss(row, "default", slowdowns.get(row.study.default))
+
+
+def _known(slowdown: float | None) -> float | None:
+    """Return None for a config that failed, as for one without a time."""
+    return None if slowdown is None or math.isinf(slowdown) else slowdown
 
 
 def view(found: Contents) -> View | None:
@@ -147,11 +152,8 @@ def _means(lost: Sequence[Loss]) -> Part:
 
     found = []
     for (kernel, device, rule), of_rule in grouped(lost, place).items():
-        known = [loss.slowdown for loss in of_rule if loss.slowdown is not None]
-        mean = geomean(known) if known else None
-        found.append(
-            _Mean(kernel, device, rule, len(of_rule), len(of_rule) - len(known), mean, max(known, default=None))
-        )
+        loss = regret(loss.slowdown for loss in of_rule)
+        found.append(_Mean(kernel, device, rule, len(of_rule), loss.unknown, loss.mean, loss.worst))
     found.sort(key=lambda mean: (mean.kernel, mean.device, list(RULES).index(mean.rule)))
     columns: list[Column[_Mean]] = [
         Column("kernel", "kernel", lambda mean: mean.kernel),
@@ -180,12 +182,10 @@ def _next(rows: Sequence[Row]) -> Part:
     found = []
     for why, verdicts, option in (
         ("finals could not tell", OPEN, "--again"),
-        ("screened only: no finals", (PickVerdict.QUICK,), ""),
+        ("screened only: no finals", (Verdict.QUICK,), ""),
     ):
-        open_rows = [
-            row for row in rows if row.candidates.winner.verdict in verdicts and row.candidates.kind is Kind.MEASURED
-        ]
-        by_place = grouped(open_rows, lambda row: (row.kernel, row.candidates.device.arch))
+        open_rows = [row for row in rows if row.study.choice.verdict in verdicts and row.study.kind is Kind.MEASURED]
+        by_place = grouped(open_rows, lambda row: (row.kernel, row.study.device.arch))
         for (kernel, arch), of_place in by_place.items():
             found.append(_Todo(why, kernel, arch, len(of_place), _command(kernel, of_place, option)))
     found.sort(key=lambda todo: (-todo.problems, todo.kernel))
@@ -207,7 +207,7 @@ def _next(rows: Sequence[Row]) -> Part:
 
 
 def _command(kernel: str, rows: Sequence[Row], option: str) -> str:
-    sets = _sets([row.candidates.problem.shape for row in rows])
+    sets = _sets([row.study.problem.shape for row in rows])
     words = ["fp8tune", "sweep", "--kernel", kernel, *(word for name in sets for word in ("--shapes", name))]
     return shlex.join([*words, option] if option else words)
 

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8tune.choose.overview import KernelOverview, overview
-from fp8tune.choose.ranking import grouped
+from fp8tune.adapter import KernelSummary, pick_of, summarize
 from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
+from fp8tune.stats.means import grouped
+from fp8tune.stats.study import OPEN, SETTLED, Verdict
 
 
 def view(found: Contents) -> View:
@@ -27,7 +28,7 @@ def view(found: Contents) -> View:
 @dataclass(frozen=True)
 class _Cell:
     device: str
-    of: KernelOverview
+    of: KernelSummary
 
 
 def _grid(found: Contents) -> Part:
@@ -35,7 +36,7 @@ def _grid(found: Contents) -> Part:
     cells = [
         _Cell(device, of)
         for device, rows in sorted(by_device.items())
-        for of in overview(row.candidates.winner for row in rows)
+        for of in summarize(pick_of(row.study) for row in rows)
     ]
     cells.sort(key=lambda cell: (cell.of.kernel, cell.device))
     columns: list[Column[_Cell]] = [
@@ -43,9 +44,9 @@ def _grid(found: Contents) -> Part:
         Column("device", "device", lambda cell: cell.device),
         Column("share", "median share of ceiling, %", lambda cell: _percent(cell.of.ceiling_share), 1),
         Column("problems", "problems", lambda cell: cell.of.picks),
-        Column("settled", "settled", lambda cell: cell.of.settled),
-        Column("open", "open", lambda cell: cell.of.open),
-        Column("quick", "screened only", lambda cell: cell.of.quick),
+        Column("settled", "settled", lambda cell: cell.of.count(*SETTLED)),
+        Column("open", "open", lambda cell: cell.of.count(*OPEN)),
+        Column("quick", "screened only", lambda cell: cell.of.count(Verdict.QUICK)),
         Column("newest", "newest row", lambda cell: day(cell.of.newest)),
     ]
     return Part(
@@ -123,19 +124,19 @@ def _verdict_chart(present: Sequence[str]) -> Picture:
 
 PICKS: tuple[Column[Row], ...] = (
     *named(lambda row: row),
-    Column("layout", "layout", lambda row: row.candidates.problem.input_layout),
-    Column("dtype", "dtype", lambda row: row.candidates.problem.in_dtype),
-    Column("config", "pick", lambda row: str(row.candidates.winner.config or "")),
-    Column("time", "time, us", lambda row: row.candidates.winner.time_us, 1),
-    Column("share", "of ceiling, %", lambda row: _percent(row.candidates.winner.ceiling_share), 1),
+    Column("layout", "layout", lambda row: row.study.problem.input_layout),
+    Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
+    Column("config", "pick", lambda row: str(row.study.pick.config or "")),
+    Column("time", "time, us", lambda row: row.study.choice.time_us, 1),
+    Column("share", "of ceiling, %", lambda row: _percent(row.ceiling_share), 1),
     Column("verdict", "verdict", lambda row: row.verdict),
-    Column("newest", "measured", lambda row: day(row.candidates.winner.newest)),
-    Column("kind", "kind", lambda row: str(row.candidates.kind)),
-    Column("source", "source", lambda row: row.candidates.winner.evidence.source),
+    Column("newest", "measured", lambda row: day(row.study.pick.newest)),
+    Column("kind", "kind", lambda row: str(row.study.kind)),
+    Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
-    Column("driver", "driver", lambda row: row.candidates.device.driver),
-    Column("torch", "torch", lambda row: row.candidates.device.torch),
-    Column("triton", "Triton", lambda row: row.candidates.device.triton),
+    Column("driver", "driver", lambda row: row.study.device.driver),
+    Column("torch", "torch", lambda row: row.study.device.torch),
+    Column("triton", "Triton", lambda row: row.study.device.triton),
 )
 
 
@@ -156,7 +157,7 @@ class _Place:
 
 
 def _devices(found: Contents) -> Part:
-    by_device = grouped(found.rows, lambda row: (row.candidates.device, row.candidates.kind))
+    by_device = grouped(found.rows, lambda row: (row.study.device, row.study.kind))
     places = [_Place(device, kind, rows) for (device, kind), rows in by_device.items()]
     places.sort(key=lambda place: (place.device.fingerprint, place.kind))
     columns: list[Column[_Place]] = [
@@ -171,8 +172,8 @@ def _devices(found: Contents) -> Part:
         Column("triton", "Triton", lambda place: place.device.triton),
         Column("timing", "timing", lambda place: place.device.timing),
         Column("problems", "problems", lambda place: len(place.rows)),
-        Column("oldest", "oldest row", lambda place: day(min(row.candidates.winner.newest for row in place.rows))),
-        Column("newest", "newest row", lambda place: day(max(row.candidates.winner.newest for row in place.rows))),
+        Column("oldest", "oldest row", lambda place: day(min(row.study.pick.newest for row in place.rows))),
+        Column("newest", "newest row", lambda place: day(max(row.study.pick.newest for row in place.rows))),
     ]
     says = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
     return Part("devices", "What it was measured with", says, table(columns, places))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8tune.choose.decision import MeasuringPlan
-from fp8tune.choose.explaining import Explanation, Tried
 from fp8tune.records import NamedInts, Status
 from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
 from fp8tune.report.contents import Row, day, device_name
 from fp8tune.report.view import Column, Part, Picture, Value, View, table
+from fp8tune.stats.explain import Attempt, Explanation
+from fp8tune.stats.study import Stage
 
 DRAWN = 2000
 """Configs of one problem that are drawn; of more the fastest."""
@@ -24,37 +24,37 @@ SLOWEST = 4.0
 
 def view(row: Row) -> View:
     """All that is known of one row; without its configs where the report has too many."""
-    found = row.candidates
+    found = row.study
     title = f"{found.problem.kernel}, {found.problem.shape}, {row.device}"
-    said = " ".join(row.explanation.steps()) if row.explanation is not None else "Its configs are not in this report."
+    said = " ".join(row.explanation.reasons()) if row.explanation is not None else "Its configs are not in this report."
     parts = () if row.explanation is None else tuple(_parts(row.explanation))
     return View(row.id, title, said, parts, tuple(_facts(row)))
 
 
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
     """Name and value."""
-    winner, found = row.candidates.winner, row.candidates
-    problem, device, entry = found.problem, found.device, found.entries[0]
-    yield "pick", str(winner.config or "not stated")
-    yield "time", f"{winner.time_us:,.4g} us"
-    if winner.ceiling_share is not None:
-        yield "of ceiling", f"{100 * winner.ceiling_share:.1f} %, bound by {winner.bound}"
+    found, pick = row.study, row.study.pick
+    problem, device, entry = found.problem, found.device, found.results[0]
+    yield "pick", str(pick.config or "not stated")
+    yield "time", f"{found.choice.time_us:,.4g} us"
+    if row.ceiling_share is not None:
+        yield "of ceiling", f"{100 * row.ceiling_share:.1f} %, bound by {row.bound}"
     yield "verdict", row.verdict
-    for name, value in (("default", found.default), ("in the table", found.incumbent)):
+    for name, value in (("default", found.default), ("in the table", found.current)):
         if value:
             yield name, str(value)
     said = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)
     yield "input", ", ".join(filter(None, said))
-    if winner.evidence.bytes_moved:
-        yield "bytes moved", f"{winner.evidence.bytes_moved:,}"
-    if winner.evidence.flops:
-        yield "operations", f"{winner.evidence.flops:,}"
-    if winner.noise_floor is not None:
-        yield "A/A control", f"the default differs from itself by {100 * winner.noise_floor:.2f} %"
+    if found.bytes_moved:
+        yield "bytes moved", f"{found.bytes_moved:,}"
+    if found.flops:
+        yield "operations", f"{found.flops:,}"
+    if found.noise is not None:
+        yield "A/A control", f"the default differs from itself by {100 * found.noise:.2f} %"
     software = [device.driver and f"driver {device.driver}", device.runtime, device.torch and f"torch {device.torch}"]
     software += [device.triton and f"Triton {device.triton}"]
     yield "device", ", ".join(filter(None, [device_name(device), device.arch, *software]))
-    yield "measured", ", ".join(filter(None, [day(winner.newest), row.commit[:12] and f"commit {row.commit[:12]}"]))
+    yield "measured", ", ".join(filter(None, [day(pick.newest), row.commit[:12] and f"commit {row.commit[:12]}"]))
     if entry.source:
         yield "source", ", ".join(filter(None, [entry.source, entry.note]))
 
@@ -74,12 +74,12 @@ def _parts(found: Explanation) -> Iterator[Part]:
 @dataclass(frozen=True)
 class _Config:
     rank: int
-    tried: Tried
+    tried: Attempt
     role: str
 
 
 def _configs(found: Explanation) -> Part:
-    timed = [one for one in found.tried if one.slowdown is not None]
+    timed = [one for one in found.attempts if one.slowdown is not None]
     timed.sort(key=lambda one: (one.stage != "final", one.slowdown, str(one.config)))
     role = _roles(found)
     rows = [_Config(rank, one, role(one)) for rank, one in enumerate(timed[:DRAWN], 1)]
@@ -93,7 +93,7 @@ def _configs(found: Explanation) -> Part:
         Column("high", "at most", lambda row: row.tried.interval[1] if row.tried.interval else None, 3),
         Column("stage", "timed in", lambda row: "finals" if row.tried.stage == "final" else "screen"),
     ]
-    band = found.plan.tie_band if found.pairs is not None else MeasuringPlan().tie_band
+    band = found.plan.tie_band
     cut = f"The fastest {DRAWN} of {len(timed)}." if len(timed) > DRAWN else ""
     return Part(
         "configs",
@@ -107,10 +107,10 @@ def _configs(found: Explanation) -> Part:
     )
 
 
-def _roles(found: Explanation) -> Callable[[Tried], str]:
+def _roles(found: Explanation) -> Callable[[Attempt], str]:
     """What a config is among the others of a problem."""
-    known = {found.candidates.incumbent: "in the table", found.candidates.default: "default"}
-    known[found.winner.config] = "pick"
+    known = {found.study.current: "in the table", found.study.default: "default"}
+    known[found.study.pick.config] = "pick"
     return lambda one: known.get(one.config, "finalist" if one.stage == "final" else "other")
 
 
@@ -140,11 +140,10 @@ def _configs_chart(band: float, roles: tuple[str, ...], has_intervals: bool) -> 
 def _axes(found: Explanation) -> list[str]:
     """The axes with more than one value, in the order of their declaration."""
     values: dict[str, set[int]] = {}
-    for one in found.tried:
+    for one in found.attempts:
         for name, value in (one.config or {}).items():
             values.setdefault(name, set()).add(value)
-    version = found.candidates.entries[0].version
-    declared = [name for name, _ in version.axes] if version else []
+    declared = [name for name, _ in found.study.axes]
     order = [name for name in declared if name in values] + [name for name in values if name not in declared]
     return [name for name in order if len(values[name]) > 1]
 
@@ -161,17 +160,17 @@ def _field(axis: str) -> str:
     return f"axis_{axis}"
 
 
-def _screened(found: Explanation) -> list[Tried]:
+def _screened(found: Explanation) -> list[Attempt]:
     """All configs by their times in the screen, which alone has all."""
-    pick = found.winner.evidence
-    of_pick = pick.screen_us if pick.stage == "final" else None
-    screen = {entry.config: entry.screen_us for entry in found.candidates.entries if entry.stage == "final"}
+    pick = found.study.pick
+    of_pick = pick.coarse_us if pick.finals else None
+    screen = {result.config: result.coarse_us for result in found.study.results if result.finals}
     rows = []
-    for one in found.tried:
+    for one in found.attempts:
         time_us = screen.get(one.config) if one.stage == "final" else one.time_us
-        of = of_pick if of_pick is not None else found.winner.time_us
+        of = of_pick if of_pick is not None else found.study.choice.time_us
         if time_us is not None and of:
-            rows.append(Tried(one.config, Status.OK, "screen", time_us, time_us / of))
+            rows.append(Attempt(one.config, Status.OK, Stage.COARSE, time_us, time_us / of))
     return rows
 
 
@@ -179,7 +178,7 @@ def _heat(found: Explanation) -> Part:
     axes = _axes(found)
     rows = _screened(found)
     left_out = f"{DRAWN} of {len(rows)}." if len(rows) > DRAWN else ""
-    columns: list[Column[Tried]] = [
+    columns: list[Column[Attempt]] = [
         *(_axis_column(axis, lambda row: row.config) for axis in axes),
         Column("slowdown", "time over the pick's", lambda row: row.slowdown, 3),
     ]
@@ -237,7 +236,7 @@ class _Step:
 
 def _alone(found: Explanation) -> Part:
     """What the values of each axis lose."""
-    pick = found.winner.config or NamedInts()
+    pick = found.study.pick.config or NamedInts()
     least: dict[tuple[str, int], float] = {}
     alone: dict[tuple[str, int], float] = {}
     for one in _screened(found):
@@ -302,10 +301,10 @@ class _Block:
 
 def _finals(found: Explanation) -> Part:
     role = _roles(found)
-    roles = {one.config: role(one) for one in found.tried}
-    finalists = [entry.config for entry in found.candidates.named if entry.finals and entry.config is not None]
+    roles = {one.config: role(one) for one in found.attempts}
+    finalists = list(found.study.finals)
     varied = [axis for axis in _axes(found) if len({config.get(axis) for config in finalists}) > 1]
-    named = [(entry, _named(entry.config, varied)) for entry in found.candidates.named if entry.config is not None]
+    named = [(entry, _named(entry.config, varied)) for entry in found.study.results if entry.config is not None]
     blocks = [
         _Block(name, role, times.process, round, time_us)
         for entry, name in named
@@ -366,7 +365,7 @@ class _Reason:
 
 
 def _untimed(found: Explanation) -> Part:
-    without = [one for one in found.tried if one.time_us is None]
+    without = [one for one in found.attempts if one.time_us is None]
     counted = Counter((one.status, one.reason) for one in without)
     example = {(one.status, one.reason): str(one.config or "") for one in reversed(without)}
     rows = [

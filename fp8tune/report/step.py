@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fp8tune.ceiling import ceiling_of
 from fp8tune.choose.passes import LAYER, Choice, choices
-from fp8tune.choose.ranking import grouped
 from fp8tune.records import NamedInts
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, WIDTH, chart
 from fp8tune.report.contents import Contents, device_name
 from fp8tune.report.view import Column, Part, Picture, View, table
+from fp8tune.stats.means import grouped
 from fp8tune_kernels.catalog import GEMMS, PRECISIONS
 
 FP8, AUTO, ONCE = PRECISIONS
@@ -50,7 +51,7 @@ class Step:
         choice = self.passes.get((name, precision))
         if choice is None and precision == ONCE and name == PASSES[-1]:
             choice = self.passes.get((name, AUTO))
-        return None if choice is None else choice.winner.time_us
+        return None if choice is None else choice.study.choice.time_us
 
     def total_us(self, precision: str | None) -> float | None:
         """Of all passes, None for bf16; None where a pass was not measured."""
@@ -66,27 +67,28 @@ class Step:
     def bound_us(self) -> float | None:
         """The least time of the FP8 passes: bytes at the ceiling or operations at the peak, whichever takes longer."""
         found = [self.passes.get((name, FP8)) for name in PASSES]
-        least = [c.winner.time_us * c.winner.ceiling_share for c in found if c is not None and c.winner.ceiling_share]
+        known = [(c.study.choice.time_us, ceiling_of(c.study)) for c in found if c is not None]
+        least = [time_us * ceiling.share for time_us, ceiling in known if ceiling]
         return math.fsum(least) if len(least) == len(PASSES) else None
 
 
 def steps(found: Contents) -> list[Step]:
     """A step a layer and device."""
-    made = choices(row.candidates for row in found.rows)
+    made = choices(row.study for row in found.rows)
     alone = {
-        (row.device, row.kernel, _sizes(row.candidates.problem.shape)): row
+        (row.device, row.kernel, _sizes(row.study.problem.shape)): row
         for row in found.rows
-        if row.kernel in GEMMS and row.candidates.problem.in_dtype.startswith("float8")
+        if row.kernel in GEMMS and row.study.problem.in_dtype.startswith("float8")
     }
 
     def place(choice: Choice) -> tuple[str, NamedInts, str]:
-        return device_name(choice.winner.device), choice.layer, choice.winner.problem.routing
+        return device_name(choice.study.device), choice.layer, choice.study.problem.routing
 
     known = []
     for (device, layer, _), of_layer in grouped(made, place).items():
         passes = {(choice.of_pass, choice.precision): choice for choice in reversed(of_layer)}
         gemms = {name: alone.get((device, *gemm)) for name, gemm in _gemms(layer).items()}
-        times_us = {name: row.candidates.winner.time_us for name, row in gemms.items() if row is not None}
+        times_us = {name: row.study.choice.time_us for name, row in gemms.items() if row is not None}
         known.append(Step(device, layer, passes, times_us))
     return known
 

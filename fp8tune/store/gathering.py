@@ -1,7 +1,7 @@
 """One record a candidate: how a million trials become what is ranked.
 
 Trials are read in one pass over a covering index, without touching a blob. Pools that cannot compete are left out
-before a record is made of them. So are configs that did not reach the finals, if only picks are asked for.
+before a record is made of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from sqlalchemy import (
     and_,
     false,
     func,
-    not_,
     or_,
     select,
-    tuple_,
     type_coerce,
 )
 
-from fp8tune.ceiling import CACHED_SHARE, FLOP_PER_S, ceiling_gb_per_s
+from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.records import (
     RECORDED,
     Code,
@@ -43,6 +41,7 @@ from fp8tune.records import (
     ProcessTimes,
     Status,
 )
+from fp8tune.stats.study import CACHED_RATE, process_us
 from fp8tune.store import optional, process_times, references
 from fp8tune.store.columns import LARGEST_NUMBER
 from fp8tune.store.packed import POOL, Ids, Pool, is_empty
@@ -52,7 +51,6 @@ from fp8tune.store.schema import (
     Candidates,
     ChecksUsed,
     Completions,
-    Finals,
     PackedTrials,
     ProblemFlops,
     Problems,
@@ -63,18 +61,13 @@ from fp8tune.store.unreadable import MissingRowError, of_packed, readable
 from fp8tune_kernels.spec import CHECKS, DTYPES
 
 Keep = Callable[[Sequence[ComparableRows]], Collection[ComparableRows]]
-"""All pools -> those to read: :func:`fp8tune.choose.ranking.competing`."""
+"""All pools -> those to read: :func:`fp8tune.stats.rank.competing`."""
 
 _POOL = tuple(Candidates.c[name] for name in POOL)
 _COMPLETED = select(Completions.c.version_id, Completions.c.device_id, Completions.c.problem_id).distinct()
-_WITH_FINALS = select(Finals.c.problem_id, Finals.c.version_id, Finals.c.device_id)
-_IS_FINALIST = select(Trials.c.id).where(Trials.c.candidate_id == Candidates.c.id, Trials.c.stage == "final").exists()
 
 _Calibrated = Mapping[tuple[int | None, int], float]
 """(sweep, device) -> the value measured there; (None, device) -> the device's newest."""
-
-_FINALISTS, _OTHERS = "finalists", "others"
-"""Which candidates of a packed pool are read."""
 
 _KINDS = {str(kind): kind for kind in Kind}
 
@@ -188,13 +181,13 @@ class Gathering:
             among = among.where(lambda of: of.c.device_id.in_(on))
         return among
 
-    def read_kept(self, wanted: Wanted, keep: Keep, *, few: bool, finalists_only: bool) -> list[Evidence]:
+    def read_kept(self, wanted: Wanted, keep: Keep, *, few: bool) -> list[Evidence]:
         """The records of the pools that ``keep`` returns. ``few``: these are not most of all candidates."""
         pools = self._pools(wanted, few=few)
         kept = {pool: pools[pool] for pool in keep(list(pools))}
         if len(kept) < len(pools):
             wanted = wanted.where(_in_pools(kept.values()))
-        return self._read_finalists(wanted, kept) if finalists_only else self.read(wanted)
+        return self.read(wanted)
 
     def pools(self, wanted: Wanted) -> list[ComparableRows]:
         """Every pool of the wanted candidates, each with the time of its newest row."""
@@ -232,12 +225,8 @@ class Gathering:
 
     def read(self, wanted: Wanted) -> list[Evidence]:
         """The records of these candidates, by rising id."""
-        return self._read(wanted, lambda ids: None)
-
-    def _read(self, wanted: Wanted, part: Callable[[Ids], str | None]) -> list[Evidence]:
-        """Likewise; ``part``: of a packed pool which."""
         with _collecting_no_garbage():
-            found = [*self._plain(wanted.candidates), *self._packed(wanted.packed, part)]
+            found = [*self._plain(wanted.candidates), *self._packed(wanted.packed)]
             return [evidence for _, evidence in sorted(found, key=itemgetter(0))]
 
     def _plain(self, wanted: Select[Any]) -> Iterator[tuple[int, Evidence]]:
@@ -247,40 +236,19 @@ class Gathering:
                 with contextlib.suppress(MissingRowError):
                     yield id, self._evidence(rows[id], summary, self.codes.get(id))
 
-    def _packed(self, wanted: Select[Any] | None, part: Callable[[Ids], str | None]) -> Iterator[tuple[int, Evidence]]:
+    def _packed(self, wanted: Select[Any] | None) -> Iterator[tuple[int, Evidence]]:
         if wanted is None:
             return
         names = [column.name for column in Candidates.c]
 
         def found(pool: Pool) -> tuple[dict[int, Any], list[tuple[int, Summary]], dict[int, Code]]:
-            only = part(pool.ids)
             rows = {row[0]: row for row in pool.rows(Candidates, names)}
-            finalists = set() if only is None else pool.finalists()
-            among = {id for id in rows if only is None or (id in finalists) == (only == _FINALISTS)}
-            return rows, list(packed_summaries(pool, among)), pool.codes()
+            return rows, list(packed_summaries(pool, rows)), pool.codes()
 
         for rows, mine, known_codes in of_packed(self.connection, wanted, found):
             for id, summary in mine:
                 with contextlib.suppress(MissingRowError):
                     yield id, self._evidence(rows[id], summary, known_codes.get(id))
-
-    def _read_finalists(self, wanted: Wanted, pools: Mapping[ComparableRows, Ids]) -> list[Evidence]:
-        """The same without the configs that finals left behind, unless no finalist is left to be picked."""
-        if not self.finals:
-            return self.read(wanted)
-        had_finals = tuple_(Candidates.c.problem_id, Candidates.c.version_id, Candidates.c.device_id).in_(_WITH_FINALS)
-        plain = wanted.candidates.where(or_(not_(had_finals), _IS_FINALIST))
-        found = self._read(Wanted(plain, wanted.packed), lambda ids: _FINALISTS if ids[:3] in self.finals else None)
-        decided = {(item.problem, item.version, item.device) for item in found if item.finals and item.times_us}
-        undecided = [
-            ids
-            for pool, ids in pools.items()
-            if (pool.problem, pool.version, pool.device) not in decided and ids[:3] in self.finals
-        ]
-        if not undecided:
-            return found
-        rest = wanted.where(_in_pools(undecided))
-        return found + self._read(Wanted(rest.candidates.where(not_(_IS_FINALIST)), rest.packed), lambda ids: _OTHERS)
 
     def _evidence(self, row: Sequence[Any], summary: Summary, code: Code | None) -> Evidence:
         _, problem, config, version, device, kind_name, source, note, lookup_key, bytes_moved = row[:10]
@@ -289,7 +257,7 @@ class Gathering:
         screened_us, by_stage = summary.screened_us(kind), self._finals((problem, version, device), summary)
         timed = by_stage.get("final", ())
         sweeps = self._sweeps((problem, version, device, kind_name), summary.sweeps)
-        times_us = tuple(sorted([of_process.time_us for of_process in timed])) or screened_us
+        times_us = tuple(sorted(map(process_us, timed))) or screened_us
         return Evidence(
             problem=self.shared.problems[problem],
             config=self.shared.configs[config],
@@ -358,7 +326,7 @@ class Gathering:
         if subject not in self.fastest:
             ids = [id for id, one in self.shared.devices.items() if one.name == subject[0]]
             newest = max(self.ceilings[None, id] for id in ids if (None, id) in self.ceilings)
-            self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_SHARE * newest)
+            self.fastest[subject] = _fastest_gb_per_s(self.connection, ids, kind, CACHED_RATE * newest)
         return ceiling_gb_per_s(copy_gb_per_s, [self.fastest[subject]])
 
 

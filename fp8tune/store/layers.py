@@ -46,7 +46,6 @@ class Reader(Protocol):
         keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
-        finalists_only: bool = False,
     ) -> list[Evidence]:
         """One record a candidate."""
 
@@ -115,7 +114,6 @@ class Layers:
         keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
-        finalists_only: bool = False,
     ) -> list[Evidence]:
         """One record a candidate; ``keep`` sees the pools of both databases at once."""
         stores = self.own, self.base
@@ -126,7 +124,6 @@ class Layers:
             chosen = set(keep([pool for pools in read for pool in pools]))
             read = [[pool for pool in pools if pool in chosen] for pools in read]
         given: dict[str, Any] = {"problems": problems, "device": device}
-        given["finalists_only"] = finalists_only and keep is not None
         own, base = (
             store.evidence(kernel, arch, kinds, keep=_these(pools), **given) if pools else []
             for store, pools in zip(stores, read, strict=True)

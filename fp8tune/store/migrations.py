@@ -183,6 +183,12 @@ def _add_timing_and_codegen(connection: Connection) -> None:
     connection.execute(text(f"ALTER TABLE devices ADD UNIQUE ({names})"))
 
 
+def _decide_again(connection: Connection) -> None:
+    """Drop picks, which have no config of today: they are derived from rows, and decided again by the next command."""
+    connection.execute(text("DROP TABLE IF EXISTS picks"))
+    connection.execute(text("DELETE FROM meta WHERE name = 'picks decided by'"))
+
+
 MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     "round in the index": _add_round_to_the_index,
     "commands without passwords": _remove_passwords,
@@ -196,6 +202,7 @@ MIGRATIONS: dict[str, Callable[[Connection], Any]] = {
     ),
     "trials may be packed": _add_nothing,
     "devices have timing and codegen": _add_timing_and_codegen,
+    "picks have the config of today": _decide_again,
 }
 """In the order in which they are applied. A name is what databases record: it never changes."""
 

@@ -133,10 +133,6 @@ class Pool:
         rates = (moved[id] / (sum(times_us) / len(times_us)) for id, times_us in blocks.items() if moved[id])
         return max((rate for rate in rates if rate <= most), default=None)
 
-    def finalists(self) -> set[int]:
-        """The ids of the candidates that have a trial of finals."""
-        return {id for id, stage in self.rows(Trials, ("candidate_id", "stage")) if stage == "final"}
-
     def codes(self) -> dict[int, Code]:
         """What is known of the machine code of candidates, by their id."""
         names = list(Code.__dataclass_fields__)

@@ -122,7 +122,7 @@ class _About:
             problems=records(Problems, Problem),
             devices=records(Devices, Device),
             versions=records(KernelVersions, KernelVersion),
-            configs=items(Configs, Picks.c.config_id, Picks.c.runner_up_id, Finalists.c.config_id),
+            configs=items(Configs, Picks.c.config_id, Picks.c.runner_up_id, Picks.c.today_id, Finalists.c.config_id),
             lookup_keys=items(LookupKeys, Picks.c.lookup_key_id),
         )
 
@@ -137,9 +137,10 @@ class _About:
             "kind": Kind(row["kind"]),
         }
         if "lookup_key_id" in row:
-            runner_up_id = row["runner_up_id"]
             found["lookup_key"] = self.lookup_keys[row["lookup_key_id"]]
-            found["runner_up"] = None if runner_up_id is None else self.configs[runner_up_id]
+            for name in ("runner_up", "today"):
+                config_id = row[f"{name}_id"]
+                found[name] = None if config_id is None else self.configs[config_id]
         return found
 
 

@@ -356,13 +356,11 @@ class Store(Reading):
         keep: Keep | None = None,
         problems: Collection[Problem] | None = None,
         device: Device | None = None,
-        finalists_only: bool = False,
     ) -> list[Evidence]:
         """One record a candidate that has rows; None means any.
 
         ``device``: with the software that drove it. ``keep``: which pools to read, see
-        :func:`fp8tune.choose.ranking.competing`. ``finalists_only``, with ``keep``: of a pool whose finals count, only
-        what reached them.
+        :func:`fp8tune.stats.rank.competing`.
         """
         if problems is not None and not are_there(self._connection, kernel, arch, kinds, problems):
             return []
@@ -370,7 +368,7 @@ class Store(Reading):
         wanted = gathering.wanted(kernel, arch, kinds, problems, device)
         if keep is None:
             return gathering.read(wanted)
-        return gathering.read_kept(wanted, keep, few=problems is not None, finalists_only=finalists_only)
+        return gathering.read_kept(wanted, keep, few=problems is not None)
 
     @reads
     def pools(

@@ -331,7 +331,7 @@ def _decided(name: str, record: type[Any], *columns: Column[Any], **kinds: _Type
         Column("source", _line("source"), primary_key=True),
         Column("note", _line("note"), primary_key=True),
     ]
-    without = [*names, *(column.name for column in kept), "lookup_key", "runner_up"]
+    without = [*names, *(column.name for column in kept), "lookup_key", "runner_up", "today"]
     fields = _fields(record, without=without, whole=Count, **kinds)
     return Table(
         name, METADATA, *shared, *kept, *columns, *fields, _column("decided_at", Finite), sqlite_with_rowid=False
@@ -348,8 +348,10 @@ Picks = _decided(
     Pick,
     _decided_of("lookup_key_id", "lookup_keys", nullable=False),
     _decided_of("runner_up_id", "configs"),
+    _decided_of("today_id", "configs"),
     time_us=Duration,
     checked_by=_line("check"),
+    today_origin=_line("origin"),
 )
 """:class:`fp8tune.records.Pick`, and since when it was decided so, in seconds since the epoch."""
 

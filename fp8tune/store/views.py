@@ -143,12 +143,17 @@ SELECT
   picks.ceiling_share AS ceiling_share,
   picks.bound AS bound,
   nullif(runner_up.items, '{UNSTATED}') AS runner_up,
+  picks.runner_up_stage AS runner_up_stage,
   picks.runner_up_us AS runner_up_us,
   picks.runner_up_ratio AS runner_up_ratio,
   picks.slowdown_lower_share AS slowdown_lower_share,
   picks.slowdown_upper_share AS slowdown_upper_share,
   picks.noise_floor_share AS noise_floor_share,
   picks.processes AS processes,
+  nullif(today.items, '{UNSTATED}') AS today,
+  picks.today_origin AS today_origin,
+  picks.today_us AS today_us,
+  picks.speedup_ratio AS speedup_ratio,
   picks.is_default AS is_default,
   picks.is_incumbent AS is_incumbent,
   picks.is_complete AS is_complete,
@@ -161,6 +166,7 @@ FROM picks
 {_JOINED.format(table="picks")}
   JOIN lookup_keys ON lookup_keys.id = picks.lookup_key_id
   LEFT JOIN configs AS runner_up ON runner_up.id = picks.runner_up_id
+  LEFT JOIN configs AS today ON today.id = picks.today_id
 ORDER BY 1, 2, 3, 4, 5""",
     "v_finals": f"""\
 SELECT

@@ -171,8 +171,9 @@ class Writer:
         """The columns that say what a pick or finalist is about."""
         found = dict(self._candidate_key(of))
         if isinstance(of, Pick):
-            runner_up_id = None if of.runner_up is None else self._ints_id(Configs, of.runner_up)
-            found |= {"lookup_key_id": self._ints_id(LookupKeys, of.lookup_key), "runner_up_id": runner_up_id}
+            found["lookup_key_id"] = self._ints_id(LookupKeys, of.lookup_key)
+            for name, config in (("runner_up_id", of.runner_up), ("today_id", of.today)):
+                found[name] = None if config is None else self._ints_id(Configs, config)
         return found
 
     def _candidate_key(self, of: Row | Pick | Finalist) -> Values:

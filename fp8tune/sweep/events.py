@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.engine import CompileProgress
 from fp8tune.records import Device, Kind, Problem, Row
+from fp8tune.stats.decide import MeasuringPlan
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fp8tune.choose.calibration import floor_us, is_calibrated, known_of, measuring_plan_of
-from fp8tune.choose.decision import Decision, FinalsTimes, MeasuringPlan, decide_finals, needs_more, settled_after
-from fp8tune.choose.screening import finalists
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, TimedBlock, Turn, measure
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import Evidence, FinalsRun, NamedInts, Outcome, Problem, ProcessTimes, Row, Status
+from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
+from fp8tune.stats.decide import MeasuringPlan, decide_finals, processes_to_settle
+from fp8tune.stats.pairs import Finals as Times
+from fp8tune.stats.screen import choose_finalists
+from fp8tune.stats.study import Decision
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Added, Event, FinalsAhead, FinalsStarted, NoFinals, TrialDone
 from fp8tune.sweep.planning import Plan, ProblemPlan
@@ -50,8 +52,9 @@ class Finals:
     def __post_init__(self) -> None:
         self._turn_s = 0.0
         device = self.plan.backend.device
-        self._measured = known_of(device, self.store.calibrations(device)).values if self.are_wanted else {}
-        self._numbers = measuring_plan_of(self._measured)
+        known = self.store.calibrations(device) if self.are_wanted else {}
+        self._measured, _ = calibration_of(device, known)
+        self._numbers = plan_for(self._measured)
 
     @cached_property
     def _uid(self) -> str:
@@ -116,9 +119,8 @@ class Finals:
     # Who is timed
 
     def _chosen(self, of: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> ProblemFinals:
-        always = [config for config in (of.version.default, of.incumbent, *of.rivals) if config is not None]
         failed = [] if self.plan.options.retry_failed else self._failed(of)
-        configs = [c for c in finalists(times_us, of.version.axes, always, self._numbers) if c not in failed]
+        configs = [c for c in choose_finalists(times_us, of.version.axes, of.always, self._numbers) if c not in failed]
         arms = [of.arm(config) for config in configs]
         arms += [replace(arm, duplicate=True) for arm in arms if arm.config == of.version.default]
         timed = self.store.finals(self.plan.subject(of), self.sweep_id)
@@ -148,7 +150,7 @@ class Finals:
         has_own = any(one.run.sweep == self._uid for entry in stored for one in entry.finals)
         if self.plan.options.again and not has_own:
             return False
-        was_cut_short = has_own and len(group.processes) < self._last and needs_more(self._decided(group, times))
+        was_cut_short = has_own and len(group.processes) < self._last and self._decided(group, times).needs_more
         return not was_cut_short
 
     # Timing
@@ -212,7 +214,7 @@ class Finals:
             config: [t.of_run(run) for t in timed.get(config, []) if t.stage == "final" and t.process in names]
             for config in _configs(group)
         }
-        if any(times.values()) and processes < self._last and needs_more(self._decided(group, times)):
+        if any(times.values()) and processes < self._last and self._decided(group, times).needs_more:
             return False
         self._end(group, run)
         return True
@@ -224,18 +226,18 @@ class Finals:
         times = {c: [t.of_run(run) for t in timed.get(c, []) if t.stage == "final"] for c in _configs(group)}
         likely = None
         if all(times.values()):
-            likely = settled_after(
+            likely = processes_to_settle(
                 times,
                 [number for number in self.judged_after if number >= done],
-                incumbent=of.incumbent,
+                current=of.current,
                 default=of.version.default,
                 axes=of.version.axes,
             )
         return FinalsAhead(of.problem, 0 if group.failure else len(group.arms), done, likely)
 
-    def _decided(self, group: ProblemFinals, times: FinalsTimes) -> Decision:
+    def _decided(self, group: ProblemFinals, times: Times) -> Decision:
         version = group.subject.version
-        return decide_finals(times, incumbent=group.subject.incumbent, default=version.default, axes=version.axes)
+        return decide_finals(times, current=group.subject.current, default=version.default, axes=version.axes)
 
     def _finals_run(self, group: ProblemFinals) -> FinalsRun:
         tick_us = self.store.tick_us(self.plan.subject(group.subject), self.sweep_id)

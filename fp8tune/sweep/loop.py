@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from fp8tune.ceiling import FLOP_PER_S
-from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
 from fp8tune.measure.machine import is_machines
@@ -23,7 +22,8 @@ from fp8tune.plan.problems import seed_text
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
-from fp8tune.stats import median
+from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import (
     Added,
@@ -186,9 +186,9 @@ class _Screen:
     def run(self) -> Iterator[Event]:
         """All rounds of the problem, with what is stored already in its place."""
         for number in range(ROUNDS if self.sweep.backend.times else 1):
-            # what the committed table holds stays in: no single block puts it out
-            committed = {self.plan.incumbent, self.plan.fallback, *self.plan.rivals}
-            contenders = _contenders(self.plan.configs, self.times_us, committed) if number else self.plan.configs
+            # what launches use stays in: no single block puts it out
+            in_use = {self.plan.current, self.plan.fallback, self.plan.today.config if self.plan.today else None}
+            contenders = _contenders(self.plan.configs, self.times_us, in_use) if number else self.plan.configs
             configs = self._permuted(contenders, number)
             if number and configs:
                 yield Added(len(configs))

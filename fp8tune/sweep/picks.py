@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import math
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
-from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.candidates import Candidates
+from fp8tune import adapter
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Decided, Evidence, Finalist, Pick, Problem
+from fp8tune.records import Decided, Evidence, Finalist, NamedInts, Pick, Problem
+from fp8tune.stats.rank import display_order
+from fp8tune.stats.study import Study
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.results import Store
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.tables import table
 
-REVISION = 2
+REVISION = 3
 """Of how picks are decided. Raise it when the same rows give other picks: kept ones are stale then."""
 
 
@@ -27,15 +27,16 @@ def decided_by() -> str:
     return f"{REVISION} {hashlib.sha256(held.encode()).hexdigest()[:16]}"
 
 
-def decide(evidence: Iterable[Evidence]) -> Decided:
-    """The picks of these rows in the order of ``fp8tune show``, with their finalists, the fastest first."""
-    return of(ranking.all_candidates(evidence, incumbents.COMMITTED))
+def decide(evidence: Iterable[Evidence], recorded: Mapping[Problem, NamedInts] = adapter.NO_CONFIGS) -> Decided:
+    """Decide the picks of some rows, in the order of ``fp8tune show``, with their finalists, the fastest first."""
+    return of(adapter.studies_of(evidence, adapter.SHIPPED, recorded))
 
 
-def of(found: Iterable[Candidates]) -> Decided:
-    """The same of what competes for problems."""
-    found = list(found)
-    return _sorted(map(_pick, found), (one for each in found for one in _finalists(each)))
+def of(studies: Iterable[Study]) -> Decided:
+    """Return the picks and finalists of decided studies."""
+    studies = list(studies)
+    finalists = (finalist for study in studies for finalist in adapter.finalists_of(study))
+    return _sorted(map(adapter.pick_of, studies), finalists)
 
 
 Names = Collection[str] | None
@@ -48,8 +49,8 @@ def read(reader: Reader, kernels: Names = None, arches: Names = None) -> Decided
     with contextlib.suppress(DatabaseError):  # of kept picks that cannot be read: the rows may be
         found = _kept(reader)
     if found is None:
-        evidence = (reader.evidence(*at, keep=ranking.competing, finalists_only=True) for at in places(kernels, arches))
-        return decide(itertools.chain.from_iterable(evidence))
+        studies = (adapter.read_studies(reader, *at) for at in places(kernels, arches))
+        return of(itertools.chain.from_iterable(studies))
 
     def is_wanted(one: Pick | Finalist) -> bool:
         return (kernels is None or one.problem.kernel in kernels) and (arches is None or one.device.arch in arches)
@@ -76,7 +77,7 @@ def _kept(reader: Reader) -> Decided | None:
         return _subject(one.problem) not in named
 
     anew = {*own, *(pick.problem for pick in kept.picks if not is_of_the_base(pick))}
-    mine = decide(reader.evidence(keep=ranking.competing, problems=anew, finalists_only=True) if anew else ())
+    mine = of(adapter.read_studies(reader, problems=anew) if anew else ())
     return Decided(
         (*filter(is_of_the_base, kept.picks), *mine.picks), (*filter(is_of_the_base, kept.finalists), *mine.finalists)
     )
@@ -88,10 +89,12 @@ def _subject(problem: Problem) -> Hashable:
 
 
 def _sorted(picks: Iterable[Pick], finalists: Iterable[Finalist]) -> Decided:
-    def by_time(one: Finalist) -> tuple[object, ...]:
-        return (*ranking.order(one), one.time_us, one.config.canonical)
+    def by_time(finalist: Finalist) -> tuple[object, ...]:
+        place = display_order(finalist.problem, finalist.device)
+        return (*place, finalist.time_us, finalist.config.canonical)
 
-    return Decided(tuple(sorted(picks, key=ranking.order)), tuple(sorted(finalists, key=by_time)))
+    ordered = sorted(picks, key=lambda pick: display_order(pick.problem, pick.device))
+    return Decided(tuple(ordered), tuple(sorted(finalists, key=by_time)))
 
 
 def refresh_picks(store: Store) -> Decided:
@@ -100,7 +103,7 @@ def refresh_picks(store: Store) -> Decided:
     Rows that another process adds meanwhile leave them stale, and :func:`are_current` says so.
     """
     rows = store.rows_now()
-    decided = decide(store.evidence(keep=ranking.competing, finalists_only=True))
+    decided = of(adapter.read_studies(store))
     store.keep_picks(decided, rows, decided_by())
     return decided
 
@@ -114,66 +117,3 @@ def keep_current(store: Store) -> None:
 def are_current(store: Store) -> bool:
     """Whether the kept picks are what would be decided now."""
     return store.has_kept_picks(decided_by())
-
-
-def _pick(of: Candidates) -> Pick:
-    winner, decision = of.winner, of.winner.decision
-    stored = winner.evidence
-    return Pick(
-        problem=stored.problem,
-        config=stored.config,
-        device=stored.device,
-        kind=stored.kind,
-        version=stored.version,
-        lookup_key=stored.lookup_key,
-        bytes_moved=stored.bytes_moved,
-        source=stored.source,
-        note=stored.note,
-        runner_up=winner.runner_up,
-        stage=stored.stage,
-        verdict=None if winner.verdict is None else str(winner.verdict),
-        time_us=winner.time_us,
-        processes=winner.n,
-        ceiling_share=winner.ceiling_share,
-        bound=None if winner.bound is None else str(winner.bound),
-        runner_up_us=winner.runner_up_us,
-        runner_up_ratio=decision.ratio,
-        slowdown_lower_share=_bound(decision.lower),
-        slowdown_upper_share=_bound(decision.upper),
-        noise_floor_share=winner.noise_floor,
-        is_default=stored.config is not None and stored.config == of.default,
-        is_incumbent=stored.config is not None and stored.config == of.incumbent,
-        is_complete=stored.complete,
-        checked_by=stored.check,
-        newest=stored.newest,
-    )
-
-
-def _finalists(of: Candidates) -> Iterable[Finalist]:
-    for entry in of.named:
-        if entry.finals and entry.config is not None:
-            process_us = [times.time_us for times in entry.finals]
-            yield Finalist(
-                problem=entry.problem,
-                config=entry.config,
-                device=entry.device,
-                kind=entry.kind,
-                version=entry.version,
-                source=entry.source,
-                note=entry.note,
-                time_us=of.times_us[entry.config],
-                slowdown_ratio=of.slowdowns[entry.config],
-                processes=len(process_us),
-                blocks=sum(len(times.blocks) for times in entry.finals),
-                fastest_process_us=min(process_us),
-                slowest_process_us=max(process_us),
-                screen_us=entry.screen_us,
-                is_pick=entry.config == of.pick.config,
-                is_default=entry.config == of.default,
-                is_incumbent=entry.config == of.incumbent,
-                newest=entry.newest,
-            )
-
-
-def _bound(value: float) -> float | None:
-    return value if math.isfinite(value) else None

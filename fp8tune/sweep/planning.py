@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive
-from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import COMMITTED, Incumbents
+from fp8tune import __version__, adapter, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
@@ -32,6 +30,7 @@ from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
+from fp8tune.stats.study import Today
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
@@ -57,12 +56,18 @@ class ProblemPlan:
     """Floating-point operations, where the kernel declares them."""
     reference_hash: str = ""
     """Of the reference that outputs are compared with; empty where no kernel runs."""
-    incumbent: NamedInts | None = None
-    """What the committed table holds for the problem: always among the finalists."""
+    current: NamedInts | None = None
+    """Config of the shipped table's row for the key: it stays unless another is proven faster."""
     fallback: NamedInts | None = None
-    """What it holds for any other shape of the kernel: timed in every round, for its place hangs on every problem."""
-    rivals: tuple[NamedInts, ...] = ()
-    """What other GPUs of the same name picked: always among the finalists."""
+    """Config of the shipped table for any other shape: timed in every round, for its place hangs on every problem."""
+    today: Today | None = None
+    """Config that a launch uses now, which gains are measured against."""
+
+    @property
+    def always(self) -> tuple[NamedInts, ...]:
+        """Configs that are finalists whatever the coarse pass says."""
+        today = self.today.config if self.today else None
+        return tuple(config for config in (self.version.default, self.current, today) if config is not None)
 
     @classmethod
     def of(
@@ -186,7 +191,7 @@ def _reference(reference: str) -> list[str]:
     return [source.reference_hash(reference, source.installed(reference))]
 
 
-def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
+def expanded(short: Plan, tables: adapter.CurrentTables = adapter.SHIPPED) -> Plan:
     """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
     backend, notices = short.backend, short.notices
     if backend.kind is Kind.INTERPRETER:
@@ -218,7 +223,7 @@ def expanded(short: Plan, incumbents: Incumbents = COMMITTED) -> Plan:
         notices += _interpreter_notices(problems)
     if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
         notices += _edge_notices(problems)
-    problems = [_with_incumbents(found, backend, incumbents) for found in problems]
+    problems = [_with_tables(found, backend, tables) for found in problems]
     return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
 
 
@@ -251,13 +256,16 @@ def make_ready(backend: Backend) -> None:
         start_server()  # it imports torch beside this process, which does so for the specs
 
 
-def _with_incumbents(found: ProblemPlan, backend: Backend, incumbents: Incumbents) -> ProblemPlan:
-    version = found.version
-    incumbent, fallback = (
-        ranking.completed(incumbents.config(version.kernel, backend.device, key), version)
-        for key in (found.lookup_key, None)
+def _with_tables(of: ProblemPlan, backend: Backend, tables: adapter.CurrentTables) -> ProblemPlan:
+    version = of.version
+    current, fallback = (
+        adapter.completed(tables.config(version.kernel, backend.device, key), version) for key in (of.lookup_key, None)
     )
-    return replace(found, incumbent=incumbent, fallback=fallback)
+    spec, recorded = load_spec(of.reference), adapter.NO_CONFIGS
+    if isinstance(spec, RecordedSpec) and (document := spec.document(of.problem)):
+        recorded = adapter.recorded_configs({of.problem: document})
+    today = adapter.find_today(version, backend.device, of.lookup_key, recorded.get(of.problem))
+    return replace(of, current=current, fallback=fallback, today=today)
 
 
 def _settled(reference: str, kind: Kind, worker: Worker) -> tuple[str, tuple[str, ...]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from fp8tune.choose import incumbents, ranking
-from fp8tune.choose.candidates import Candidates, Winner
+from fp8tune import adapter
 from fp8tune.measure import machine
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind, Problem, Row, Status, Subject
+from fp8tune.stats.study import Study
 from fp8tune.store import database
 from fp8tune.store.results import Store, Tally
 from fp8tune.sweep import picks
@@ -74,13 +74,6 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
     return [of for of in found if of.subject.problem not in to_try or set(of.counts) != {Status.PRUNED}]
 
 
-def winners(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Winner]:
-    """The best config of each of these problems on the back end's device."""
-    return [found.winner for found in candidates(store, backend, problems)]
-
-
-def candidates(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Candidates]:
-    """What competes for each of these problems on the back end's device."""
-    wanted, device = set(problems), backend.device
-    evidence = store.evidence(keep=ranking.competing, problems=wanted, device=device, finalists_only=True)
-    return ranking.all_candidates(evidence, incumbents.COMMITTED)
+def studies(store: Store, backend: Backend, problems: Collection[Problem]) -> list[Study]:
+    """Return the decided studies of some problems on the back end's device."""
+    return adapter.read_studies(store, problems=set(problems), device=backend.device)

@@ -7,13 +7,13 @@ import math
 import pytest
 from command_line import Ended, fp8tune
 from database_rows import config, evidence, problem
+from fp8tune.choose.decision import Block
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
 
 from fp8tune.check import lint
 from fp8tune.check.lint import KeyedProblem, KeyVerdict, Report, VariationResult, compared, decided
-from fp8tune.choose.decision import Block
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
@@ -22,7 +22,7 @@ from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats import median
+from fp8tune.stats.means import median
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
 

@@ -17,7 +17,7 @@ from fp8tune.compare import verdicts
 from fp8tune.compare.timing import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.measure.simulated import MEASURED, Noise
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 ROWS = 20
 SLOWDOWN = 0.02

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fp8tune.compare import verdicts
 from fp8tune.compare.verdicts import ChangeVerdict
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)
 many_logs = st.lists(st.floats(-0.1, 0.1), min_size=7, max_size=40)

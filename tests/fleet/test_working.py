@@ -19,11 +19,11 @@ import pytest
 import typer
 from command_line import fp8tune
 from forked import Forked
+from fp8tune.choose.calibration import is_calibrated
 from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
 from fp8tune import alive, cli
-from fp8tune.choose.calibration import is_calibrated
 from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
 from fp8tune.fleet import on_ray, units, worker

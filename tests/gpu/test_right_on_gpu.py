@@ -14,7 +14,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.timing import Prepared
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats import block_value
+from fp8tune.stats.means import trimmed_mean
 
 pytestmark = pytest.mark.gpu
 
@@ -73,6 +73,6 @@ def test_a_prepared_launch_takes_as_long_as_do_bench_says() -> None:
     def launch() -> None:
         torch.mul(x, 2, out=out)
 
-    alone = block_value(timing.block(launch).samples_us)
-    prepared = block_value(timing.block(Prepared(prepare, launch)).samples_us)
+    alone = trimmed_mean(timing.block(launch).samples_us)
+    prepared = trimmed_mean(timing.block(Prepared(prepare, launch)).samples_us)
     assert prepared == pytest.approx(alone, rel=0.03)

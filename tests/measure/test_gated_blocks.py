@@ -12,11 +12,11 @@ from simulated_queue import CAPACITY, SimulatedQueue, busy_host
 from fp8tune.measure import timing
 from fp8tune.measure.timing import HELD_LAUNCHES, SLOW_LAUNCHES, UNGATED, Prepared, block
 from fp8tune.records import Status
-from fp8tune.stats import block_value
+from fp8tune.stats.means import trimmed_mean
 
 
 def value(stream: SimulatedQueue, duration_us: float) -> float:
-    return block_value(block(partial(stream.launch, duration_us), stream=stream).samples_us)
+    return trimmed_mean(block(partial(stream.launch, duration_us), stream=stream).samples_us)
 
 
 @pytest.mark.parametrize("duration_us", [1.0, 26.4, 300.0, 20_000.0])
@@ -31,7 +31,7 @@ def test_without_the_gate_the_same_host_is_timed(monkeypatch: pytest.MonkeyPatch
     stream = SimulatedQueue(stall=busy_host())
     queue = timing._Queue(partial(stream.launch, 26.4), stream)
     queue._attempts = queue._attempts[-1:]
-    assert block_value(queue.time(80, 20).samples_us) > 1.2 * 26.4
+    assert trimmed_mean(queue.time(80, 20).samples_us) > 1.2 * 26.4
 
 
 def test_a_launch_that_waits_for_the_gpu_is_timed_without_the_gate_and_says_so() -> None:
@@ -44,7 +44,7 @@ def test_a_launch_that_waits_for_the_gpu_is_timed_without_the_gate_and_says_so()
     samples = block(launch, stream=stream)
     assert not samples.is_gated
     assert len(samples.samples_us) > 10
-    assert block_value(samples.samples_us) == pytest.approx(50.0, abs=10.0)
+    assert trimmed_mean(samples.samples_us) == pytest.approx(50.0, abs=10.0)
     outcome = samples.outcome("a process")
     assert (outcome.status, outcome.reason) == (Status.OK, UNGATED)
 
@@ -61,7 +61,7 @@ def test_the_queue_never_fills(launches: int) -> None:
     samples = block(launch, stream=stream)
     assert samples.is_gated
     assert stream.most_waiting < CAPACITY
-    assert block_value(samples.samples_us) == pytest.approx(launches)
+    assert trimmed_mean(samples.samples_us) == pytest.approx(launches)
     assert len(samples.samples_us) <= 5 * HELD_LAUNCHES
 
 
@@ -166,7 +166,7 @@ def test_on_a_gpu_a_slow_host_does_not_change_a_time(size_mib: int) -> None:
     fast, slow = block(copy), block(slowly)
     assert fast.is_gated
     assert slow.is_gated
-    assert block_value(slow.samples_us) == pytest.approx(block_value(fast.samples_us), rel=0.05, abs=0.6)
+    assert trimmed_mean(slow.samples_us) == pytest.approx(trimmed_mean(fast.samples_us), rel=0.05, abs=0.6)
 
 
 @pytest.mark.gpu
@@ -175,7 +175,7 @@ def test_on_a_gpu_times_are_those_of_do_bench() -> None:
 
     copy = _copy(256)
     theirs_us = 1e3 * do_bench(copy, warmup=2, rep=20, return_mode="median")
-    assert block_value(block(copy).samples_us) == pytest.approx(theirs_us, rel=0.03)
+    assert trimmed_mean(block(copy).samples_us) == pytest.approx(theirs_us, rel=0.03)
 
 
 @pytest.mark.gpu

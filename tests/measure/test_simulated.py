@@ -13,7 +13,7 @@ from fp8tune.measure.arms import KernelArm, Place, Work
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.simulated import Noise, SimulatedClock, log_slowdown, near_share
 from fp8tune.records import NamedInts, Problem, Status
-from fp8tune.stats import block_value
+from fp8tune.stats.means import trimmed_mean
 
 STILL = Noise(
     process_sd=0, bimodal_share=0, drift_sd=0, block_sd=0, carry_over_sd=0, throttle_share=0, sample_sd=0,
@@ -40,7 +40,7 @@ def clock(name: str) -> SimulatedClock:
 
 
 def block_us(timer: SimulatedClock, of: Asked) -> float:
-    return block_value(timer.block(*of).samples_us)
+    return trimmed_mean(timer.block(*of).samples_us)
 
 
 def spread(noise: Noise, trials: list[Asked]) -> float:
@@ -177,7 +177,7 @@ def test_outliers_reach_half_again_and_do_not_move_the_block():
     ratios = np.array(blocks) / timer.true_time_us(work())
     assert (ratios > 1.04).mean() == pytest.approx(0.02, abs=0.008)
     assert 1.3 < ratios.max() <= 1.5 + 1e-6
-    assert all(block_value(samples) == pytest.approx(timer.true_time_us(work()), rel=1e-6) for samples in blocks)
+    assert all(trimmed_mean(samples) == pytest.approx(timer.true_time_us(work()), rel=1e-6) for samples in blocks)
 
 
 def test_samples_are_whole_ticks():

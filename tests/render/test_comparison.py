@@ -13,7 +13,7 @@ from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import compare as render_compare
 from fp8tune.render import contracts
-from fp8tune.stats import Estimate
+from fp8tune.stats.estimate import Estimate
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, G=64), routing="jagged")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 from database_rows import H100, begin, row
+from fp8tune.export import published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
-from fp8tune.export import published
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Subject
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, as_json

@@ -7,9 +7,9 @@ import inspect
 import textwrap
 
 from fp8tune import ceiling as ceilings
-from fp8tune.choose.decision import MeasuringPlan
 from fp8tune.measure import checking, edges, guards
 from fp8tune.render.documents import PROTOCOL
+from fp8tune.stats.decide import MeasuringPlan
 from fp8tune_kernels import groups
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_kernels.spec import ROUTINGS

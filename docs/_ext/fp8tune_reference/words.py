@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from fp8tune.export.selecting import Basis
+
 from fp8tune.check.finding import Level
 from fp8tune.check.lint import KeyVerdict
-from fp8tune.choose.decision import PickVerdict
 from fp8tune.compare.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
-from fp8tune.export.selecting import Basis
 from fp8tune.records import Kind, Status
 from fp8tune.render import legend
+from fp8tune.stats.study import Verdict
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_reference import docstrings
 from fp8tune_reference.markdown import code, marked, needed, prose, sections, table
@@ -20,7 +21,7 @@ from fp8tune_reference.markdown import code, marked, needed, prose, sections, ta
 WORDS: dict[str, type[StrEnum]] = {
     "`status`: how a trial ended": Status,
     "`kind`: where a row comes from": Kind,
-    "`verdict` of a pick": PickVerdict,
+    "`verdict` of a pick": Verdict,
     "`verdict` of `fp8tune compare`": ChangeVerdict,
     "`verdict` of `fp8tune lint`": KeyVerdict,
     "`evidence` of a table's row": Basis,

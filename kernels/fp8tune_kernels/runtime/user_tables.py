@@ -61,23 +61,31 @@ def parsed(text: str) -> Table:
         }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError("it is not what fp8tune export writes") from None
-    rows, nearest = values.get("ROWS"), values.get("NEAREST", ())
-    if not isinstance(rows, tuple) or not isinstance(nearest, tuple):
+    nearest, devices, rows = (values.get(name) for name in ("NEAREST", "DEVICES", "ROWS"))
+    if not isinstance(rows, tuple) or not isinstance(nearest, tuple) or not isinstance(devices, tuple):
         raise ValueError("it has no ROWS")
-    if wrong := [row for row in rows if not _is_row(row)]:
+    if wrong := [row for row in rows if not _is_row(row, len(devices))]:
         raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
-    if not all(isinstance(kernel, str) for kernel in nearest):
-        raise ValueError("NEAREST names no kernels")
-    return Table(rows, nearest)
+    if not _are_texts(nearest) or not all(map(_are_texts, devices)):
+        raise ValueError("NEAREST or DEVICES holds no names")
+    return Table(tuple(row[:4] for row in rows), nearest, tuple(devices[row[4]] for row in rows))
 
 
-def _is_row(row: object) -> bool:
-    if not (isinstance(row, tuple) and len(row) == 4):
+def _is_row(row: object, places: int) -> bool:
+    if not (isinstance(row, tuple) and len(row) == 5):
         return False
-    kernel, device, key, config = row
+    kernel, device, key, config, place = row
     return (
-        isinstance(kernel, str) and isinstance(device, str) and (key is None or _are_pairs(key)) and _are_pairs(config)
+        _are_texts((kernel, device))
+        and (key is None or _are_pairs(key))
+        and _are_pairs(config)
+        and type(place) is int
+        and 0 <= place < places
     )
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
 
 
 def _are_pairs(items: object) -> bool:

@@ -3,8 +3,9 @@
 :mod:`fp8tune_kernels.runtime.lookup` reads them, after a user's own (:mod:`fp8tune_kernels.runtime.user_tables`).
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
-sorted by name, or None in a fallback row; the config's items. An axis that a row leaves out has the kernel's declared
-default. ``NEAREST`` names the kernels whose unseen keys take the row of the nearest key before the fallback row.
+sorted by name, or None in a fallback row; the config's items; the place in ``DEVICES`` of the devices that the row was
+chosen on. An axis that a row leaves out has the kernel's declared default. ``NEAREST`` names the kernels whose unseen
+keys take the row of the nearest key before the fallback row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Key = tuple[tuple[str, int], ...]
 """The items of a lookup key, sorted by name."""
@@ -27,7 +28,9 @@ class Table:
 
     rows: tuple[Row, ...] = ()
     nearest: tuple[str, ...] = ()
-    """Kernels; none in a module that an older export wrote."""
+    """Kernels whose unseen keys take the row of the nearest key."""
+    devices: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    """Devices that each row was chosen on, in the order of the rows. Lookups do not need them: empty if not read."""
 
 
 @functools.cache
@@ -42,4 +45,4 @@ def table(arch: str) -> Table:
         if error.name != name:
             raise
         return Table()
-    return Table(module.ROWS, getattr(module, "NEAREST", ()))
+    return Table(tuple(row[:4] for row in module.ROWS), module.NEAREST)

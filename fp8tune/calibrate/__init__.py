@@ -1,1 +1,0 @@
-"""A device's own noise, measured and kept."""

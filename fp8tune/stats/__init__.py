@@ -1,0 +1,1 @@
+"""Statistics of tuning: pure functions and records that know no database, device, table or terminal."""

@@ -1,0 +1,72 @@
+"""Means with their standard error, mostly of log ratios."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its standard error, which has ``df`` degrees of freedom of Student's t."""
+
+    mean: float
+    error: float
+    df: float
+
+    @property
+    def ratio(self) -> float:
+        """The ratio, if the mean is that of a log ratio."""
+        return math.exp(self.mean)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The two-sided 95 % interval of the ratio, if the mean is that of a log ratio."""
+        return math.exp(self.lower(0.025)), math.exp(self.upper(0.025))
+
+    def lower(self, level: float) -> float:
+        """Return the one-sided lower bound that errs in a share ``level`` of cases."""
+        return self.mean - t_quantile(1 - level, self.df) * self.error
+
+    def upper(self, level: float) -> float:
+        """Return the one-sided upper bound that errs in a share ``level`` of cases."""
+        return self.mean + t_quantile(1 - level, self.df) * self.error
+
+
+def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
+    """Return the trimmed mean of independent values, with the error from their winsorized variance.
+
+    Without trimming it is Student's t; with it, the statistic of Tukey and McLaughlin (1963).
+
+    Raises:
+        ValueError: There are fewer than two values, or one is not finite.
+    """
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        raise ValueError(f"an error needs two finite values, got {list(values)[:4]}")
+    ordered = sorted(values)
+    cut = int(trimmed_share * len(ordered))
+    middle = ordered[cut : len(ordered) - cut]
+    winsorized = [middle[0]] * cut + middle + [middle[-1]] * cut
+    center = math.fsum(winsorized) / len(winsorized)
+    squares = math.fsum((value - center) ** 2 for value in winsorized)
+    df = len(middle) - 1
+    return Estimate(math.fsum(middle) / len(middle), math.sqrt(squares / (len(middle) * df)), df)
+
+
+def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """Return a weighted sum of independent estimates, its degrees of freedom by Welch and Satterthwaite."""
+    variances = [(weight * part.error) ** 2 for weight, part in parts]
+    total = math.fsum(variances)
+    shares = math.fsum(variance**2 / part.df for variance, (_, part) in zip(variances, parts, strict=True))
+    df = total**2 / shares if shares else min(part.df for _, part in parts)
+    return Estimate(math.fsum(weight * part.mean for weight, part in parts), math.sqrt(total), df)
+
+
+@functools.cache
+def t_quantile(share: float, degrees: float) -> float:
+    """Return the value that a share of Student's t distribution lies below."""
+    return float(stdtrit(degrees, share))

@@ -1,0 +1,88 @@
+"""Choice of finalists: the configs of the coarse pass that are timed again in fresh processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from scipy.special import ndtr
+
+from fp8tune.records import NamedInts
+from fp8tune.stats.decide import PLAN, MeasuringPlan
+from fp8tune.stats.pairs import Axes, Matrix, canonical_order, residuals
+
+LEAST_CHANCE = 0.01  # a config less likely to be the pick leaves its place to the next fastest, which may be the best
+
+
+def choose_finalists(
+    coarse_us: Mapping[NamedInts, Sequence[float]],
+    axes: Axes,
+    always: Sequence[NamedInts] = (),
+    plan: MeasuringPlan = PLAN,
+) -> tuple[NamedInts, ...]:
+    """Return the configs that go to the finals, in canonical order.
+
+    These are the timed ones of ``always``, the fastest two, and those likeliest to be the pick, which is the first in
+    canonical order within the tie band. The next fastest take the places that are left.
+
+    Args:
+        coarse_us: Block values of each config in microseconds, one for each round, the rounds in order. A config that
+            was left out of later rounds has fewer.
+        axes: The declared grid.
+        always: Configs that are finalists whatever their times, even if that exceeds ``plan.finalists``.
+        plan: Number of finalists and the noise of the coarse pass.
+    """
+    if not coarse_us:
+        return ()
+    ordered = sorted(coarse_us, key=canonical_order(axes))
+    logs = _round_centred([coarse_us[config] for config in ordered])
+    slowdowns = logs - logs.min()
+    band = max(math.log1p(plan.screen_band), plan.screen_sigmas * _error_of_means(coarse_us.values()))
+    fastest = [place for place in np.argsort(slowdowns, kind="stable").tolist() if slowdowns[place] <= band]
+    chances = _chances(slowdowns, plan)
+    likely = [place for place in np.argsort(-chances, kind="stable").tolist() if chances[place] > LEAST_CHANCE]
+    places = {place for place, config in enumerate(ordered) if config in always}
+    for place in (*fastest[: plan.fastest], *likely, *fastest):
+        if len(places) < plan.finalists:
+            places.add(place)
+    return tuple(ordered[place] for place in sorted(places))
+
+
+def _chances(slowdowns: Matrix, plan: MeasuringPlan) -> Matrix:
+    """Return each config's chance to be within the tie band while no config before it is, in canonical order."""
+    tied = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
+    none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
+    chances: Matrix = tied * none_before
+    return chances
+
+
+def _round_centred(coarse_us: Collection[Sequence[float]]) -> Matrix:
+    """Return the mean log microseconds of each config, each round shifted to the mean level of all.
+
+    A round's level is the mean over the configs that every round has: the others, which were slow, stay comparable.
+    """
+    complete = _complete(coarse_us)
+    shifts = complete.mean(axis=0) - complete.mean()
+    means = np.empty(len(coarse_us))
+    counts = np.array([len(values) for values in coarse_us])
+    for rounds in set(counts.tolist()):
+        logs = np.log([values for values in coarse_us if len(values) == rounds])
+        means[counts == rounds] = (logs - shifts[:rounds]).mean(axis=1)
+    return means
+
+
+def _error_of_means(coarse_us: Collection[Sequence[float]]) -> float:
+    """Return the standard deviation of a config's round-centred mean, pooled over the configs that every round has."""
+    complete = _complete(coarse_us)
+    degrees = (complete.shape[0] - 1) * (complete.shape[1] - 1)
+    if not degrees:
+        return 0.0
+    return math.sqrt((residuals(complete) ** 2).sum() / degrees / complete.shape[1])
+
+
+def _complete(coarse_us: Collection[Sequence[float]]) -> Matrix:
+    """Return log microseconds of the configs that every round has, indexed by config and round."""
+    rounds = max(map(len, coarse_us))
+    logs: Matrix = np.log(np.array([values for values in coarse_us if len(values) == rounds]))
+    return logs

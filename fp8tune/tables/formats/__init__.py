@@ -1,0 +1,100 @@
+"""Formats of others. An entry point in the group ``fp8tune.formats`` that names a :class:`Format` adds one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from fp8tune.errors import UsageError, one_line, unknown
+from fp8tune.tables.files import File
+from fp8tune.tables.picks import KernelPicks
+
+GROUP = "fp8tune.formats"
+
+DIFF = "diff"
+"""The format that changes a source file: see :mod:`fp8tune.tables.formats.diff`."""
+
+_SHIPPED = {
+    DIFF: "diff:FORMAT",
+    "python": "python_file:FORMAT",
+    "triton-cache": "triton_cache:FORMAT",
+    "vllm": "by_size:VLLM",
+    "sglang": "by_size:SGLANG",
+    "hf": "by_size:HUGGING_FACE",
+}
+"""Formats that come with fp8tune. Modules are imported on demand: one of them needs Triton."""
+
+
+def _ignore(message: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that a format may use."""
+
+    sizes: Mapping[str, str | int] = field(default_factory=dict)
+    """Name of a size in a file name -> the dim that it is, or its value."""
+    dtype: str | None = None
+    """The dtype as file names call it."""
+    within: float = 0.02
+    """Share of the best time that a problem may lose by having fewer configs."""
+    notice: Callable[[str], None] = _ignore
+    """Function that gets one line for each launch that is left out."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format."""
+
+    write: Callable[[Sequence[KernelPicks], Options], Sequence[File]]
+    """Function from the picks of one kernel to files. It raises UsageError for picks that the format cannot hold."""
+    next: str
+    """One line on the use of the files. ``{folder}`` is where they are, ``{device}`` the first folder below."""
+    options: tuple[str, ...] = ()
+    """Names of the :class:`Options` that it uses."""
+    has_all_devices: bool = False
+    """True if ``write`` takes the picks of all devices of an arch, False for those of one."""
+
+
+def names() -> list[str]:
+    """Return the names of all formats."""
+    return [*_SHIPPED, *sorted(set(metadata.entry_points(group=GROUP).names) - set(_SHIPPED))]
+
+
+def load(name: str) -> Format:
+    """Import a format.
+
+    Raises:
+        UsageError: There is no such format, or it cannot be imported.
+    """
+    if name in _SHIPPED:
+        module, _, attribute = _SHIPPED[name].partition(":")
+        shipped: Format = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return shipped
+    points = metadata.entry_points(group=GROUP, name=name)
+    if not points:
+        raise unknown("format", name, names())
+    try:
+        loaded = next(iter(points)).load()
+    except Exception as error:  # code of another package
+        raise UsageError(f"format {name} cannot be imported: {one_line(error)}; reinstall its package") from error
+    if not isinstance(loaded, Format):
+        raise UsageError(f"format {name} is no fp8tune.tables.formats.Format: its package declares another object")
+    return loaded
+
+
+def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:
+    """Refuse options that a format does not use, and any number of kernels but one.
+
+    Raises:
+        UsageError: There is no such format, or it cannot be used so.
+    """
+    users = {"sizes": "hf, vllm and sglang", "dtype": "vllm and sglang", "within": "diff"}
+    for option in options:
+        if option not in load(name).options:
+            raise UsageError(f"--{option.removesuffix('s')} is for --for {users[option]}: leave it out with {name}")
+    if len(kernels) != 1:
+        raise UsageError(f"--for {name} writes the picks of one kernel: name it with --kernel")

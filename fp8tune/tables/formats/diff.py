@@ -1,0 +1,298 @@
+"""A unified diff of the kernel's own file: ``configs=[...]`` becomes the fewest configs that suffice.
+
+The file is parsed, not imported. Paths begin below the folder of the outermost package, so that ``git apply`` and
+``patch -p1`` work in that folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePosixPath
+
+from fp8tune.errors import UsageError
+from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.replay.recording import Config, Kernel
+from fp8tune.revisions import source
+from fp8tune.stats.shared import Cover, cover
+from fp8tune.tables.files import File
+from fp8tune.tables.formats import Format, Options
+from fp8tune.tables.literals import literal
+from fp8tune.tables.picks import KernelPicks, Pick
+
+BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)
+"""Other bounds on the loss, for the reader of a pull request."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A smaller list of configs, and the reason why it suffices."""
+
+    kernel: KernelPicks
+    picks: tuple[Pick, ...]
+    """Measured picks, in the order of the cover's problems."""
+    cover: Cover
+    others: tuple[Cover, ...]
+    """Covers for :data:`BOUNDS`."""
+    wrong: Mapping[NamedInts, tuple[Problem, ...]]
+    """Configs with a wrong output, which are in no list, and the problems with it."""
+    before: int
+    """Number of configs that the kernel declares."""
+    diff: str
+    """Empty where nothing changes."""
+    notes: tuple[str, ...]
+    """One line each for the maintainer."""
+
+    @property
+    def headline(self) -> str:
+        """Summary: ``36 configs -> 3, worst loss 1.2 %``."""
+        worst = 100 * (max(self.cover.slowdowns) - 1)
+        return f"{self.before} configs -> {len(self.cover.configs)}, worst loss {worst:.1f} %"
+
+
+def shrink(kernel: KernelPicks, within: float) -> Shrunk:
+    """Find few configs that are within a share of the best time (0.02: 2 %) on every problem.
+
+    Raises:
+        UsageError: The kernel has no list of configs, its source cannot be read or changed, or no config is right.
+    """
+    recorded = kernel.recorded
+    if recorded is None or not recorded.is_autotuned:
+        raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
+    if recorded.pruner_configs:
+        raise UsageError(
+            f"{kernel.kernel} launches configs that its early_config_prune makes, not those of its list: export it "
+            "--for python, and use fp8tune.pin"
+        )
+    picks = tuple(pick for pick in kernel.picks if pick.study.kind is not Kind.PUBLISHED)
+    if not picks:
+        raise UsageError(f"nothing of {kernel.kernel} was measured: run fp8tune sweep")
+    wrong: dict[NamedInts, tuple[Problem, ...]] = {}
+    for pick in picks:
+        for config in (config for config, status in pick.study.failures.items() if status is Status.WRONG):
+            wrong[config] = (*wrong.get(config, ()), pick.problem)
+    # Run-time tuning times every config of the list on every key, and would take a wrong one where it is the fastest.
+    right = [{c: loss for c, loss in pick.study.slowdowns.items() if c not in wrong} for pick in picks]
+    for pick, slowdowns in zip(picks, right, strict=True):
+        if not slowdowns:
+            raise UsageError(f"every config that is right on {pick.problem.shape} is wrong elsewhere: no list is right")
+    axes = picks[0].study.axes
+    chosen, *others = (cover(right, bound, axes) for bound in (within, *BOUNDS))
+    path, name = source_file(recorded)
+    text = _read(path)
+    configs = [kernel.triton_config(config) for config in chosen.configs]
+    new, notes = replaced(text, recorded, configs, str(name))
+    code = source.source_hash(recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
+    if recorded.source_hash and code != recorded.source_hash:
+        recorded_code = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
+        notes.append(f"{recorded_code}: record and sweep it again")
+    shrunk = Shrunk(kernel, picks, chosen, tuple(others), wrong, len(recorded.configs), "", tuple(notes))
+    diff = unified(text, new, name)
+    head = f"{kernel.kernel} on {kernel.device.name or kernel.device.arch}: {shrunk.headline}\n" if diff else ""
+    return Shrunk(**{**vars(shrunk), "diff": head + diff})
+
+
+def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
+    """Write the diff as one file."""
+    return [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within).diff)]
+
+
+def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
+    """Return the file that defines a kernel, and its path below the folder of the outermost package.
+
+    Nothing is imported.
+
+    Raises:
+        UsageError: The file is not here.
+    """
+    module = kernel.name.partition(":")[0]
+    parts = module.split(".")
+    if not all(map(str.isidentifier, parts)):
+        raise UsageError(f"{kernel.name} has no importable module: there is no source to change")
+    names = (PurePosixPath(*parts).with_suffix(".py"), PurePosixPath(*parts, "__init__.py"))
+    for name in names:
+        if kernel.file.endswith(f"/{name}") and Path(kernel.file).is_file():
+            return Path(kernel.file), name
+    spec = importlib.util.find_spec(parts[0]) or PathFinder.find_spec(parts[0], [str(Path.cwd())])
+    places = [] if spec is None else list(spec.submodule_search_locations or [str(spec.origin)])
+    for path, name in ((Path(place).parent / name, name) for place in places for name in names):
+        if path.is_file():
+            return path, name
+    raise UsageError(f"the source of {module} is not here: install it, or run this where it can be imported")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; name a readable copy on PYTHONPATH") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them") from None
+
+
+def unified(before: str, after: str, path: PurePosixPath) -> str:
+    """Return the unified diff of a file; empty where nothing changed."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Split as Python's parser and ``patch`` do: not at form feeds."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
+    """Put other configs into the decorator of a kernel.
+
+    Returns:
+        The new source, and notes for the maintainer.
+
+    Raises:
+        UsageError: The list cannot be located or written.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}; mend the file") from None
+    names = _imported(tree)
+    call, value = _declared_configs(tree, names, kernel.name.rpartition(":")[2], name)
+    lines = _lines(text)
+    new = _config_list(value, lines, configs, tree, names, f"{name}:{value.lineno}")
+    if lines[value.lineno - 1].endswith("\r\n"):
+        new = new.replace("\n", "\r\n")
+    start, end = _offset(lines, value.lineno, value.col_offset), _offset(lines, value.end_lineno, value.end_col_offset)
+    changed = text[:start] + new + text[end:]
+    try:
+        compile(changed, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{name}:{value.lineno}: the list cannot be replaced ({error}): do it by hand") from None
+    if ast.dump(tree) == ast.dump(ast.parse(changed)):  # the same list in another style
+        return text, ["the file has exactly these configs already"]
+    notes = []
+    elements = value.elts if isinstance(value, ast.List | ast.Tuple) else []
+    are_calls = bool(elements) and all(isinstance(element, ast.Call) for element in elements)
+    if are_calls and len(elements) != len(kernel.configs):
+        notes.append(f"{name} lists {len(elements)} configs, {len(kernel.configs)} were recorded: record it again")
+    if any(keyword.arg == "prune_configs_by" for keyword in call.keywords):
+        notes.append("`prune_configs_by` stays: see that it leaves one of these configs for each key")
+    return changed, notes
+
+
+def _offset(lines: Sequence[str], line: int | None, column: int | None) -> int:
+    """Return the position in the text; the parser counts columns in bytes of UTF-8."""
+    assert line is not None
+    assert column is not None
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Return the full name of each imported name: ``tl`` -> ``triton.language``."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _is_triton(node: ast.AST, names: Mapping[str, str], attribute: str) -> bool:
+    """Return True for ``triton.ATTRIBUTE`` under whatever name the file has for it."""
+    root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
+    full = f"{names.get(root, '')}.{rest}".rstrip(".")
+    return full.startswith("triton.") and full.rpartition(".")[2] == attribute
+
+
+def _declared_configs(
+    tree: ast.Module, names: Mapping[str, str], attribute: str, file: str
+) -> tuple[ast.Call, ast.expr]:
+    """Return the call of ``triton.autotune`` for a function, and the value of its ``configs``."""
+    calls = [
+        call
+        for path, candidates in _definitions(tree)
+        if path == attribute
+        for call in candidates
+        if isinstance(call, ast.Call) and _is_autotune(call, names)
+    ]
+    if not calls:
+        raise UsageError(f"{file} has no @triton.autotune on {attribute}: change its configs where they are declared")
+    if len(calls) > 1:
+        lines = " and ".join(str(call.lineno) for call in calls)
+        raise UsageError(f"{file} defines {attribute} in lines {lines}: it is unknown which one ran, change it by hand")
+    (call,) = calls
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "configs"] or call.args[:1]
+    if not values or isinstance(values[0], ast.Starred):
+        raise UsageError(f"{file}:{call.lineno}: @triton.autotune of {attribute} does not name its configs: see its **")
+    return call, values[0]
+
+
+def _is_autotune(call: ast.Call, names: Mapping[str, str]) -> bool:
+    """Return True for Triton's decorator and those derived from it, such as flash-linear-attention's."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    has_configs = any(keyword.arg == "configs" for keyword in call.keywords)
+    return _is_triton(call.func, names, "autotune") or ("autotune" in name and has_configs)
+
+
+def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Sequence[ast.expr]]]:
+    """Yield qualified names of functions with their decorators, and names that a call's result is bound to."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield prefix + child.name, child.decorator_list
+        elif isinstance(child, ast.ClassDef):
+            yield from _definitions(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
+            for target in child.targets:  # name = triton.autotune(...)(function)
+                if isinstance(target, ast.Name):
+                    yield prefix + target.id, [child.value.func]
+        else:
+            yield from _definitions(child, prefix)
+
+
+def _config_list(
+    value: ast.expr,
+    lines: Sequence[str],
+    configs: Sequence[Config],
+    tree: ast.Module,
+    names: Mapping[str, str],
+    at: str,
+) -> str:
+    """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_triton(node.func, names, "Config")]
+    spellings = [ast.unparse(call.func) for call in calls]
+    spellings += [f"{name}.Config" for name, full in names.items() if full == "triton"]
+    spellings += [name for name, full in names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
+    if not spellings:
+        raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
+    hook = _pre_hook(calls, tree, names, at) if any(config.has_pre_hook for config in configs) else ""
+    modules = {full: name for name, full in names.items()}
+    if "triton" in modules:
+        modules.setdefault("triton.language", f"{modules['triton']}.language")
+    dtypes = {kind: modules[full] for kind, full in (("tl", "triton.language"), ("torch", "torch")) if full in modules}
+    line = lines[value.lineno - 1]
+    indent = line[: len(line) - len(line.lstrip(" \t"))]
+    rows = []
+    for config in configs:
+        kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
+        options = [f"{name}={int(number)}" for name, number in config.options.items()]
+        options += [f"pre_hook={hook}"] if config.has_pre_hook else []
+        rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),\n")
+    return "".join(["[\n", *rows, f"{indent}]"])
+
+
+def _pre_hook(calls: Sequence[ast.Call], tree: ast.Module, names: Mapping[str, str], at: str) -> str:
+    """Return the name of the one function that configs of the file have as ``pre_hook``."""
+    hooks = {ast.unparse(k.value) for call in calls for k in call.keywords if k.arg == "pre_hook"}
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    if len(hooks) != 1 or (hook := hooks.pop()).partition(".")[0] not in functions | set(names):
+        raise UsageError(f"{at}: the pre_hook of the configs is not one function of the module: change it by hand")
+    return hook
+
+
+FORMAT = Format(write, "in the folder above the package: git apply FILE, or patch -p1 < FILE", ("within",))

@@ -1,0 +1,299 @@
+"""Selection of a table's rows from decided studies.
+
+A row for each lookup key holds the pick of the device with the most problems; another device gets its own row where it
+would lose more than 2 %. The fallback row serves keys without a row. All of this stays until it is proven beaten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from fp8tune.records import KernelVersion, Kind, NamedInts, Status
+from fp8tune.stats.decide import PLAN
+from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
+from fp8tune.stats.study import Study
+from fp8tune.tables.launch_table import Entry, LaunchTable
+from fp8tune_kernels.catalog import SPANS
+from fp8tune_kernels.runtime.nearest import nearest
+from fp8tune_kernels.tables import Key, Row, Table
+
+DEVICE_LOSS = 1.02
+"""Slowdown above which a device gets a row of its own."""
+
+
+class CurrentTable:
+    """The table of one arch that launches use today, whose configs stay until others are proven faster."""
+
+    def __init__(self, table: Table = Table()) -> None:
+        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
+        self._nearest = table.nearest
+
+    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
+        """Return the config of exactly one row; None if there is no such row."""
+        return self._configs.get((kernel, device, None if key is None else _items(key)))
+
+    def takes_nearest(self, kernel: str) -> bool | None:
+        """Return True if keys without a row take the nearest key's; None if the table has no row for them."""
+        return None if self.config(kernel, "", None) is None else kernel in self._nearest
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The row for keys without a row, with the slowdowns that it leads to."""
+
+    entry: Entry
+    studies: tuple[Study, ...]
+    """Problems that it was chosen on."""
+    worst: float
+    """Largest slowdown on these."""
+    held_out: tuple[HeldOut, ...] = ()
+    """Slowdowns on shapes that were left out, under this row and under the nearest key's."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of one arch, and their origin."""
+
+    table: LaunchTable
+    fallbacks: tuple[Fallback, ...] = ()
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Kernel -> devices with results."""
+    notices: tuple[str, ...] = ()
+    """Results that were left out, and how to include them."""
+
+
+def select(
+    studies: Sequence[Study], compiled: Sequence[Study], arch: str, current: CurrentTable = CurrentTable()
+) -> Selection:
+    """Select the rows of an arch.
+
+    Args:
+        studies: Decided studies.
+        compiled: Studies of configs that were compiled. A published config is taken only if it compiles for the arch
+            without spills.
+        arch: The arch; studies of others are ignored.
+        current: The table that launches use today.
+    """
+    kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
+    ours = [study for study in studies if study.device.arch == arch and study.kind in kinds]
+    static = grouped((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
+    by_kernel = grouped(ours, lambda study: study.problem.kernel)
+    parts = [_KernelRows(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
+    parts.sort(key=lambda part: part.kernel)
+    for part in parts:
+        part.fill()
+    table = LaunchTable(
+        arch,
+        tuple(entry for part in parts for entry in part.entries),
+        frozenset(part.kernel for part in parts if part.takes_nearest),
+        {part.kernel: tuple(part.comments) for part in parts},
+    )
+    return Selection(
+        table,
+        tuple(fallback for part in parts for fallback in part.fallbacks),
+        {kernel: frozenset(study.device.name for study in group) for kernel, group in by_kernel.items()},
+        tuple(f"{part.kernel}: {notice}" for part in parts for notice in part.notices),
+    )
+
+
+@dataclass
+class _KernelRows:
+    """Rows of one kernel on one arch."""
+
+    kernel: str
+    arch: str
+    studies: Sequence[Study]
+    static: Sequence[Study]
+    current: CurrentTable
+    entries: list[Entry] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    def fill(self) -> None:
+        """Fill the lists."""
+        devices = grouped(self._exportable(), lambda study: study.device.name)
+        devices = dict(sorted(devices.items(), key=lambda item: (-len(item[1]), item[0])))  # most problems first
+        if devices:
+            self._add_measured(devices)
+        if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
+            self._add_published(published)
+        if devices:
+            self._add_fallbacks(devices)  # held out against all rows with a key
+
+    @property
+    def takes_nearest(self) -> bool:
+        """True if keys without a row should take the row of the nearest key."""
+        held_out = [item for fallback in self.fallbacks for item in fallback.held_out]
+        rule = self.current.takes_nearest(self.kernel)
+        return prefers_nearest(held_out, rule) if held_out else bool(rule)
+
+    def _exportable(self) -> list[Study]:
+        """Return finished measured studies of versions that are launched like the newest one."""
+        measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
+        complete = [study for study in measured if study.is_usable]
+        self._report(measured, complete, "not swept to the end")
+        newest = _newest([*self.static, *self.studies])
+        same = [study for study in complete if newest and study.lookup_key is not None and _is_alike(study, newest)]
+        self._report(complete, same, "rows of an older kernel with other axes or keys")
+        return same
+
+    def _report(self, before: Sequence[Study], after: Sequence[Study], reason: str) -> None:
+        if omitted := [study for study in before if study not in after]:
+            more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
+            command = f"run fp8tune sweep --kernel {self.kernel} again"
+            self.notices.append(f"{omitted[0].problem.shape}{more} not exported, {reason}: {command}")
+
+    def _add_measured(self, devices: Mapping[str, Sequence[Study]]) -> None:
+        studies = [study for group in devices.values() for study in group]
+        for key, same_key in grouped(studies, _key).items():
+            shared: NamedInts | None = None
+            for device, group in grouped(same_key, lambda study: study.device.name).items():
+                if shared is None:
+                    shared = self._config_for(group)
+                    self.entries.append(self._entry("", key, shared, group))
+                elif _mean_slowdown(shared, group) > self._device_loss(device, key):
+                    self.entries.append(self._entry(device, key, self._config_for(group), group))
+        origin = "simulated" if studies[0].kind is Kind.SIMULATED else "measured"
+        self.comments.append(f"{origin} on {', '.join(devices)}")
+
+    def _config_for(self, studies: Sequence[Study]) -> NamedInts:
+        """Return the pick of one study; of several with one key, the config of least mean slowdown."""
+        if len(studies) > 1:
+            if shared := choose_shared(studies, math.inf, studies[0].current):
+                return shared.config
+            key = _key(studies[0])
+            self.notices.append(f"no config ran on all {len(studies)} problems of {key}: the first decides")
+        return studies[0].choice.pick
+
+    def _device_loss(self, device: str, key: NamedInts | None) -> float:
+        """Return the slowdown above which a device gets its own row; one that it has stays by the keep band."""
+        has_row = self.current.config(self.kernel, device, key) is not None
+        return DEVICE_LOSS / (1 + PLAN.keep_band) if has_row else DEVICE_LOSS
+
+    def _add_fallbacks(self, devices: Mapping[str, Sequence[Study]]) -> None:
+        (_, first), *others = devices.items()
+        best = choose_shared(first, current=self.current.config(self.kernel, "", None))
+        if best is None:
+            self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
+            return
+        served: list[Study] = []
+        for device, group in others:
+            own_row = self.current.config(self.kernel, device, None)
+            own = choose_shared(group, current=own_row or self.current.config(self.kernel, "", None))
+            if own and _mean_slowdown(best.config, group) > self._device_loss(device, None) * own.mean:
+                self._add_fallback(device, own.config, group, [])
+            else:
+                served += group
+        self._add_fallback("", best.config, first, served)
+
+    def _add_fallback(self, device: str, config: NamedInts, studies: Sequence[Study], served: Sequence[Study]) -> None:
+        rows = [entry.row for entry in self.entries if entry.key is not None]
+        entry = self._entry(device, None, config, studies)
+        self.entries.append(entry)
+        held_out = tuple(hold_out(studies, served, nearest_of(rows)))
+        self.fallbacks.append(Fallback(entry, tuple(studies), _worst(config, studies), held_out))
+
+    def _add_published(self, published: Sequence[Study]) -> None:
+        """Take published configs of our kernels, which timed other code, for keys that nobody measured."""
+        named = [study for study in published if study.is_usable]
+        keyed = [study for study in named if study.lookup_key is not None]
+        command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
+        before = len(self.entries)
+        if keyed:
+            taken = {entry.key for entry in self.entries}
+            for key, group in grouped(keyed, _key).items():
+                if key not in taken:
+                    self._add_proven(key, self._config_for(group), group, command)
+            if not taken and (best := choose_shared(keyed)):
+                self._add_proven(None, best.config, keyed, command)
+            outcome = "compiled without spills" if len(self.entries) > before else f"none exported, run {command}"
+        else:
+            outcome = f"{'the kernel is not declared here' if named else 'no config is named'}, evidence only"
+            self.notices.append(f"published rows are not exported: {outcome}")
+        sources = {
+            result.source
+            for study in keyed or published
+            for result in study.results
+            if result.config is not None or not keyed
+        }
+        self.comments.append(f"published by {', '.join(sorted(sources))}, other implementation: {outcome}")
+
+    def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study], command: str) -> None:
+        """Add a published config, with the default of axes that only our kernel has, if it compiles without spills."""
+        version, compiled = self._compiled
+        complete = config if version is None else NamedInts({**version.default, **config})
+        results = [result for study in compiled for result in study.results if result.config == complete]
+        if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):
+            entry = replace(self._entry("", key, config, studies), config=_declared_order(complete, version))
+            self.entries.append(entry)
+            if key is None:
+                self.fallbacks.append(Fallback(entry, tuple(studies), _worst(config, studies)))
+            return
+        reason = "does not compile or spills" if results else f"was not compiled: run {command}"
+        where = "any other shape" if key is None else str(key)
+        published = _declared_order(config, studies[0].version)
+        self.notices.append(f"the published config for {where} is not exported, {published} {reason}")
+
+    @cached_property
+    def _compiled(self) -> tuple[KernelVersion | None, Sequence[Study]]:
+        """The newest version that was compiled for the arch, and its studies."""
+        version = _newest(self.static)
+        return version, [study for study in self.static if study.version == version]
+
+    def _entry(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
+        devices = tuple(sorted({study.device.name for study in studies if config in study.times_us}))
+        return Entry(self.kernel, device, key, _declared_order(config, studies[0].version), devices)
+
+
+def nearest_of(rows: Sequence[Row]) -> Nearest:
+    """Return the lookup of the nearest key among the rows of a kernel's table."""
+
+    def nearest_config(study: Study, omitted: frozenset[NamedInts]) -> NamedInts | None:
+        keys = set(map(_items, omitted))
+        comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in keys]
+        row = nearest(_items(_key(study)), comparable, SPANS.get(study.problem.kernel), study.default)
+        return NamedInts(row[3]) if row else None
+
+    return nearest_config
+
+
+def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
+    """Return the geometric mean slowdown of a config; infinite if it has no time somewhere."""
+    if any(config not in study.times_us for study in studies):
+        return math.inf
+    return geomean(study.slowdowns[config] for study in studies)
+
+
+def _worst(config: NamedInts, studies: Sequence[Study]) -> float:
+    return max(study.slowdowns[config] for study in studies if config in study.slowdowns)
+
+
+def _declared_order(config: NamedInts, version: KernelVersion | None) -> NamedInts:
+    declared = [name for name, _ in version.axes if name in config] if version else []
+    return NamedInts({name: config[name] for name in [*declared, *sorted(config)]})
+
+
+def _is_alike(study: Study, newest: KernelVersion) -> bool:
+    version = study.version
+    if version is None:
+        return False
+    return {name for name, _ in version.axes} == {name for name, _ in newest.axes} and version.key == newest.key
+
+
+def _newest(studies: Sequence[Study]) -> KernelVersion | None:
+    """Return the version whose rows were stored last."""
+    stamped = [(study.newest, study.source_hash, study.version) for study in studies if study.version]
+    return max(stamped, key=lambda item: item[:2])[2] if stamped else None
+
+
+def _key(study: Study) -> NamedInts:
+    return study.lookup_key or NamedInts()
+
+
+def _items(key: NamedInts) -> Key:
+    return tuple(sorted(key.items()))
