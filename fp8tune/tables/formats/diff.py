@@ -287,12 +287,17 @@ def _config_list(
 
 
 def _pre_hook(calls: Sequence[ast.Call], tree: ast.Module, names: Mapping[str, str], at: str) -> str:
-    """Return the name of the one function that configs of the file have as ``pre_hook``."""
-    hooks = {ast.unparse(k.value) for call in calls for k in call.keywords if k.arg == "pre_hook"}
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    if len(hooks) != 1 or (hook := hooks.pop()).partition(".")[0] not in functions | set(names):
-        raise UsageError(f"{at}: the pre_hook of the configs is not one function of the module: change it by hand")
-    return hook
+    """Return the one expression that configs of the file have as ``pre_hook``, of names that the whole module has."""
+    hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
+    known = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)} | set(names)
+    used = {node.id for hook in hooks.values() for node in ast.walk(hook) if isinstance(node, ast.Name)}
+    own = {node.arg for hook in hooks.values() for node in ast.walk(hook) if isinstance(node, ast.arg)}
+    if len(hooks) != 1 or not used - own <= known:
+        raise UsageError(
+            f"{at}: the pre_hook of the configs is not one function of the module: export --for python, and use "
+            "fp8tune.pin, which adds it"
+        )
+    return next(iter(hooks))
 
 
 FORMAT = Format(write, "in the folder above the package: git apply FILE, or patch -p1 < FILE", ("within",))

@@ -32,7 +32,7 @@ from fp8tune_kernels.arches import ARCHES
 EVIDENCE = "evidence.json"
 """Name of the file beside a cache file, which has no place for evidence."""
 
-_ADVICE = "use fp8tune.pin"
+_ADVICE = "export --for python, and use fp8tune.pin"
 
 
 class _RefusedError(Exception):
