@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from fp8tune.records import RECORDED, NamedInts, Problem
 from fp8tune.replay.configs import is_size
 from fp8tune.replay.recording import Kernel, Launch
-from fp8tune.replay.values import dtype_number, number
+from fp8tune.replay.values import dtype_number, number, text_of
 
 ODD = "odd-"
 """Begins the layout of the same launch at sizes that no block divides."""
+
+
+class Word(int):
+    """A number in a shape that stands for a text, a dtype or a float; prints as that."""
+
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Word:
+        """Return the number with its text."""
+        word = super().__new__(cls, number)
+        word.text = text
+        return word
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Word, (int(self), self.text)
+
+
+def in_words(problem: Problem, launch: Launch) -> Problem:
+    """Return an equal problem whose sizes print as the arguments of its launch do: ``MODE=silu TO=float16``."""
+    scalars, dtypes = launch.scalars, {f"{one.name}_dtype": one.dtype for one in launch.tensors}
+    texts = {name: text_of(value) for name, value in scalars.items() if type(value) is not int} | dtypes
+    numbers = {name: number(value) for name, value in scalars.items()}
+    numbers |= {name: dtype_number(dtype) for name, dtype in dtypes.items()}
+    words = [
+        (name, Word(size, texts[name]) if name in texts and numbers[name] == size else size)
+        for name, size in problem.shape.items()
+    ]
+    return replace(problem, shape=NamedInts(words))
 
 
 def key(kernel: Kernel) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class NamedInts(Mapping[str, int]):
     def canonical(self) -> str:
         """The same text for equal mappings: ``name=value`` pairs sorted by name, one blank between."""
         if not self._canonical:
-            self._canonical = " ".join(f"{name}={value}" for name, value in sorted(self._items.items()))
+            self._canonical = " ".join(f"{name}={int(value)}" for name, value in sorted(self._items.items()))
         return self._canonical
 
 
