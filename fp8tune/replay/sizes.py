@@ -57,17 +57,20 @@ def _told(launch: Launch) -> set[int]:
     Of a tensor whose number of elements alone is told, that is the longest.
     """
     scalars = {value for value in launch.scalars.values() if type(value) is int}
-    counts = {count for _, programs in launch.grid.table for count in programs}
-    blocks = {value for values, _ in launch.grid.table for value in values if type(value) is int and value > 0}
+    entries, programs = [values for values, _ in launch.grid.table], [programs for _, programs in launch.grid.table]
+    columns = set(zip(*programs, strict=False))
+    known = {number for tensor in launch.tensors for number in (*tensor.shape, math.prod(tensor.shape))}
+    ones = (1,) * len(entries)
+    terms = {ones}.union(*(_by_blocks(entries, number) for number in known))
 
     def is_told(number: int) -> bool:
-        by_grid = number in counts or any(number > block and -(-number // block) in counts for block in blocks)
-        return number > 1 and (number in scalars or by_grid)
+        own = {*_by_blocks(entries, number)} - {ones}
+        return number in scalars or any(_times(one, other) in columns for one in own for other in terms)
 
     told = set[int]()
     for tensor in launch.tensors:
         told |= {size for size in tensor.shape if tensor.descriptor or is_told(size)}
-        told |= {max(tensor.shape)} if is_told(math.prod(tensor.shape)) else set()
+        told |= {max(tensor.shape)} if tensor.shape and is_told(math.prod(tensor.shape)) else set()
     return told
 
 
@@ -190,18 +193,24 @@ def _formulas(
     entries: Sequence[tuple[Value, ...]], numbers: _Numbers
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield programs by each formula, at old and new sizes: a size, a size by blocks, and products of two such."""
-    sizes = [(old, new) for old, news in numbers.meanings.items() for new in news]
-    width = len(entries[0]) if entries else 0
-    axes = [index for index in range(width) if all(type(values[index]) is int for values in entries)]
-    blocks = [(), *((axis,) for axis in axes), *itertools.combinations(axes, 2)]
-    terms = set()
-    for (old, new), by in itertools.product(sizes, blocks):
-        divisors = [math.prod(values[axis] for axis in by) for values in entries]
-        if all(divisors):
-            terms.add((tuple(-(-old // by) for by in divisors), tuple(-(-new // by) for by in divisors)))
+    terms = {
+        pair
+        for old, news in numbers.meanings.items()
+        for new in news
+        for pair in zip(_by_blocks(entries, old), _by_blocks(entries, new), strict=True)
+    }
     ones = (1,) * len(entries)
     for one, other in itertools.combinations_with_replacement([*terms, (ones, ones)], 2):
-        old_counts, new_counts = (
-            tuple(a * b for a, b in zip(x, y, strict=True)) for x, y in zip(one, other, strict=True)
-        )
-        yield old_counts, new_counts
+        yield _times(one[0], other[0]), _times(one[1], other[1])
+
+
+def _by_blocks(entries: Sequence[tuple[Value, ...]], number: int) -> list[tuple[int, ...]]:
+    """Return a number for each entry, and how often the blocks of one or two axes fit into it, rounded up."""
+    width = len(entries[0]) if entries else 0
+    axes = [index for index in range(width) if all(type(values[index]) is int and values[index] for values in entries)]
+    blocks = [(), *((axis,) for axis in axes), *itertools.combinations(axes, 2)]
+    return [tuple(-(-number // math.prod(values[axis] for axis in by)) for values in entries) for by in blocks]
+
+
+def _times(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a * b for a, b in zip(one, other, strict=True))
