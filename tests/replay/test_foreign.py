@@ -6,15 +6,17 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
 from programs import Recorded, record
 
+from fp8tune.errors import UsageError
 from fp8tune.records import Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.replay.recording import Kernel, Scalar, Tensor
+from fp8tune.replay.recording import Kernel, Scalar, Tensor, text_of
 from fp8tune.store.results import Store
 
 MODULE = "foreign_ops"
@@ -140,3 +142,56 @@ def test_a_sweep_ends_in_a_pinned_program(
     assert answer.returncode in (0, 2), answer.stderr
     assert "is pinned to" in answer.stderr
     assert "Traceback" not in answer.stderr, answer.stderr
+
+
+COMPILED = """
+import torch, torch.utils._triton
+torch.utils._triton.has_triton = lambda: True  # there is no GPU: nothing can run after tracing
+import foreign_ops, triton
+import triton.language as tl
+
+def half(x):
+    y = torch.empty_like(x, dtype=torch.float16)
+    foreign_ops.cast[foreign_ops.blocks(x.numel())](x, y, x.numel(), 0.5, "silu", tl.float16)
+    return y
+
+try:
+    torch.compile(half, backend="aot_eager")(torch.ones(4096))
+except RuntimeError as error:
+    assert "active drivers" in str(error)
+"""
+
+
+def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
+    recorded: Recorded, folder: Path, tmp_path: Path
+) -> None:
+    program = ("env", "TRITON_INTERPRET=0", sys.executable, "-c", COMPILED)
+    done = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
+    assert done.recording is not None, done.stderr
+    (kernel,) = done.recording.kernels
+    (launch,) = kernel.launches
+    assert (kernel.name, launch.is_traced, launch.in_graph) == (f"{MODULE}:cast", True, True)
+    assert [(one.dtype, one.shape, one.is_stored) for one in launch.tensors] == [
+        ("float32", (4096,), False),
+        ("float16", (4096,), True),
+    ]
+    assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
+    options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
+    said = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
+    assert "torch.compile launches copies of it: the kernel itself is swept" in said
+    assert "1 pick" in said
+
+
+def test_configs_come_from_the_code_after_a_change(recorded: Recorded, kernels: dict[str, Kernel]) -> None:
+    assert recorded.recording is not None
+    kernel = kernels["blend"]
+    older = replace(kernel, configs=kernel.configs[:1])
+    Path("older.json").write_text(text_of(replace(recorded.recording, kernels=(older,))))
+    spec = load_spec(f"{MODULE}:blend@older.json")
+    assert [config["B"] for config in spec.configs] == [64, 128]
+    assert "its configs are taken from the code, its sizes from the recording" in "".join(spec.notices)
+    renamed = replace(kernel.launches[0], arguments=(*kernel.launches[0].arguments, Scalar("m", 3)))
+    Path("older.json").write_text(text_of(replace(recorded.recording, kernels=(replace(kernel, launches=(renamed,)),))))
+    load_spec.cache_clear()
+    with pytest.raises(UsageError, match="has no argument 'm' any more: record it again"):
+        load_spec(f"{MODULE}:blend@older.json")

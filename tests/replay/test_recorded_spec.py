@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from toy_recording import FOLDER, floats, written
 
 from fp8tune.errors import UsageError
+from fp8tune.measure.comparing import Rule
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts
 from fp8tune.replay import configs, sizes
@@ -270,7 +271,8 @@ def test_what_cannot_be_told_is_not_guessed(arguments: tuple[Any, ...], programs
 
 
 def test_a_grid_that_may_follow_two_sizes_is_not_guessed() -> None:
-    launch = Launch((floats("x", 64, 64), floats("y", 128, 32)), Grid((), (((), (64 * 32, 1)), ((), (4096, 1)))))
+    arguments = (floats("x", 64, 64), floats("y", 128, 32), Scalar("n", 64))
+    launch = Launch(arguments, Grid((), (((), (64 * 32, 1)), ((), (4096, 1)))))
     assert "follows no sizes" in str(sizes.odd(launch))
 
 
@@ -473,3 +475,38 @@ def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> 
         rows = [configs.encoded(kernel, Config({"B": 8, "MODE": mode, "EVEN": True})) for mode in "ab"]
         assert [row["MODE"] for row in rows] == [0, 1]
         assert set(configs.axes(kernel)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}
+
+
+def test_a_bound_goes_by_the_size_of_all_outputs() -> None:
+    """An element near zero of a long sum is off by more than its own share."""
+    spec = spec_of(toy_recording.copies("hooked", 4096), check="tolerance")
+    assert spec.tolerance is not None
+    expected = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 100.0)]).double()
+    rule = Rule.of(spec)
+    off = expected + 5e-4
+    assert rule.difference(off.float(), expected) is None
+    assert rule.difference((off + 0.01).float(), expected) is not None
+    assert rule.difference(torch.full((100,), 5e-4), expected / 1e9) is not None, "all are small: the bound is, too"
+    assert not bool(rule.differs(off.float(), expected))
+
+
+def test_a_longer_sum_may_be_off_by_more() -> None:
+    spec_short, spec_long = (spec_of(toy_recording.copies("hooked", n), check="tolerance") for n in (64, 10**8))
+    assert spec_short.tolerance is not None
+    assert spec_long.tolerance is not None
+    assert spec_long.tolerance.rms > 100 * spec_short.tolerance.rms > 0
+
+
+def test_a_bare_kernel_has_its_sizes_as_key() -> None:
+    spec = spec_of(toy_recording.bare())
+    assert spec.key == ("n",)
+    assert spec.kernel.launches[0].key == (256, "torch.float32", "torch.float32")
+
+
+def test_a_fixed_grid_leaves_a_bare_kernel_its_blocks() -> None:
+    """With another block there would be surplus programs, or too few."""
+    kernel = toy_recording.bare()
+    fixed = replace(kernel.launches[0], grid=Grid((), (((), (4,)),)))
+    spec = spec_of(replace(kernel, launches=(fixed,)))
+    assert set(spec.axes) == {"num_warps", "num_stages"}
+    assert "its grid does not follow block sizes" in "".join(spec.notices)
