@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from fp8tune.adapter import CurrentTables, studies_of
+from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
 from fp8tune.records import (
     Device,
     Evidence,
@@ -21,6 +21,7 @@ from fp8tune.records import (
 )
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.tables.select import CurrentTable, select
 from fp8tune_kernels import tables
 from fp8tune_kernels.tables import Table
 
@@ -123,3 +124,10 @@ def only_study(*rows: Evidence) -> Study:
     """The one study that some rows give."""
     (study,) = studies_of(rows)
     return study
+
+
+def table_text(rows: Iterable[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> str:
+    """The module of a table of some rows alone."""
+    rows = list(rows)
+    current = CurrentTable(tables.table(arch))
+    return select(studies_of(rows, tables), compiled_studies(rows), arch, current).table.render()

@@ -11,7 +11,6 @@ import contextlib
 import csv
 import functools
 import itertools
-import json
 import re
 import shutil
 import sqlite3
@@ -23,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, finished_sweep, key_of, problem, row
+from database_rows import H100, KERNEL, begin, config, finished_sweep, key_of, problem, row, table_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PUBLISHED_OPERATIONS
@@ -34,7 +33,6 @@ from fp8tune import cli
 from fp8tune.check import machine, tables
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
@@ -164,8 +162,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
         assert code != 2 or len(printed.splitlines()) == 1
         if Path("table.py").exists():
             rows_of(Path("table.py").read_text())
-            json.loads(Path("table.json").read_text())
-    assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py", "table.json"}
+    assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py"}
 
 
 def test_all_other_columns_refuse_what_controls_a_terminal() -> None:
@@ -231,7 +228,7 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
                 theirs.add(sweep, made)
                 theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, of), 1)
             import_file(ours, path)
-            module = export.render(ours.evidence(), "sm_90").module
+            module = table_text(ours.evidence(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -251,7 +248,7 @@ def test_a_tampered_database_exports_names_and_integers_or_is_refused(
             return
         try:
             import_file(ours, path)
-            module = export.render(ours.evidence(), "sm_90").module
+            module = table_text(ours.evidence(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -296,7 +293,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
                 return
             compiled = KernelVersion("colwise", "aaaa")
             ours.add(begin(ours), _static(published, compiled))
-            module = export.render(ours.evidence(), "gfx942").module
+            module = table_text(ours.evidence(), "gfx942")
         except (Fp8tuneError, UnicodeEncodeError) as error:
             assert isinstance(error, UnicodeEncodeError) or "\n" not in str(error)
             return
@@ -317,5 +314,5 @@ def test_the_fuzz_reaches_the_table() -> None:
         with Store.open(str(path), create=True) as theirs:
             finished_sweep(theirs, {problem(): {config(): 100.0}})
         import_file(ours, path)
-        rows = rows_of(export.render(ours.evidence(), "sm_90").module)
+        rows = rows_of(table_text(ours.evidence(), "sm_90"))
     assert [row[2] for row in rows] == [tuple(sorted(key_of(problem()).items())), None]

@@ -19,7 +19,7 @@ import pytest
 from database_rows import config, finished_sweep, problem
 from places import ROOT
 
-from fp8tune.choose import ranking
+from fp8tune.adapter import read_studies
 from fp8tune.plan import shapes
 from fp8tune.store.results import Store
 
@@ -235,8 +235,8 @@ def hatch_build():
 
 def picks(path, kernel=None):
     with Store.open(str(path), writable=False) as store:
-        rows = store.evidence(kernel, keep=ranking.competing, finalists_only=True)
-    return [(one.problem, one.device, one.config, one.time_us) for one in ranking.winners(rows)]
+        studies = read_studies(store, kernel)
+    return [(study.problem, study.device, study.pick.config, study.choice.time_us) for study in studies]
 
 
 def test_ci_runs_the_line_that_the_readme_gives():

@@ -10,11 +10,11 @@ import pytest
 from command_line import fp8tune
 from database_rows import H100, H200, begin, config, end_finals, finished_sweep, problem, row, subject
 
-from fp8tune.choose.verdict import WORDS, Kept
 from fp8tune.records import Problem, Status
 from fp8tune.render import legend
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.render.fields import faults
+from fp8tune.stats.study import Precedence, Verdict
 from fp8tune.store.results import Store
 
 SHAPES = ((16640, 5120), (65536, 5120), (131072, 1408))
@@ -99,7 +99,7 @@ def test_filters_and_order(database: Path, arguments: list[str], sizes: list[int
         (["--verdict", "certifed"], "did you mean certified"),
         (["--top", "0"], "--top"),
         (["--sort", "size"], "'shape', 'time', 'share', 'gain', 'noise'"),
-        (["--published", "--sort", "time"], "are for picks"),
+        (["--failed", "--sort", "time"], "are for picks"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_says_what_there_is(database: Path, arguments: list[str], says: str) -> None:
@@ -124,8 +124,8 @@ def test_markdown_and_a_legend_of_what_is_printed(database: Path) -> None:
 
 
 def test_every_verdict_and_reason_has_its_line_in_the_legend() -> None:
-    assert set(legend.VERDICTS) == set(WORDS)
-    assert set(legend.WHY_NOT) == {str(kept) for kept in Kept if kept}
+    assert set(legend.VERDICTS) == set(Verdict)
+    assert set(legend.WHY_NOT) == set(filter(None, Precedence))
     assert set(legend.STATUSES) == set(map(str, Status))
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from places import ROOT
 
-from fp8tune.export.formats.known import FORMATS
 from fp8tune.records import Status
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.results import Store
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
+from fp8tune.tables import formats
 from fp8tune_kernels.spec import CHECKS
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -47,7 +47,7 @@ def rows(page: str, header: str) -> list[str]:
 
 
 def test_the_pages_list_every_format_and_check() -> None:
-    assert {row.strip("`") for row in rows("export-for-others.md", "`--for`")} == {*FORMATS}
+    assert {row.strip("`") for row in rows("export-for-others.md", "`--for`")} == {*formats.names()}
     assert tuple(row.strip("`") for row in rows("record.md", "`--check`")) == CHECKS
 
 

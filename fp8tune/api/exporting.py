@@ -30,12 +30,9 @@ class Exported:
         return next(iter(self.files.values()))
 
     def write(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write the files that are stale below a folder, all or none; returns all paths. Raises UsageError."""
-        targets = files.targets(
-            [files.File(PurePosixPath(path), text) for path, text in self.files.items()], Path(folder)
-        )
-        files.write(targets)
-        return [target.path for target in targets]
+        """Write the files below a folder, and return their paths. Each appears whole. Raises UsageError."""
+        exported = [files.File(PurePosixPath(path), text) for path, text in self.files.items()]
+        return list(files.write(exported, Path(folder)))
 
 
 def export(

@@ -80,9 +80,8 @@ def explain(
 
     A shape that fits several problems is an error that lists them. Needs no GPU.
     """
-    from fp8tune.adapter import read_studies
+    from fp8tune.adapter import Explanation, read_studies
     from fp8tune.render.explanation import print_explanation
-    from fp8tune.stats.explain import Explanation
     from fp8tune.stats.rank import TIMED_KINDS
     from fp8tune.store import names
 

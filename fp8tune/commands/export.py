@@ -208,18 +208,19 @@ def _export_for(options: ExportOptions, name: str) -> None:
         written = [files.File(PurePosixPath(output.name + end), text) for end, text in ends] if output else []
     else:
         written = adapter.format_files(picks, name, Options(parse_sizes(options.sizes), options.dtype, within, notice))
-    targets = files.targets(written, folder)
     first = written[0].path.parts[0] if written else ""
     next = load(name).next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
     state = "stale" if options.check else "would be written" if options.dry else "written"
-    if state == "written":
-        files.write(targets)
+    states = {
+        path: state if is_changed else "unchanged"
+        for path, is_changed in files.write(written, folder, is_dry=state != "written").items()
+    }
     if options.json:
-        print_json(render_given.summary(picks, name, targets, state, next, shrunk))
+        print_json(render_given.summary(picks, name, states, next, shrunk))
     else:
-        for target in targets:
-            print(f"{target.path}: {state if target.is_stale else 'unchanged'}")
+        for path, text in states.items():
+            print(f"{path}: {text}")
         if state == "written":
             print(f"next: {next}")
-    if options.check and any(target.is_stale for target in targets):
+    if options.check and "stale" in states.values():
         raise typer.Exit(1)

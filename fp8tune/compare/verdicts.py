@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache
 
-from fp8tune.stats.estimate import Estimate, estimate, t_quantile, weighted
+from fp8tune.stats.estimate import Estimate, estimate, t_quantile
 
 SLOWDOWN = math.log(1.005)
 """A REGRESSION must be proven to be worse by more than this, an IMPROVEMENT to be better."""
@@ -118,3 +118,12 @@ def _noncentrality(level: float, df: float) -> float:
 
     bound = t_quantile(1 - level, df)
     return float(brentq(lambda nc: nct.sf(bound, df, nc) - POWER, 0, 10 * bound + 20))
+
+
+def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
+    """Return a weighted sum of independent estimates, its degrees of freedom by Welch and Satterthwaite."""
+    variances = [(weight * part.error) ** 2 for weight, part in parts]
+    total = math.fsum(variances)
+    shares = math.fsum(variance**2 / part.df for variance, (_, part) in zip(variances, parts, strict=True))
+    df = total**2 / shares if shares else min(part.df for _, part in parts)
+    return Estimate(math.fsum(weight * part.mean for weight, part in parts), math.sqrt(total), df)

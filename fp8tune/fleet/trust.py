@@ -16,7 +16,7 @@ from fp8tune.measure import health
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.records import Device, Status
-from fp8tune.stats.calibration import COPY, Source, are_peers, calibration_of
+from fp8tune.stats.calibration import COPY, are_peers, calibration_of, is_calibrated
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweep.calibrate import arms_of, calibrate
@@ -160,19 +160,16 @@ class Guard:
             spent_s: Seconds that the look at the GPU took.
         """
         self.waits_for_finals = not work_s
-        if self.waits_for_finals or self._source() is Source.OWN:
+        device = self.backend.device
+        values, is_own = calibration_of(device, self.store.calibrations(device))
+        if self.waits_for_finals or is_own:
             return ()
         if CALIBRATION_S + spent_s <= CALIBRATION_SHARE * min(left_s, work_s) or left_s == math.inf:
             for _ in calibrate(self.store, self.backend, command="fp8tune calibrate"):
                 pass
             return ()
-        is_lent = self._source() is Source.PEERS
-        what = "the calibration of GPUs of its name is taken" if is_lent else "the defaults are taken"
+        what = "the calibration of GPUs of its name is taken" if is_calibrated(values) else "the defaults are taken"
         return (f"not calibrated, {what}: its own takes longer than it saves",)
-
-    def _source(self) -> Source:
-        device = self.backend.device
-        return calibration_of(device, self.store.calibrations(device))[1]
 
 
 def prepare(store: Store, backend: Backend, left_s: float = math.inf, work_s: float = math.inf) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fp8tune.adapter import Attempt, Explanation, reasons
 from fp8tune.ceiling import ceiling_of
 from fp8tune.lookups import Lookup
 from fp8tune.records import NamedInts, Status
@@ -22,7 +23,6 @@ from fp8tune.render.terminal import (
     slower,
     terminal_width,
 )
-from fp8tune.stats.explain import Attempt, Explanation
 from fp8tune.stats.pairs import Pairs
 from fp8tune.stats.study import Precedence, Rival, Stage
 from fp8tune_kernels.runtime.chain import Step
@@ -80,9 +80,9 @@ def _reports(found: Explanation, top: int) -> Iterator[Report[Any]]:
             yield Report(f"{title}{cut}", _columns(rows, stage), rows[:top])
     if found.pairs is not None and len(found.pairs.configs) > 1:
         yield _matrix(found.pairs, [one.config for one in timed if one.stage is Stage.FINAL][:top])
-    if reasons := list(_untimed(found).items()):
-        cut = f"; the first {top} of {len(reasons)} reasons" if len(reasons) > top else ""
-        yield Report(f"configs without a time{cut}", UNTIMED, reasons[:top])
+    if failures := list(_untimed(found).items()):
+        cut = f"; the first {top} of {len(failures)} reasons" if len(failures) > top else ""
+        yield Report(f"configs without a time{cut}", UNTIMED, failures[:top])
 
 
 def _untimed(found: Explanation) -> Counter[tuple[Status, str]]:
@@ -147,7 +147,7 @@ def _matrix(pairs: Pairs, configs: Sequence[NamedInts | None]) -> Report[int]:
 def _verdict(found: Explanation) -> Iterator[str]:
     yield f"why the verdict is {found.study.choice.verdict}"
     width = terminal_width()
-    for step in found.reasons():
+    for step in reasons(found):
         yield from folded(step, width, "  ")
     rival, precedence = found.study.next_best, found.study.precedence
     if rival is not None and precedence is not Precedence.NONE:

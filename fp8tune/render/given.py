@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8tune.records import NamedInts
@@ -15,14 +16,13 @@ from fp8tune.tables.picks import KernelPicks, Pick
 
 if TYPE_CHECKING:
     from fp8tune.stats.shared import Cover
-    from fp8tune.tables.files import Target
     from fp8tune.tables.formats.diff import Shrunk
 
 
 def summary(
-    kernels: Sequence[KernelPicks], name: str, files: Sequence[Target], state: str, next: str, shrunk: Shrunk | None
+    kernels: Sequence[KernelPicks], name: str, files: Mapping[Path, str], next: str, shrunk: Shrunk | None
 ) -> Object:
-    """``export --for --json``. ``state`` of a file: written, would be written, stale, or unchanged; times in us."""
+    """``export --for --json``. Files have a state: written, would be written, stale, or unchanged; times in us."""
     document: dict[str, object] = {
         "format": name,
         "kernel": kernels[0].kernel,
@@ -41,7 +41,7 @@ def summary(
             for kernel in kernels
             for pick in kernel.picks
         ],
-        "files": [{"path": str(file.path), "state": state if file.is_stale else "unchanged"} for file in files],
+        "files": [{"path": str(path), "state": state} for path, state in files.items()],
         "notices": [line for kernel in kernels for line in kernel.notices],
         "next": next,
     }

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TypeVar
 
 from fp8tune import adapter
+from fp8tune.adapter import Explanation
 from fp8tune.ceiling import Bound, ceiling_of
 from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.view import Column
-from fp8tune.stats.explain import Explanation
 from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
 from fp8tune.store.outcomes import NO_HISTORY, History

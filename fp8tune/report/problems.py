@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fp8tune.adapter import Attempt, Explanation, reasons
 from fp8tune.records import NamedInts, Status
 from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
 from fp8tune.report.contents import Row, day, device_name
 from fp8tune.report.view import Column, Part, Picture, Value, View, table
-from fp8tune.stats.explain import Attempt, Explanation
 from fp8tune.stats.study import Stage
 
 DRAWN = 2000
@@ -26,7 +26,7 @@ def view(row: Row) -> View:
     """All that is known of one row; without its configs where the report has too many."""
     found = row.study
     title = f"{found.problem.kernel}, {found.problem.shape}, {row.device}"
-    said = " ".join(row.explanation.reasons()) if row.explanation is not None else "Its configs are not in this report."
+    said = " ".join(reasons(row.explanation)) if row.explanation is not None else "Its configs are not in this report."
     parts = () if row.explanation is None else tuple(_parts(row.explanation))
     return View(row.id, title, said, parts, tuple(_facts(row)))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -29,24 +28,13 @@ MORE = 2, 4, 8  # times the first processes, for later decisions
 SPARE = 0.8  # of the keep band, for the bound between two equal configs at the first decision
 
 
-class Source(StrEnum):
-    """Owner of the calibration that a device uses."""
-
-    OWN = "own"
-    PEERS = "peers"
-    """Devices of the same name, driver and versions."""
-    NONE = "none"
-
-
 def is_calibrated(values: Mapping[str, float]) -> bool:
     """Return True if the values are a calibration's: a sweep alone measures the copy rate."""
     return PROCESS_SD in values and BLOCK_SD in values
 
 
-def calibration_of(
-    device: Device, measured: Mapping[Device, Mapping[str, float]]
-) -> tuple[Mapping[str, float], Source]:
-    """Return the values that a device uses, of everything measured on devices of its name, the newest last.
+def calibration_of(device: Device, measured: Mapping[Device, Mapping[str, float]]) -> tuple[dict[str, float], bool]:
+    """Return the values that a device uses, and True if they are its own, of all of its name, the newest last.
 
     Its own calibration comes first, also one with another torch or Triton: noise is the hardware's and the driver's.
     Else the largest spreads and tick of its peers, which differ in nothing but the UUID. Without any, only what sweeps
@@ -54,17 +42,15 @@ def calibration_of(
     """
     own = dict(measured.get(device, {}))
     if is_calibrated(own):
-        return own, Source.OWN
+        return own, True
     calibrated = {other: values for other, values in measured.items() if is_calibrated(values)}
     earlier = [values for other, values in calibrated.items() if _is_same_gpu(other, device)]
     if earlier:
-        return {**earlier[-1], **own}, Source.OWN
+        return {**earlier[-1], **own}, True
     peers = [values for other, values in calibrated.items() if are_peers(other, device)]
-    if not peers:
-        return own, Source.NONE
     # The largest values ask for more processes rather than for fewer.
-    largest = {name: max(values.get(name, 0.0) for values in peers) for name in SHARED}
-    return {**{name: value for name, value in largest.items() if value}, **own}, Source.PEERS
+    largest = {name: max((values.get(name, 0.0) for values in peers), default=0.0) for name in SHARED}
+    return {**{name: value for name, value in largest.items() if value}, **own}, False
 
 
 def _is_same_gpu(first: Device, second: Device) -> bool:
@@ -80,14 +66,9 @@ def are_peers(first: Device, second: Device) -> bool:
 def plan_for(values: Mapping[str, float], standard: MeasuringPlan = PLAN) -> MeasuringPlan:
     """Return the measuring plan of a calibrated device; ``standard`` without a calibration.
 
-    With ``p`` and ``b`` the spreads of a config from process to process and from block to block:
-
-    - *rounds*: the fewest of 4 to 6 with which blocks add at most a quarter to the variance, ``b^2/R <= p^2/4``;
-    - *processes*: the fewest of 4 to 12 that prove two equal configs to be within the keep band at the first decision.
-      Their difference in one process has the standard deviation ``d = sqrt(2 (p^2 + b^2 / R))``, and its one-sided
-      bound over ``n`` of them is ``t(n - 1) d / sqrt(n)``. It may be 4/5 of the band;
-    - *bands*: where even the most processes do not prove that, the keep band is what they do prove. The tie band keeps
-      its proportion to it, and the band of the coarse pass is at least 4 standard deviations of a difference there.
+    Rounds are the fewest with which blocks add at most a quarter to a process's variance. Processes are the fewest that
+    prove two equal configs to be within the keep band at the first decision; where even the most do not, the keep band
+    becomes what they prove, the tie band keeps its proportion to it, and that of the coarse pass is at least 4 sigmas.
     """
     if not is_calibrated(values):
         return standard
@@ -127,20 +108,13 @@ def spreads(blocks: Sequence[Block]) -> dict[str, float]:
     The blocks' spread is the median process's: now and then a block takes several times as long, and one of four times
     among 360 would make 0.5 % look like 7 %.
     """
-    matrices = list(_by_process(blocks))
-    rounds = matrices[0].shape[1]
-    block_variance = float(np.median([_variance(logs) for logs in matrices]))
+    ordered = sorted((block.process, block.config.canonical, block.round, block.time_us) for block in blocks)
+    processes, configs, rounds = (len({row[place] for row in ordered}) for place in range(3))
+    logs = np.log([time_us for *_, time_us in ordered]).reshape(processes, configs, rounds)
+    block_variance = float(np.median([_variance(of_process) for of_process in logs]))
     of_processes = np.array([list(of_config.values()) for of_config in process_values(blocks).values()])
     process_variance = max(0.0, _variance(of_processes) - block_variance / rounds)
     return {PROCESS_SD: math.sqrt(process_variance), BLOCK_SD: math.sqrt(block_variance)}
-
-
-def _by_process(blocks: Sequence[Block]) -> Iterator[Matrix]:
-    """Yield a matrix of log times for each process, indexed by config and round."""
-    rounds = len({block.round for block in blocks})
-    for process in sorted({block.process for block in blocks}):
-        own = sorted((b.config.canonical, b.round, b.time_us) for b in blocks if b.process == process)
-        yield np.log([time_us for *_, time_us in own]).reshape(-1, rounds)
 
 
 def _variance(logs: Matrix) -> float:

@@ -21,26 +21,19 @@ class MeasuringPlan:
     """Amount of measuring, and the error rates that picks are held to. A device's calibration may change it."""
 
     screen_rounds: int = 3
-    screen_band: float = 0.04
-    """Finalists lie within this share of the apparent best, or within ``screen_sigmas``, whichever is more."""
+    screen_band: float = 0.04  # finalists lie within this share of the apparent best, or within the sigmas below
     screen_sigmas: float = 4.0
     finalists: int = 8
     processes: int = 6
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
-    """Totals that an open study is extended to. Simulated, two sweeps from scratch agree on 89 % of rows with at most
-    24 processes and on 91.5 % with 48."""
-    tie_band: float = 0.01
-    """Configs within this share of the fastest are equally good: repeated sweeps swap them at random."""
-    keep_band: float = 0.015
-    """The current config stays until another is proven faster by more than this share."""
+    """Totals that an open study is extended to: two sweeps agree on 89 % of rows with 24, and on 91.5 % with 48."""
+    tie_band: float = 0.01  # configs this near the fastest are equally good: repeated sweeps swap them at random
+    keep_band: float = 0.015  # the current config stays until another is proven faster by more than this
     alpha: float = 0.025
-    fastest: int = 2
-    """Finalists that are chosen by their coarse time alone; the others are the likeliest picks."""
-    screen_error: float = 0.006
-    """Standard deviation of a coarse log time: one process, and what drifts within a round."""
-    edge_sigmas: float = 1.5
-    """A config this near the edge of the tie band may be on its other side in the next sweep."""
+    fastest: int = 2  # finalists by their coarse time alone; the others are the likeliest picks
+    screen_error: float = 0.006  # standard deviation of a coarse log time
+    edge_sigmas: float = 1.5  # a config this near the edge of the tie band may change sides in the next sweep
 
     @property
     def decisions(self) -> int:
@@ -57,24 +50,15 @@ PLAN = MeasuringPlan()
 
 
 def decide(
-    values: Values,
-    *,
-    current: NamedInts | None,
-    default: NamedInts | None,
-    axes: Axes,
-    plan: MeasuringPlan = PLAN,
+    values: Values, current: NamedInts | None, default: NamedInts | None, axes: Axes, plan: MeasuringPlan = PLAN
 ) -> Decision:
-    """Decide between finalists by one value for each config and process.
+    """Decide between finalists by one value for each config and process. Raises ValueError without values.
 
     The current config stays unless another is proven faster by more than the keep band. Otherwise the pick is the first
     within the tie band of the fastest: the default, then canonical order. Nothing replaces the default that is not
     proven faster.
-
-    Raises:
-        ValueError: There are no values.
     """
-    pairs = Pairs.of(values, default, axes, plan.alpha_per_look)
-    return _decide(pairs, current, default, plan)
+    return _decide(Pairs.of(values, default, axes, plan.alpha_per_look), current, default, plan)
 
 
 def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, plan: MeasuringPlan) -> Decision:
@@ -89,14 +73,11 @@ def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, 
     return _explained(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
 
 
-def decide_finals(finals: Finals, *, current: NamedInts | None, default: NamedInts | None, axes: Axes) -> Decision:
-    """Decide between finalists by the bands that their sweep used.
+def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts | None, axes: Axes) -> Decision:
+    """Decide between finalists by the bands that their sweep used. Raises ValueError without finals.
 
     Below the floor, a tick of the timer is over 0.25 % of a time and widens every bound. Only a difference that is
     proven by more than a tick then replaces the config that a launch uses today: the current one, else the default.
-
-    Raises:
-        ValueError: There are no finals.
     """
     floor_us, plan = max(times.run.floor_us for times in _all(finals)), plan_of(finals)
     values = process_values(blocks_of(finals))
@@ -122,14 +103,10 @@ def decide_finals(finals: Finals, *, current: NamedInts | None, default: NamedIn
 
 
 def decide_study(study: Study) -> Study:
-    """Return the study with its decision: by its finals, or by the coarse pass if it has none.
-
-    Raises:
-        ValueError: The study has no result with a time.
-    """
+    """Return the study with its decision, by its finals or else by the coarse pass. Raises ValueError without times."""
     if not study.finals or study.version is None:
         return replace(study, decision=_reject_cached(study, _decide_coarse(study)))
-    decision = decide_finals(study.finals, current=study.current, default=study.default, axes=study.axes)
+    decision = decide_finals(study.finals, study.current, study.default, study.axes)
     control = next((result for result in study.results if result.control), None)
     noise = None if control is None else control_difference(control.finals, control.control)
     return replace(study, decision=_reject_cached(study, decision), noise=noise)
@@ -171,21 +148,13 @@ def _reject_cached(study: Study, decision: Decision) -> Decision:
 
 
 def plan_of(finals: Finals) -> MeasuringPlan:
-    """Return the plan with the widest bands of all runs that some finals come from.
-
-    Raises:
-        ValueError: There are no finals.
-    """
+    """Return the plan with the widest bands of all runs that some finals come from."""
     runs = [times.run for times in _all(finals)]
     return MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
 
 
-def pairs_of(finals: Finals, *, default: NamedInts | None, axes: Axes) -> Pairs:
-    """Compare all pairs of finalists, as :func:`decide_finals` does.
-
-    Raises:
-        ValueError: There are no finals.
-    """
+def pairs_of(finals: Finals, default: NamedInts | None, axes: Axes) -> Pairs:
+    """Compare all pairs of finalists, as :func:`decide_finals` does."""
     return Pairs.of(process_values(blocks_of(finals)), default, axes, plan_of(finals).alpha_per_look)
 
 
@@ -197,10 +166,7 @@ def _all(finals: Finals) -> list[ProcessTimes]:
 
 
 def control_difference(default: Sequence[ProcessTimes], control: Sequence[ProcessTimes]) -> float | None:
-    """Return the difference between the default and its A/A control, as a share.
-
-    None if no process timed both.
-    """
+    """Return the difference between the default and its A/A control, as a share; None if no process timed both."""
     second_name = NamedInts(duplicate=1)
     values = process_values(blocks_of({NamedInts(): default, second_name: control}))
     first, second = values.get(NamedInts(), {}), values.get(second_name, {})
@@ -209,20 +175,9 @@ def control_difference(default: Sequence[ProcessTimes], control: Sequence[Proces
 
 
 def processes_to_settle(
-    finals: Finals,
-    totals: Sequence[int],
-    *,
-    current: NamedInts | None,
-    default: NamedInts | None,
-    axes: Axes,
+    finals: Finals, totals: Sequence[int], current: NamedInts | None, default: NamedInts | None, axes: Axes
 ) -> int:
-    """Return the first of ``totals`` processes after which the study is settled, if later ones turn out alike.
-
-    The last total if none settles it.
-
-    Raises:
-        ValueError: There are no finals.
-    """
+    """Return the first of some totals of processes that settles the study if later ones turn out alike, or the last."""
     count = min(len(of_config) for of_config in finals.values())
     for total in totals:
         # A repeated process gets a new number: two with the same name would count as one.
@@ -230,7 +185,7 @@ def processes_to_settle(
             config: [replace(of_config[n % count], process=f"{n}") for n in range(total)]
             for config, of_config in finals.items()
         }
-        if not decide_finals(repeated, current=current, default=default, axes=axes).needs_more:
+        if not decide_finals(repeated, current, default, axes).needs_more:
             return total
     return max(totals)
 
@@ -250,32 +205,19 @@ def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decisi
         verdict = Verdict.CERTIFIED
     elif upper > keep:
         verdict = Verdict.AMBIGUOUS
+    lower, upper = math.expm1(pairs.lower[pick, runner_up]), math.expm1(upper)
+    ratios = {rival: math.exp(pairs.mean[place, pick]) for place, rival in enumerate(pairs.configs)}
     return Decision(
-        pick=config,
-        verdict=verdict,
-        time_us=time_us,
-        runner_up=pairs.configs[runner_up],
-        lower=math.expm1(pairs.lower[pick, runner_up]),
-        upper=math.expm1(upper),
-        processes=processes,
-        times_us=times_us,
-        ratios={rival: math.exp(pairs.mean[place, pick]) for place, rival in enumerate(pairs.configs)},
+        config, verdict, time_us, pairs.configs[runner_up], lower, upper, processes, times_us=times_us, ratios=ratios
     )
 
 
 def _unproven(pick: NamedInts, verdict: Verdict, times_us: Mapping[NamedInts, float], processes: int) -> Decision:
     """Return a decision by times that prove nothing; its runner-up is the fastest other config."""
     ratios = {config: time_us / times_us[pick] for config, time_us in times_us.items()}
-    rivals = [config for config in times_us if config != pick]
-    return Decision(
-        pick=pick,
-        verdict=verdict,
-        time_us=times_us[pick],
-        runner_up=min(rivals, key=lambda config: (times_us[config], config.canonical), default=None),
-        processes=processes,
-        times_us=times_us,
-        ratios=ratios,
-    )
+    others = (config for config in times_us if config != pick)
+    runner_up = min(others, key=lambda config: (times_us[config], config.canonical), default=None)
+    return Decision(pick, verdict, times_us[pick], runner_up, processes=processes, times_us=times_us, ratios=ratios)
 
 
 def _explained(decision: Decision, precedence: Precedence) -> Decision:

@@ -38,12 +38,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
-    """Return the trimmed mean of independent values, with the error from their winsorized variance.
+    """Return the trimmed mean of independent values, with the error of Tukey and McLaughlin (1963).
 
-    Without trimming it is Student's t; with it, the statistic of Tukey and McLaughlin (1963).
-
-    Raises:
-        ValueError: There are fewer than two values, or one is not finite.
+    Raises ValueError for fewer than two finite values.
     """
     if len(values) < 2 or not all(map(math.isfinite, values)):
         raise ValueError(f"an error needs two finite values, got {list(values)[:4]}")
@@ -55,15 +52,6 @@ def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
     squares = math.fsum((value - center) ** 2 for value in winsorized)
     df = len(middle) - 1
     return Estimate(math.fsum(middle) / len(middle), math.sqrt(squares / (len(middle) * df)), df)
-
-
-def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:
-    """Return a weighted sum of independent estimates, its degrees of freedom by Welch and Satterthwaite."""
-    variances = [(weight * part.error) ** 2 for weight, part in parts]
-    total = math.fsum(variances)
-    shares = math.fsum(variance**2 / part.df for variance, (_, part) in zip(variances, parts, strict=True))
-    df = total**2 / shares if shares else min(part.df for _, part in parts)
-    return Estimate(math.fsum(weight * part.mean for weight, part in parts), math.sqrt(total), df)
 
 
 @functools.cache

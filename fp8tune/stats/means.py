@@ -16,10 +16,8 @@ Group = TypeVar("Group", bound=Hashable)
 def trimmed_mean(values: Iterable[float]) -> float:
     """Return the mean without a quarter of the values, rounded down, at each end.
 
-    It is the value of a block over its samples, and of a process over its blocks.
-
-    Raises:
-        ValueError: There are no values, or one is not finite.
+    It is the value of a block over its samples, and of a process over its blocks. Raises ValueError without values, and
+    for one that is not finite.
     """
     ordered = sorted(_finite(values))
     cut = int(TRIMMED_SHARE * len(ordered))
@@ -27,20 +25,12 @@ def trimmed_mean(values: Iterable[float]) -> float:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the middle value, or the mean of the two middle ones.
-
-    Raises:
-        ValueError: There are no values, or one is not finite.
-    """
+    """Return the middle value, or the mean of the two middle ones. Raises ValueError as :func:`trimmed_mean` does."""
     return statistics.median(_finite(values))
 
 
 def geomean(ratios: Iterable[float]) -> float:
-    """Return the geometric mean, which is the right one for ratios.
-
-    Raises:
-        ValueError: There are no values, or one is not finite and positive.
-    """
+    """Return the geometric mean, which is the right one for ratios. Raises ValueError for what is not positive."""
     checked = _finite(ratios)
     if min(checked) <= 0:
         raise ValueError(f"a geometric mean needs positive values, got {min(checked)}")

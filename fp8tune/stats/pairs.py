@@ -1,7 +1,7 @@
 """Paired comparison of finalists.
 
-A config's times agree far better within a process than between processes, so the process is the unit of replication.
-Every process contributes one value for each config, and nothing downstream looks inside of one.
+A config's times agree far better within a process than between processes, so the process is the unit of replication:
+each contributes one value for each config.
 """
 
 from __future__ import annotations
@@ -19,15 +19,9 @@ from fp8tune.records import NamedInts, ProcessTimes
 from fp8tune.stats.estimate import t_quantile
 from fp8tune.stats.means import TRIMMED_SHARE
 
-Axes = Sequence[tuple[str, Sequence[int]]]
-"""The declared grid: axis names with their values, in declaration order."""
-
+Axes = Sequence[tuple[str, Sequence[int]]]  # axis names with their values, in declaration order
 Finals = Mapping[NamedInts, Sequence[ProcessTimes]]
-"""Finals of each finalist."""
-
-Values = Mapping[NamedInts, Mapping[str, float]]
-"""Config -> process -> log microseconds."""
-
+Values = Mapping[NamedInts, Mapping[str, float]]  # config -> process -> log microseconds
 Matrix = NDArray[np.float64]
 Key = TypeVar("Key", str, int)
 
@@ -60,29 +54,20 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
     processes: dict[str, dict[int, dict[NamedInts, float]]] = {}
     for block in blocks:
         processes.setdefault(block.process, {}).setdefault(block.round, {})[block.config] = math.log(block.time_us)
-    # Processes with the same configs and number of rounds are computed together, which is ten times as fast.
-    alike: dict[tuple[tuple[NamedInts, ...], int], dict[str, list[list[float]]]] = {}
+    values: dict[NamedInts, dict[str, float]] = {}
     for process, rounds in sorted(processes.items()):
         configs, numbers = largest_block(rounds)
-        logs = [[rounds[number][config] for config in configs] for number in numbers]
-        alike.setdefault((tuple(configs), len(numbers)), {})[process] = logs
-    by_process: dict[str, dict[NamedInts, float]] = {}
-    for (names, _), logs_of in alike.items():
-        stacked = np.array(list(logs_of.values()))  # process, round, config
-        centres = stacked.mean(axis=2, keepdims=True)
-        means = centres[..., 0].mean(axis=1, keepdims=True) + _trimmed_mean(stacked - centres)
-        for process, row in zip(logs_of, means.tolist(), strict=True):
-            by_process[process] = dict(zip(names, row, strict=True))
-    values: dict[NamedInts, dict[str, float]] = {}
-    for process in sorted(by_process):
-        for config, value in by_process[process].items():
-            values.setdefault(config, {})[process] = value
+        logs = np.array([[rounds[number][config] for config in configs] for number in numbers])
+        centres = logs.mean(axis=1, keepdims=True)
+        means = centres.mean() + _trimmed_mean(logs - centres)
+        for config, mean in zip(configs, means.tolist(), strict=True):
+            values.setdefault(config, {})[process] = mean
     return values
 
 
 def _trimmed_mean(logs: Matrix) -> Matrix:
-    cut = int(TRIMMED_SHARE * logs.shape[1])
-    mean: Matrix = np.sort(logs, axis=1)[:, cut : logs.shape[1] - cut].mean(axis=1)
+    cut = int(TRIMMED_SHARE * len(logs))
+    mean: Matrix = np.sort(logs, axis=0)[cut : len(logs) - cut].mean(axis=0)
     return mean
 
 
@@ -93,33 +78,26 @@ def residuals(logs: Matrix) -> Matrix:
 
 
 def largest_block(rows: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:
-    """Return the largest block of configs and rows without gaps.
+    """Return the largest block of configs and rows without gaps. Raises ValueError without rows.
 
     Candidates are the sets of configs that occur, and the intersection of any two of them.
-
-    Raises:
-        ValueError: There are no rows.
     """
     if not rows:
         raise ValueError("no values")
     sets = {frozenset(configs) for configs in rows.values()}
     if len(sets) > 1:
         sets |= {first & second for first, second in itertools.combinations(sets, 2)} - {frozenset()}
-    blocks = [
-        (
-            sorted(configs, key=lambda config: config.canonical),
-            sorted(row for row, present in rows.items() if configs <= set(present)),
-        )
-        for configs in sets
-    ]
+    blocks = []
+    for configs in sets:
+        complete = sorted(row for row, present in rows.items() if configs <= set(present))
+        blocks.append((sorted(configs, key=lambda config: config.canonical), complete))
     return min(blocks, key=lambda block: (-len(block[0]) * len(block[1]), -len(block[0]), str(block[0])))
 
 
 def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
     """Return a sort key for configs that are equally fast.
 
-    Fewer stages come first, then fewer warps, then the declared order of each axis's values, then the text. Values that
-    no axis declares come last.
+    Fewer stages come first, then fewer warps, then each axis's values as declared (others last), then the text.
     """
     places = {name: {value: place for place, value in enumerate(values)} for name, values in axes}
 
@@ -140,13 +118,10 @@ class Pairs:
     """
 
     configs: list[NamedInts]
-    logs: Matrix
-    """Log microseconds, indexed by config and process."""
+    logs: Matrix  # log microseconds, indexed by config and process
     mean: Matrix
-    error: Matrix
-    """Standard errors of the mean; infinite with one process."""
-    quantile: float
-    """Standard errors from the mean to its one-sided bound."""
+    error: Matrix  # standard errors of the mean; infinite with one process
+    quantile: float  # standard errors from the mean to its one-sided bound
 
     @classmethod
     def of(cls, values: Values, default: NamedInts | None, axes: Axes, alpha: float) -> Pairs:
@@ -189,8 +164,7 @@ class Pairs:
     def first_tied(self, band: float, default: int | None) -> int:
         """Return the first config within ``band`` of the fastest, with a standard error to spare.
 
-        If the default is not within the band, the config must also be proven faster than the default; the default
-        itself is returned if none is.
+        If the default is not within the band, it must also be proven faster than the default, which is taken otherwise.
         """
         tied = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band).tolist()
         if default is None or default in tied:

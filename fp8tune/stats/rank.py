@@ -1,7 +1,4 @@
-"""Choice of the studies that answer a question: one problem on one kind of device.
-
-Studies of two kernel versions, GPUs or drivers are never mixed.
-"""
+"""Choice of the studies that answer a question. Two kernel versions, GPUs or drivers are never mixed."""
 
 from __future__ import annotations
 
@@ -13,22 +10,19 @@ from fp8tune.records import ComparableRows, Device, Kind, Problem
 from fp8tune.stats.means import grouped
 from fp8tune.stats.study import Study
 
-TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)
-"""Kinds of rows that carry times, the most trusted first."""
+TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)  # the most trusted first
+Pool = TypeVar("Pool", Study, ComparableRows)  # rows that compare with each other
 
 _REST = attrgetter("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode", "seed")
 
 
-Pool = TypeVar("Pool", Study, ComparableRows)
-"""Rows that compare with each other: a study, or the store's summary of one."""
-
-
 def competing(pools: Iterable[Pool]) -> list[Pool]:
     """Return the pool that answers each question, and all pools that hold no times."""
-    timed, rest = list[Pool](), list[Pool]()
+    timed: list[Pool] = []
+    rest: list[Pool] = []
     for pool in pools:
         (timed if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
-    return [*_answers(timed), *rest]
+    return _answers(timed) + rest
 
 
 def answering(pools: Iterable[Pool]) -> list[Pool]:

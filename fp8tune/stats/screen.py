@@ -23,15 +23,11 @@ def choose_finalists(
 ) -> tuple[NamedInts, ...]:
     """Return the configs that go to the finals, in canonical order.
 
-    These are the timed ones of ``always``, the fastest two, and those likeliest to be the pick, which is the first in
-    canonical order within the tie band. The next fastest take the places that are left.
+    These are the timed ones of ``always``, even if they exceed ``plan.finalists``, the fastest two, and those likeliest
+    to be the pick, which is the first in canonical order within the tie band. The next fastest take the places left.
 
-    Args:
-        coarse_us: Block values of each config in microseconds, one for each round, the rounds in order. A config that
-            was left out of later rounds has fewer.
-        axes: The declared grid.
-        always: Configs that are finalists whatever their times, even if that exceeds ``plan.finalists``.
-        plan: Number of finalists and the noise of the coarse pass.
+    ``coarse_us`` has the block values of each config in microseconds, one for each round, the rounds in order. A config
+    that was left out of later rounds has fewer.
     """
     if not coarse_us:
         return ()

@@ -18,14 +18,11 @@ from fp8tune.stats.means import geomean, grouped
 from fp8tune.stats.pairs import Axes, canonical_order
 from fp8tune.stats.study import Study
 
-BOUND = 1.05
-"""Slowdown that a fallback config may have on any measured problem."""
+BOUND = 1.05  # slowdown that a fallback config may have on any measured problem
+KNOWN_SHARE = 0.75  # of the held-out problems must know the time of the nearest key's config before a rule changes
 
-KNOWN_SHARE = 0.75
-"""Share of the held-out problems that must know the time of the nearest key's config before a rule changes."""
-
+# Function from a study, and lookup keys to leave out, to the config of the nearest other key.
 Nearest = Callable[[Study, frozenset[NamedInts]], NamedInts | None]
-"""Function from a study, and lookup keys to leave out, to the config of the nearest other key."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +30,7 @@ class Loss:
     """Slowdown of one config over several problems."""
 
     config: NamedInts
-    mean: float
-    """Geometric mean of its time over the best time."""
+    mean: float  # geometric mean of its time over the best time
     worst: float
 
 
@@ -56,18 +52,15 @@ class Losses:
         rows = [[study.slowdowns.get(config, math.nan) for study in self.studies] for config in self.configs]
         return np.array(rows)
 
-    @cached_property
-    def _logs(self) -> NDArray[np.float64]:
-        return np.log(self.slowdowns)
-
     def covering(self, mask: NDArray[np.bool_] | None = None) -> list[Loss]:
         """Return the configs with a time in every study, or in those of a mask, in canonical order."""
         columns = slice(None) if mask is None else mask
         worst = self.slowdowns[:, columns].max(axis=1)  # NaN where one is
         places = np.flatnonzero(~np.isnan(worst))
+        logs = np.log(self.slowdowns[places][:, columns]).tolist()
         return [
-            Loss(self.configs[place], math.exp(math.fsum(logs) / len(logs)), float(worst[place]))
-            for place, logs in zip(places, self._logs[places][:, columns].tolist(), strict=True)
+            Loss(self.configs[place], math.exp(math.fsum(row) / len(row)), float(worst[place]))
+            for place, row in zip(places, logs, strict=True)
         ]
 
 
@@ -120,11 +113,9 @@ class HeldOut:
 class Regret:
     """Summary of slowdowns under one rule; None where no problem has a time."""
 
-    mean: float | None
-    """Geometric mean."""
+    mean: float | None  # geometric mean
     worst: float | None
-    unknown: int
-    """Problems on which the config has no time."""
+    unknown: int  # problems on which the config has no time
 
 
 def regret(slowdowns: Iterable[float | None]) -> Regret:
@@ -137,13 +128,8 @@ def regret(slowdowns: Iterable[float | None]) -> Regret:
 def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest) -> list[HeldOut]:
     """Leave out each shape in turn with all that share its lookup keys, and look it up as one that nobody measured.
 
-    Measured problems stand for unseen ones, so nothing new is timed. Where no config covers the other shapes, a lookup
-    gives the declared default.
-
-    Args:
-        studies: Studies of one kernel, which the fallback config is chosen from.
-        others: Studies of devices that share these rows without a say in the fallback.
-        nearest: Lookup of the nearest key that is not left out.
+    The fallback config is chosen from the other ``studies`` of one kernel; it is the declared default where no config
+    covers them. ``others`` are of devices that share these rows without a say in the fallback.
     """
     chosen = [study for study in studies if study.is_usable]
     if not chosen:
@@ -164,16 +150,12 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
 
 
 def prefers_nearest(held_out: Sequence[HeldOut], current: bool | None = None) -> bool:
-    """Decide if unseen keys take the row of the nearest key instead of the fallback row.
+    """Decide if unseen keys take the row of the nearest key instead of the fallback row, on all devices of an arch.
 
-    The nearest row must lose less in the geometric mean. The rule of the current table stays until the other is proven
-    to lose less by more than the keep band, over problems: noise alone can give one problem a config that is 3 % apart.
-    A problem on which the nearest row's config was never timed says nothing, and with fewer than three quarters known
-    the current rule stays. A nearest config that failed rules it out.
-
-    Args:
-        held_out: Problems of one kernel on all devices of an arch.
-        current: Rule of the committed table; None without one.
+    The nearest row must lose less in the geometric mean. The rule of the ``current`` table stays until the other is
+    proven to lose less by more than the keep band: noise alone can give one problem a config that is 3 % apart. A
+    problem on which the nearest row's config was never timed says nothing, and with fewer than three quarters known the
+    current rule stays. A nearest config that failed rules it out.
     """
     comparable = [item for item in held_out if item.fallback is not None and math.isfinite(item.fallback)]
     if any(item.nearest == math.inf for item in comparable):
@@ -201,25 +183,21 @@ def _key(study: Study) -> NamedInts:
 
 @dataclass(frozen=True)
 class Cover:
-    """A few configs, and what problems lose if they may launch nothing else."""
+    """A few configs, and what problems lose if they may launch nothing else. Losses are shares: 0.02 is 2 %."""
 
-    within: float
-    """Bound on each problem's loss, as a share: 0.02 is 2 %."""
-    configs: tuple[NamedInts, ...]
-    """In canonical order."""
-    chosen: tuple[NamedInts, ...]
-    """The fastest of the set for each problem."""
-    slowdowns: tuple[float, ...]
-    """Time of the chosen config over the best time, for each problem."""
+    within: float  # bound on each problem's loss
+    configs: tuple[NamedInts, ...]  # in canonical order
+    chosen: tuple[NamedInts, ...]  # the fastest of the set for each problem
+    slowdowns: tuple[float, ...]  # time of the chosen config over the best time, for each problem
 
     @property
     def worst(self) -> float:
-        """The largest loss of any problem, as a share."""
+        """The largest loss of any problem."""
         return max(self.slowdowns) - 1
 
     @property
     def mean(self) -> float:
-        """The loss in the geometric mean, as a share."""
+        """The loss in the geometric mean."""
         return geomean(self.slowdowns) - 1
 
 
@@ -227,15 +205,8 @@ def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: A
     """Choose few configs such that each problem has one within a share of its best time.
 
     Greedy: each config is the one for most of the problems that are left, of least worst loss there, and a config that
-    the others make redundant is dropped. Finding the smallest set takes integer programming.
-
-    Args:
-        slowdowns: For each problem, time over the best time of each config that is right there.
-        within: Bound on each problem's loss.
-        axes: The declared grid; ties go to the first config in canonical order.
-
-    Raises:
-        ValueError: There are no problems, or one has no config.
+    the others make redundant is dropped. ``slowdowns`` has, for each problem, the time over the best time of each
+    config that is right there. Raises ValueError without problems, and for a problem without configs.
     """
     if not slowdowns or not all(slowdowns):
         raise ValueError("a problem without times cannot be covered" if slowdowns else "no problems")

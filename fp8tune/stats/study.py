@@ -1,4 +1,4 @@
-"""Records of a tuned problem: the study, its results and the decision. Imports no numerics, so that reading is fast."""
+"""Records of a tuned problem: the study, its results and its decision. Imports no numerics, so that reading is fast."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from functools import cached_property
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.stats.means import trimmed_mean
 
+# Times the copy rate. What is faster came from a cache: reading twice as much as writing reaches 1.06.
 CACHED_RATE = 1.15
-"""Rate over the copy rate above which data came from a cache: reading twice as much as writing reaches 1.06."""
 
 
 class Stage(StrEnum):
     """Phase of a sweep that timed a config. Times of two stages are never compared."""
 
-    COARSE = "screen"
-    """All right configs in one process."""
-    FINAL = "final"
-    """The finalists in fresh processes."""
+    COARSE = "screen"  # all right configs in one process
+    FINAL = "final"  # the finalists in fresh processes
 
 
 class Verdict(StrEnum):
@@ -47,27 +45,18 @@ class Verdict(StrEnum):
 
 
 SETTLED = (Verdict.CERTIFIED, Verdict.NEAR_TIE, Verdict.KEPT_INCUMBENT, Verdict.ONLY)
-"""Verdicts that leave nothing to measure."""
-
 OPEN = (Verdict.AMBIGUOUS, Verdict.UNRESOLVABLE)
-"""Verdicts after finals that could not decide."""
 
 
 class Precedence(StrEnum):
-    """Reason why a faster config is not the pick."""
+    """Reason why the next best config is not the pick, where it is faster or was not confirmed."""
 
     NONE = ""
-    """No config is faster."""
-    TIED = "tied"
-    """All within the tie band are equally fast: the default comes first, then the canonical order."""
-    DEFAULT = "default stays"
-    """No config is proven faster than the default."""
-    CURRENT = "committed stays"
-    """No config is proven faster than the current one by more than the keep band."""
-    TOO_SHORT = "too short"
-    """Times are too short to tell configs apart."""
-    UNCONFIRMED = "coarse pass"
-    """The coarse pass alone timed it, in one process, which proves nothing."""
+    TIED = "tied"  # within the tie band: the default comes first, then the canonical order
+    DEFAULT = "default stays"  # nothing is proven faster than the default
+    CURRENT = "committed stays"  # nothing is proven faster than the current config by more than the keep band
+    TOO_SHORT = "too short"  # times are too short to tell configs apart
+    UNCONFIRMED = "coarse pass"  # the coarse pass alone timed it, in one process, which proves nothing
 
 
 class Origin(StrEnum):
@@ -75,8 +64,7 @@ class Origin(StrEnum):
 
     OWN_TABLE = "own table"
     SHIPPED_TABLE = "shipped table"
-    RECORDING = "recording"
-    """Run-time tuning chose it when the launch was recorded."""
+    RECORDING = "recording"  # run-time tuning chose it when the launch was recorded
     DEFAULT = "default"
 
 
@@ -92,25 +80,19 @@ class Today:
 class Result:
     """One config in one study. Summary, finalist and pick are all this type."""
 
-    config: NamedInts | None
-    """None for a published row whose source names no config."""
+    config: NamedInts | None  # None for a published row whose source names no config
     status: Status = Status.OK
-    coarse_us: float | None = None
-    """Median of the coarse pass, or of published figures."""
-    figures: int = 1
-    """Processes or printed figures that ``coarse_us`` rests on."""
+    coarse_us: float | None = None  # median of the coarse pass, or of published figures
+    figures: int = 1  # processes or printed figures that ``coarse_us`` rests on
     finals: tuple[ProcessTimes, ...] = field(default=(), repr=False)
     control: tuple[ProcessTimes, ...] = field(default=(), repr=False)
     """Finals of the default under its second name: the A/A control."""
-    source: str = ""
-    """Publication that reports it; empty for our own."""
+    source: str = ""  # publication that reports it; empty for our own
     note: str = ""
     facts: Facts = Facts()
     check: str = "exact"
-    """Check that found its outputs right."""
     ceiling_gb_per_s: float | None = None
-    copy_gb_per_s: float | None = None
-    """Rate of a device-to-device copy in the sweep that timed it."""
+    copy_gb_per_s: float | None = None  # rate of a device-to-device copy in the sweep that timed it
     peak_flop_per_s: float | None = None
     newest: float = field(default=0.0, compare=False)
     """Moment when the last of its rows was stored, in seconds since the epoch."""
@@ -124,7 +106,7 @@ class Result:
     def value_us(self) -> float:
         """Time that ranks results within one stage: the median over processes; infinite without a time."""
         if self.finals:
-            return statistics.median(process_us(times) for times in self.finals)
+            return statistics.median(map(process_us, self.finals))
         return math.inf if self.coarse_us is None else self.coarse_us
 
 
@@ -137,19 +119,14 @@ def process_us(times: ProcessTimes) -> float:
 class Decision:
     """The pick of one study. Shares are fractions: 0.01 is one percent."""
 
-    pick: NamedInts
-    """Empty where a published row names no config."""
+    pick: NamedInts  # empty where a published row names no config
     verdict: Verdict
-    time_us: float
-    """Geometric mean over the processes of the finals, or the median of the coarse pass."""
+    time_us: float  # geometric mean over the processes of the finals, or the median of the coarse pass
     runner_up: NamedInts | None = None
     """The fastest other config of the stage that decided. It may be faster than the pick."""
-    lower: float = -math.inf
-    """Lower bound of the pick's slowdown against the runner-up."""
-    upper: float = math.inf
-    """Upper bound of the pick's slowdown against every other finalist."""
-    processes: int = 0
-    """Processes that the decision rests on, or printed figures of a publication."""
+    lower: float = -math.inf  # lower bound of the pick's slowdown against the runner-up
+    upper: float = math.inf  # upper bound of the pick's slowdown against every other finalist
+    processes: int = 0  # processes that the decision rests on, or printed figures of a publication
     is_contested: bool = False
     """True if the pick, or a preferred config, may be on the other side of the edge of the tie band."""
     precedence: Precedence = Precedence.NONE
@@ -179,33 +156,31 @@ class Rival:
     ratio: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Study:
     """All results that compare with each other on one problem and device, the best first, with their decision."""
 
     problem: Problem
     device: Device
     kind: Kind
-    version: KernelVersion | None
-    """None for published rows of another implementation."""
-    results: tuple[Result, ...] = ()
-    """Results with a time; of compiled kernels, all results."""
+    version: KernelVersion | None  # None for published rows of another implementation
+    results: tuple[Result, ...] = ()  # results with a time; of compiled kernels, all results
     failures: Mapping[NamedInts, Status] = field(default_factory=dict)
     """Configs that were tried here and have no time, with the reason."""
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
     flops: int | None = None
-    complete: bool = True
-    """False while a sweep of the problem has begun and not finished."""
-    has_finals: bool = False
-    """True if finals ran, even if none of the results has any."""
+    complete: bool = True  # False while a sweep of the problem has begun and not finished
+    has_finals: bool = False  # True if finals ran, even if none of the results has any
     current: NamedInts | None = None
     """Config in the committed table's row for the key. It stays until another is proven faster."""
     today: Today | None = None
-    decision: Decision | None = None
-    """None until :func:`fp8tune.stats.decide.decide_study`."""
-    noise: float | None = None
-    """Difference between the default and its A/A control, as a share."""
+    decision: Decision | None = None  # None until :func:`fp8tune.stats.decide.decide_study`
+    noise: float | None = None  # difference between the default and its A/A control, as a share
+
+    def __hash__(self) -> int:
+        """Hash what identifies the study: the fields hold mappings."""
+        return hash((self.problem, self.device, self.kind, self.version))
 
     @property
     def newest(self) -> float:
@@ -234,11 +209,7 @@ class Study:
 
     @property
     def choice(self) -> Decision:
-        """The decision of a decided study.
-
-        Raises:
-            ValueError: The study was not decided.
-        """
+        """The decision. Raises ValueError for a study that is not decided."""
         if self.decision is None:
             raise ValueError(f"the study of {self.problem} is not decided")
         return self.decision
@@ -247,11 +218,8 @@ class Study:
     def pick(self) -> Result:
         """Result of the pick."""
         config = self.choice.pick
-        named = (result for result in self.results if result.config == config and result.finals)
-        return next(named, None) or min(
-            (result for result in self.results if (result.config or NamedInts()) == config),
-            key=lambda result: (result.value_us, result.source, result.note),
-        )
+        same = (result for result in self.results if (result.config or NamedInts()) == config)
+        return min(same, key=lambda result: (not result.finals, result.value_us, result.source, result.note))
 
     @cached_property
     def coarse_us(self) -> Mapping[NamedInts, float]:
@@ -281,20 +249,18 @@ class Study:
 
     def rival(self, config: NamedInts) -> Rival | None:
         """Compare a config with the pick, in the finals if both have them, else in the coarse pass."""
-        decision = self.choice
+        decision, coarse_us = self.choice, self.coarse_us
         if config in decision.ratios:
             stage = Stage.FINAL if self.finals else Stage.COARSE
             return Rival(config, stage, decision.times_us[config], decision.ratios[config])
-        if config not in self.coarse_us or decision.pick not in self.coarse_us:
+        if config not in coarse_us or decision.pick not in coarse_us:
             return None
-        time_us = self.coarse_us[config]
-        return Rival(config, Stage.COARSE, time_us, time_us / self.coarse_us[decision.pick])
+        return Rival(config, Stage.COARSE, coarse_us[config], coarse_us[config] / coarse_us[decision.pick])
 
     @cached_property
     def next_best(self) -> Rival | None:
         """The next best config that was timed. It may be faster than the pick."""
-        others = (self.rival(config) for config in self.times_us if config != self.choice.pick)
-        rivals = (rival for rival in others if rival is not None)
+        rivals = [rival for config in self.times_us if config != self.choice.pick if (rival := self.rival(config))]
         return min(rivals, key=lambda rival: (rival.ratio, rival.config.canonical), default=None)
 
     @property
@@ -309,7 +275,5 @@ class Study:
         """Time of today's config over the pick's: 1 if the pick is in use, None if today's config has no time."""
         if self.today is None:
             return None
-        if self.today.config == self.choice.pick:
-            return 1.0
         rival = self.rival(self.today.config)
-        return None if rival is None else rival.ratio
+        return rival.ratio if rival else None

@@ -141,11 +141,9 @@ def _cached_pick(path: Path, document: Mapping[str, Any]) -> ForeignPick:
     time_us, config = min(timed, key=lambda item: item[0])
     if time_us == float("inf"):
         raise ValueError("no config ran")
-    beside = path.with_name("evidence.json")
-    evidence = _document(beside) if beside.is_file() else {}
-    name, key = evidence.get("kernel") or path.name.removesuffix(".autotune.json"), evidence.get("key", document["key"])
-    if not isinstance(name, str) or not isinstance(key, list):
-        raise ValueError("a kernel or key of another type")
+    name, key = path.name.removesuffix(".autotune.json"), document["key"]
+    if not isinstance(key, list):
+        raise ValueError("a key that is no list")
     kwargs = {name: {"tuple": value} if isinstance(value, list) else value for name, value in config["kwargs"].items()}
     options = {name: config[name] for name in CONFIG_OPTIONS if name in config}
     return ForeignPick(name, tuple(key), _config({**kwargs, **options}), path.name, time_us or None)

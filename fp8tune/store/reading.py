@@ -177,15 +177,6 @@ class Reading(Connected):
         return [row.command for row in readable(self._connection, query)]
 
     @reads
-    def at_work(self, request: str, *, since: float) -> list[Device]:
-        """Devices on which a request was begun and has not ended, no longer ago than ``since`` (seconds since the
-        epoch, by the clock of the host that began it)."""
-        same = (Sweeps.c.request == request, Sweeps.c.finished_at.is_(None), Sweeps.c.started_at >= since)
-        devices = dict(_records(self._connection, Devices, Device))
-        rows = readable(self._connection, select(Sweeps.c.device_id).where(*same))
-        return [devices[row.device_id] for row in rows if row.device_id in devices]
-
-    @reads
     def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
         """Every problem with the newest kernel version that was tried on it, on each device."""
         shared = Shared.load(self._connection)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from fp8tune.errors import DatabaseError, UsageError, unknown
+from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import NamedInts
 from fp8tune.tables.literals import literal
 from fp8tune.text import NAME
 from fp8tune_kernels import tables
-from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 
-_ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _KERNEL = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,63}")
-_DEVICE = re.compile(r"[A-Za-z0-9 ()_./+\-]{0,100}")
-_COMMENT = re.compile(r"[A-Za-z0-9 ()_./+\-#:,;=%]{0,300}")
-_COMMENT_LINE = re.compile(r"    # ([^ :]+): (.*)")
+_ORIGIN = re.compile(r"[A-Za-z0-9 ()_./+\-#:,;=%]{0,300}")
 _LARGEST = 2**63 - 1
 
 _HEADER = '''\
@@ -28,129 +24,88 @@ _HEADER = '''\
 # fmt: off
 """Launch configs for {arch}, exported from a results database.
 
-A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place of
-the devices that it was chosen on in DEVICES). A key without a row takes the row of the nearest key if NEAREST names the
-kernel, else the row without a key.
+A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place in
+ORIGINS). A key without a row takes the row of the nearest key if NEAREST names the kernel, else the row without a key.
+ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
 NEAREST: tuple[str, ...] = {nearest}
 
-DEVICES: tuple[tuple[str, ...], ...] = {devices}
+ORIGINS: tuple[tuple[str, ...], ...] = {origins}
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], int], ...] = (
 '''
 
-Place = tuple[str, str, NamedInts | None]
+Place = tuple[str, str, tables.Key | None]
 """Kernel, device and lookup key: a table has one row for each."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One row of a table."""
 
     kernel: str
-    device: str
-    """Empty for every device of the arch."""
-    key: NamedInts | None
-    """None for keys without a row."""
-    config: NamedInts
-    devices: tuple[str, ...] = ()
-    """Devices that the config was chosen on; none for a row that nobody measured."""
+    device: str  # empty for every device of the arch
+    key: tables.Key | None  # None for keys without a row
+    config: tables.Key
+    origins: tuple[str, ...] = ()  # devices and publications that it was chosen on; none if it was only compiled
 
     @property
     def place(self) -> Place:
         """Position in a table."""
-        return self.kernel, self.device, self.key
+        return self[:3]
 
     @property
     def row(self) -> tables.Row:
         """The row as a lookup reads it."""
-        key = None if self.key is None else tuple(sorted(self.key.items()))
-        return self.kernel, self.device, key, tuple(self.config.items())
+        return self[:4]
 
     def __str__(self) -> str:
-        where = "any other shape" if self.key is None else str(self.key)
-        return f"{self.kernel}, {where}{self.device and f' on {self.device}'}: {self.config}"
+        where = "any other shape" if self.key is None else str(NamedInts(self.key))
+        return f"{self.kernel}, {where}{self.device and f' on {self.device}'}: {NamedInts(self.config)}"
 
 
 @dataclass(frozen=True)
 class LaunchTable:
-    """All rows of one arch."""
+    """All rows of one arch, and the kernels whose keys without a row take the row of the nearest key."""
 
     arch: str
     entries: tuple[Entry, ...] = ()
     nearest: frozenset[str] = frozenset()
-    """Kernels whose keys without a row take the row of the nearest key."""
-    comments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Kernel -> origin of its rows, for readers of the module."""
 
     def render(self) -> str:
         """Return the text of the module: the same bytes for the same rows in any order.
 
-        Raises:
-            DatabaseError: A name or value is none that a table may hold. No text of a database can become code.
+        Raises DatabaseError for what no table may hold. No text of a database can become code.
         """
-        entries = sorted(self.entries, key=_order)
-        devices = sorted({entry.devices for entry in entries})
-        for name in {name for names in devices for name in names}:
-            _check(_DEVICE, name, "the device name")
-        head = _HEADER.format(
-            arch=self.arch, nearest=literal(sorted(map(_kernel, self.nearest))), devices=literal(devices)
-        )
-        lines = [head]
-        for kernel in sorted({*(entry.kernel for entry in entries), *self.comments}):
-            for comment in self.comments.get(kernel, ()):
-                lines.append(f"    # {_kernel(kernel)}: {_check(_COMMENT, comment, 'a device or source')}\n")
-            for entry in entries:
-                if entry.kernel == kernel:
-                    lines.append(f"    {literal([*_checked_row(entry), devices.index(entry.devices)])},\n")
+        entries = sorted(self.entries, key=lambda entry: (*entry[:2], entry.key is None, entry.key or ()))
+        origins = sorted({entry.origins for entry in entries})
+        lines = [_HEADER.format(arch=self.arch, nearest=literal(sorted(self.nearest)), origins=literal(origins))]
+        for entry in entries:
+            _check(entry)
+            lines.append(f"    {literal([*entry.row, origins.index(entry.origins)])},\n")
         return "".join([*lines, ")\n"])
 
 
 def parse(text: str, arch: str) -> LaunchTable:
-    """Read a module's text, of which nothing is run.
-
-    Raises:
-        ValueError: The text is not a whole module.
-    """
+    """Read a module's text, of which nothing is run. Raises ValueError unless it is a whole module."""
     table = user_tables.parsed(text)
-    rows = zip(table.rows, table.devices, strict=True)
-    entries = tuple(
-        Entry(kernel, device, None if key is None else NamedInts(key), NamedInts(config), devices)
-        for (kernel, device, key, config), devices in rows
-    )
-    comments: dict[str, tuple[str, ...]] = {}
-    for line in filter(None, map(_COMMENT_LINE.fullmatch, text.splitlines())):
-        comments[line[1]] = (*comments.get(line[1], ()), line[2])
-    return LaunchTable(arch, entries, frozenset(table.nearest), comments)
-
-
-def check_arch(arch: str) -> str:
-    """Return the name of an arch that can have a table.
-
-    Raises:
-        UsageError: The text is no such name, or is the interpreter's.
-    """
-    if not _ARCH.fullmatch(arch):
-        raise unknown("arch", arch[:80], ARCHES)
-    if arch == "interpreter":
-        raise UsageError("arch 'interpreter' has no table: the interpreter times nothing; export a GPU's arch")
-    return arch
+    entries = (Entry(*row, origins) for row, origins in zip(table.rows, table.origins, strict=True))
+    return LaunchTable(arch, tuple(entries), frozenset(table.nearest))
 
 
 def shipped_path(arch: str) -> Path:
-    """Return the module that the kernels import for an arch."""
-    return Path(tables.__file__).parent / f"{check_arch(arch)}.py"
+    """Return the module that the kernels import for an arch. Raises UsageError for one that can have none."""
+    if arch == "interpreter" or not re.fullmatch(r"[a-z][a-z0-9_]{1,31}", arch):
+        raise UsageError(f"arch {arch[:80]!r} has no table: name a GPU's, such as sm_90")
+    return Path(tables.__file__).parent / f"{arch}.py"
 
 
 def default_path(arch: str) -> Path:
-    """Return the module that an export writes: the shipped one in a checkout of fp8tune, else the user's own.
-
-    Raises:
-        UsageError: The user has no folder for tables.
-    """
+    """Return the module that an export writes: the shipped one in a checkout of fp8tune, else the user's own."""
     shipped = shipped_path(arch)
-    if is_in_checkout(shipped.parent):
+    place = shipped.resolve()
+    is_installed = {"site-packages", "dist-packages"} & set(place.parts)
+    if not is_installed and any((parent / ".git").exists() for parent in place.parents):
         return shipped
     folder = user_tables.folder()
     if folder is None:
@@ -158,38 +113,15 @@ def default_path(arch: str) -> Path:
     return folder / shipped.name
 
 
-def is_in_checkout(folder: Path) -> bool:
-    """Return True for a folder of a git work tree, and False for packages that pip installed."""
-    folder = folder.resolve()
-    if {"site-packages", "dist-packages"} & set(folder.parts):
-        return False
-    return any((parent / ".git").exists() for parent in folder.parents)
-
-
-def _order(entry: Entry) -> tuple[object, ...]:
-    kernel, device, key, _ = entry.row
-    return kernel, device, key is None, key or ()
-
-
-def _checked_row(entry: Entry) -> tables.Row:
-    _kernel(entry.kernel)
-    _check(_DEVICE, entry.device, "the device name")
-    for name, value in (*(entry.key or {}).items(), *entry.config.items()):
-        _check(NAME, name, "the name")
-        if type(value) is not int or not 0 <= value <= _LARGEST:
-            raise _refusal(f"the value {str(value)[:80]!r}", str(entry))
-    return entry.row
-
-
-def _kernel(name: str) -> str:
-    return _check(_KERNEL, name, "the kernel name")
-
-
-def _check(pattern: re.Pattern[str], text: str, description: str) -> str:
-    if not pattern.fullmatch(text):
-        raise _refusal(description, text)
-    return text
-
-
-def _refusal(description: str, text: str) -> DatabaseError:
-    return DatabaseError(f"{description} {text[:120]!r} cannot be in a table: delete that row from the database")
+def _check(entry: Entry) -> None:
+    """Raise DatabaseError for names and values that no lookup has."""
+    is_valid = (
+        _KERNEL.fullmatch(entry.kernel)
+        and all(_ORIGIN.fullmatch(name) for name in (entry.device, *entry.origins))
+        and all(
+            NAME.fullmatch(name) and type(value) is int and 0 <= value <= _LARGEST
+            for name, value in (*(entry.key or ()), *entry.config)
+        )
+    )
+    if not is_valid:
+        raise DatabaseError(f"{str(entry)[:200]!r} cannot be in a table: delete that row from the database")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from fp8tune.errors import UsageError
 from fp8tune.text import visible
 
-_DTYPE = re.compile(r"(tl|torch)\.([a-z][a-z0-9_]{1,30})")
+_DTYPE = re.compile(r"(tl|torch)\.(u?int\d{1,2}|b?float\d{1,2}\w{0,12}|bool)", re.ASCII)
 
 
 def literal(value: object, modules: Mapping[str, str] = {}) -> str:
@@ -20,8 +20,7 @@ def literal(value: object, modules: Mapping[str, str] = {}) -> str:
         value: A number, text, None, sequence, or a recorded value such as ``{"dtype": "tl.float32"}``.
         modules: Name of ``tl`` and ``torch`` in the source, where they are imported.
 
-    Raises:
-        UsageError: The value has no literal.
+    Raises UsageError if the value has no literal.
     """
     if value is None or isinstance(value, int):
         return repr(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay import configs
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
+from fp8tune.stats.shared import choose_shared
 from fp8tune.stats.study import Study
 
 
@@ -19,10 +19,8 @@ class Pick:
     """The pick of one problem, with what was measured there."""
 
     study: Study
-    evidence: str
-    """One line: verdict, time, device, versions."""
-    launch: Launch | None = None
-    """The recorded launch; None for a kernel with a specification."""
+    evidence: str  # one line: verdict, time, device, versions
+    launch: Launch | None = None  # as recorded; None for a kernel with a specification
 
     @property
     def problem(self) -> Problem:
@@ -46,12 +44,9 @@ class KernelPicks:
 
     kernel: str
     device: Device
-    picks: tuple[Pick, ...]
-    """In the order of the recording, or of the shape sets."""
-    recorded: Kernel | None = None
-    """The recorded kernel without its launches."""
-    notices: tuple[str, ...] = ()
-    """Results that were left out, and the reason."""
+    picks: tuple[Pick, ...]  # in the order of the recording, or of the shape sets
+    recorded: Kernel | None = None  # without its launches
+    notices: tuple[str, ...] = ()  # results that were left out, and the reason
 
     @property
     def bare_name(self) -> str:
@@ -59,11 +54,7 @@ class KernelPicks:
         return self.kernel.rpartition(":")[2].rpartition(".")[2] or self.kernel
 
     def triton_config(self, config: NamedInts) -> Config:
-        """Return a row's config as Triton takes it, its names in the order of the kernel's declaration.
-
-        Raises:
-            DatabaseError: A number stands for no value of the recorded kernel.
-        """
+        """Return a row's config as Triton takes it, its names in the order of the kernel's declaration."""
         if self.recorded is None:
             options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
             if "maxnreg" in options:
@@ -78,28 +69,7 @@ class KernelPicks:
         return replace(decoded, kwargs=kwargs)
 
 
-def least_worst(picks: Sequence[Pick]) -> tuple[NamedInts, float]:
-    """Choose one config for problems that a format does not distinguish.
-
-    Returns:
-        The config whose largest slowdown is least, among those with a time on the most problems, and that slowdown.
-    """
-    if len(picks) == 1:
-        return picks[0].config, 1.0
-    slowdowns: dict[NamedInts, list[float]] = {}
-    for pick in picks:
-        for config, slowdown in (pick.study.slowdowns or {pick.config: 1.0}).items():
-            slowdowns.setdefault(config, []).append(slowdown)
-    chosen = [pick.config for pick in picks]
-
-    def preference(config: NamedInts) -> tuple[object, ...]:
-        place = chosen.index(config) if config in chosen else len(chosen)
-        return -len(slowdowns[config]), max(slowdowns[config]), place, config.canonical
-
-    config = min(slowdowns, key=preference)
-    return config, max(slowdowns[config])
-
-
-def file_name(text: str) -> str:
-    """Return the text as a name that cannot leave its folder and is not hidden; other characters become ``_``."""
-    return re.sub(r"[^A-Za-z0-9_.,=()\[\] +-]+", "_", text).lstrip(".")[:200] or "_"
+def shared_config(picks: Sequence[Pick]) -> NamedInts:
+    """Return one config for problems that a format does not distinguish: its largest slowdown is least."""
+    shared = choose_shared([pick.study for pick in picks], bound=1.0) if len(picks) > 1 else None
+    return shared.config if shared else picks[0].config

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from fp8tune.records import KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats.decide import PLAN
@@ -46,12 +45,14 @@ class Fallback:
     """The row for keys without a row, with the slowdowns that it leads to."""
 
     entry: Entry
-    studies: tuple[Study, ...]
-    """Problems that it was chosen on."""
-    worst: float
-    """Largest slowdown on these."""
-    held_out: tuple[HeldOut, ...] = ()
-    """Slowdowns on shapes that were left out, under this row and under the nearest key's."""
+    studies: tuple[Study, ...]  # problems that it was chosen on
+    held_out: tuple[HeldOut, ...] = ()  # shapes that were left out in turn, under this row and the nearest key's
+
+    @property
+    def worst(self) -> float:
+        """Largest slowdown on the problems that it was chosen on."""
+        config = NamedInts(self.entry.config)
+        return max(study.slowdowns[config] for study in self.studies if config in study.slowdowns)
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,8 @@ class Selection:
 
     table: LaunchTable
     fallbacks: tuple[Fallback, ...] = ()
-    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Kernel -> devices with results."""
-    notices: tuple[str, ...] = ()
-    """Results that were left out, and how to include them."""
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)  # kernel -> devices and publications
+    notices: tuple[str, ...] = ()  # results that were left out, and how to include them
 
 
 def select(
@@ -73,8 +72,7 @@ def select(
 
     Args:
         studies: Decided studies.
-        compiled: Studies of configs that were compiled. A published config is taken only if it compiles for the arch
-            without spills.
+        compiled: Studies of configs that were compiled. A published config must compile here without spills.
         arch: The arch; studies of others are ignored.
         current: The table that launches use today.
     """
@@ -83,19 +81,14 @@ def select(
     static = grouped((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
     by_kernel = grouped(ours, lambda study: study.problem.kernel)
     parts = [_KernelRows(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
-    parts.sort(key=lambda part: part.kernel)
     for part in parts:
         part.fill()
-    table = LaunchTable(
-        arch,
-        tuple(entry for part in parts for entry in part.entries),
-        frozenset(part.kernel for part in parts if part.takes_nearest),
-        {part.kernel: tuple(part.comments) for part in parts},
-    )
+    entries = tuple(entry for part in parts for entry in part.entries)
+    takes_nearest = frozenset(part.kernel for part in parts if part.takes_nearest)
     return Selection(
-        table,
+        LaunchTable(arch, entries, takes_nearest),
         tuple(fallback for part in parts for fallback in part.fallbacks),
-        {kernel: frozenset(study.device.name for study in group) for kernel, group in by_kernel.items()},
+        {kernel: frozenset().union(*map(_origins, group)) for kernel, group in by_kernel.items()},
         tuple(f"{part.kernel}: {notice}" for part in parts for notice in part.notices),
     )
 
@@ -111,15 +104,15 @@ class _KernelRows:
     current: CurrentTable
     entries: list[Entry] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     def fill(self) -> None:
         """Fill the lists."""
         devices = grouped(self._exportable(), lambda study: study.device.name)
         devices = dict(sorted(devices.items(), key=lambda item: (-len(item[1]), item[0])))  # most problems first
-        if devices:
-            self._add_measured(devices)
+        measured = [study for group in devices.values() for study in group]
+        for key, same_key in grouped(measured, _key).items():
+            self._add_keyed(key, grouped(same_key, lambda study: study.device.name))
         if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
             self._add_published(published)
         if devices:
@@ -136,38 +129,31 @@ class _KernelRows:
         """Return finished measured studies of versions that are launched like the newest one."""
         measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
         complete = [study for study in measured if study.is_usable]
-        self._report(measured, complete, "not swept to the end")
         newest = _newest([*self.static, *self.studies])
-        same = [study for study in complete if newest and study.lookup_key is not None and _is_alike(study, newest)]
-        self._report(complete, same, "rows of an older kernel with other axes or keys")
-        return same
+        alike = [study for study in complete if newest and study.lookup_key is not None and _is_alike(study, newest)]
+        reasons = ("not swept to the end", "rows of an older kernel with other axes or keys")
+        for before, after, reason in zip((measured, complete), (complete, alike), reasons, strict=True):
+            if omitted := [study for study in before if study not in after]:
+                more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
+                advice = f"{reason}: run fp8tune sweep --kernel {self.kernel} again"
+                self.notices.append(f"{omitted[0].problem.shape}{more} not exported, {advice}")
+        return alike
 
-    def _report(self, before: Sequence[Study], after: Sequence[Study], reason: str) -> None:
-        if omitted := [study for study in before if study not in after]:
-            more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
-            command = f"run fp8tune sweep --kernel {self.kernel} again"
-            self.notices.append(f"{omitted[0].problem.shape}{more} not exported, {reason}: {command}")
-
-    def _add_measured(self, devices: Mapping[str, Sequence[Study]]) -> None:
-        studies = [study for group in devices.values() for study in group]
-        for key, same_key in grouped(studies, _key).items():
-            shared: NamedInts | None = None
-            for device, group in grouped(same_key, lambda study: study.device.name).items():
-                if shared is None:
-                    shared = self._config_for(group)
-                    self.entries.append(self._entry("", key, shared, group))
-                elif _mean_slowdown(shared, group) > self._device_loss(device, key):
-                    self.entries.append(self._entry(device, key, self._config_for(group), group))
-        origin = "simulated" if studies[0].kind is Kind.SIMULATED else "measured"
-        self.comments.append(f"{origin} on {', '.join(devices)}")
+    def _add_keyed(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
+        (_, first), *others = devices.items()
+        shared = self._config_for(first)
+        self._add("", key, shared, first)
+        for device, group in others:
+            if _mean_slowdown(shared, group) > self._device_loss(device, key):
+                self._add(device, key, self._config_for(group), group)
 
     def _config_for(self, studies: Sequence[Study]) -> NamedInts:
         """Return the pick of one study; of several with one key, the config of least mean slowdown."""
         if len(studies) > 1:
             if shared := choose_shared(studies, math.inf, studies[0].current):
                 return shared.config
-            key = _key(studies[0])
-            self.notices.append(f"no config ran on all {len(studies)} problems of {key}: the first decides")
+            problems = f"all {len(studies)} problems of {_key(studies[0])}"
+            self.notices.append(f"no config ran on {problems}: the first decides")
         return studies[0].choice.pick
 
     def _device_loss(self, device: str, key: NamedInts | None) -> float:
@@ -177,77 +163,62 @@ class _KernelRows:
 
     def _add_fallbacks(self, devices: Mapping[str, Sequence[Study]]) -> None:
         (_, first), *others = devices.items()
-        best = choose_shared(first, current=self.current.config(self.kernel, "", None))
+        current = self.current.config(self.kernel, "", None)
+        best = choose_shared(first, current=current)
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
+        keyed = nearest_of([entry.row for entry in self.entries if entry.key is not None])
         served: list[Study] = []
         for device, group in others:
-            own_row = self.current.config(self.kernel, device, None)
-            own = choose_shared(group, current=own_row or self.current.config(self.kernel, "", None))
+            own = choose_shared(group, current=self.current.config(self.kernel, device, None) or current)
             if own and _mean_slowdown(best.config, group) > self._device_loss(device, None) * own.mean:
-                self._add_fallback(device, own.config, group, [])
+                entry = self._add(device, None, own.config, group)
+                self.fallbacks.append(Fallback(entry, tuple(group), tuple(hold_out(group, [], keyed))))
             else:
                 served += group
-        self._add_fallback("", best.config, first, served)
-
-    def _add_fallback(self, device: str, config: NamedInts, studies: Sequence[Study], served: Sequence[Study]) -> None:
-        rows = [entry.row for entry in self.entries if entry.key is not None]
-        entry = self._entry(device, None, config, studies)
-        self.entries.append(entry)
-        held_out = tuple(hold_out(studies, served, nearest_of(rows)))
-        self.fallbacks.append(Fallback(entry, tuple(studies), _worst(config, studies), held_out))
+        entry = self._add("", None, best.config, first)
+        self.fallbacks.append(Fallback(entry, tuple(first), tuple(hold_out(first, served, keyed))))
 
     def _add_published(self, published: Sequence[Study]) -> None:
-        """Take published configs of our kernels, which timed other code, for keys that nobody measured."""
+        """Take published configs, which timed other code, for keys that nobody measured."""
         named = [study for study in published if study.is_usable]
         keyed = [study for study in named if study.lookup_key is not None]
-        command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
-        before = len(self.entries)
-        if keyed:
-            taken = {entry.key for entry in self.entries}
-            for key, group in grouped(keyed, _key).items():
-                if key not in taken:
-                    self._add_proven(key, self._config_for(group), group, command)
-            if not taken and (best := choose_shared(keyed)):
-                self._add_proven(None, best.config, keyed, command)
-            outcome = "compiled without spills" if len(self.entries) > before else f"none exported, run {command}"
-        else:
-            outcome = f"{'the kernel is not declared here' if named else 'no config is named'}, evidence only"
-            self.notices.append(f"published rows are not exported: {outcome}")
-        sources = {
-            result.source
-            for study in keyed or published
-            for result in study.results
-            if result.config is not None or not keyed
-        }
-        self.comments.append(f"published by {', '.join(sorted(sources))}, other implementation: {outcome}")
+        if not keyed:
+            reason = "the kernel is not declared here" if named else "no config is named"
+            self.notices.append(f"published rows are not exported: {reason}, evidence only")
+            return
+        keys = {entry.key for entry in self.entries}
+        for key, group in grouped(keyed, _key).items():
+            if _items(key) not in keys:
+                self._add_proven(key, self._config_for(group), group)
+        if not keys and (best := choose_shared(keyed)):
+            self._add_proven(None, best.config, keyed)
 
-    def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study], command: str) -> None:
-        """Add a published config, with the default of axes that only our kernel has, if it compiles without spills."""
-        version, compiled = self._compiled
-        complete = config if version is None else NamedInts({**version.default, **config})
+    def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
+        """Add a published config, with axes that only our kernel has off, if it compiles here without spills."""
+        version = _newest(self.static)
+        complete = version.complete(config) if version else config
+        compiled = (study for study in self.static if study.version == version)
         results = [result for study in compiled for result in study.results if result.config == complete]
         if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):
-            entry = replace(self._entry("", key, config, studies), config=_declared_order(complete, version))
-            self.entries.append(entry)
+            entry = self._add("", key, config, studies)
+            self.entries[-1] = entry._replace(config=_declared_order(complete, version))
             if key is None:
-                self.fallbacks.append(Fallback(entry, tuple(studies), _worst(config, studies)))
+                self.fallbacks.append(Fallback(entry, tuple(studies)))
             return
+        command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
         reason = "does not compile or spills" if results else f"was not compiled: run {command}"
         where = "any other shape" if key is None else str(key)
-        published = _declared_order(config, studies[0].version)
-        self.notices.append(f"the published config for {where} is not exported, {published} {reason}")
+        shown = NamedInts(_declared_order(config, studies[0].version))
+        self.notices.append(f"the published config for {where} is not exported, {shown} {reason}")
 
-    @cached_property
-    def _compiled(self) -> tuple[KernelVersion | None, Sequence[Study]]:
-        """The newest version that was compiled for the arch, and its studies."""
-        version = _newest(self.static)
-        return version, [study for study in self.static if study.version == version]
-
-    def _entry(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
-        devices = tuple(sorted({study.device.name for study in studies if config in study.times_us}))
-        return Entry(self.kernel, device, key, _declared_order(config, studies[0].version), devices)
+    def _add(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
+        origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
+        items = None if key is None else _items(key)
+        config_items = _declared_order(config, studies[0].version)
+        self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins))))
+        return self.entries[-1]
 
 
 def nearest_of(rows: Sequence[Row]) -> Nearest:
@@ -269,13 +240,14 @@ def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
     return geomean(study.slowdowns[config] for study in studies)
 
 
-def _worst(config: NamedInts, studies: Sequence[Study]) -> float:
-    return max(study.slowdowns[config] for study in studies if config in study.slowdowns)
+def _origins(study: Study) -> frozenset[str]:
+    """Return the device of a study, and the publications of its configs."""
+    return frozenset({study.device.name, *(r.source for r in study.results if r.config is not None)} - {""})
 
 
-def _declared_order(config: NamedInts, version: KernelVersion | None) -> NamedInts:
+def _declared_order(config: NamedInts, version: KernelVersion | None) -> Key:
     declared = [name for name, _ in version.axes if name in config] if version else []
-    return NamedInts({name: config[name] for name in [*declared, *sorted(config)]})
+    return tuple((name, config[name]) for name in dict.fromkeys([*declared, *sorted(config)]))
 
 
 def _is_alike(study: Study, newest: KernelVersion) -> bool:

@@ -100,7 +100,7 @@ def test_what_cannot_be_swept_is_an_error_of_the_caller(tmp_path: Path, given: d
     [
         ("M=16640 K=5120 G=16", "sm_90", "key"),
         ("M=16640 K=5000 G=16", "sm_90", "nearest"),
-        ({"M": 16640, "K": 5120, "G": 16}, "gfx90a", "fallback"),
+        ({"M": 16640, "K": 5120, "G": 16}, "gfx942", "fallback"),
         ("M=16640 K=5120 G=16", "sm_80", "default"),
     ],
 )
@@ -128,17 +128,19 @@ def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_lookup_reads_the_users_own_table_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
-    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
     key = (("G", 16), ("K", 5120), ("M_bucket", 16384))
-    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2))),)
-    (tmp_path / "gfx90a.py").write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = {rows!r}\n")
+    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2)), 0),)
+    (tmp_path / "gfx942.py").write_text(
+        f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {rows!r}\n"
+    )
     lookup.forget()
     try:
-        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
-        (tmp_path / "gfx90a.py").write_text("no table")
+        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
+        (tmp_path / "gfx942.py").write_text("no table")
         lookup.forget()
         with pytest.raises(UsageError, match="is no table"):
-            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx90a")
+            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
     finally:
         monkeypatch.undo()
         lookup.forget()
@@ -173,18 +175,18 @@ def stored(database: str) -> str:
 @on_both
 def test_an_export_is_the_text_that_the_command_writes(stored: str, tmp_path: Path) -> None:
     exported = fp8tune.export(arch="sm_90", db=stored)
-    assert list(exported.files) == ["sm_90.py", "sm_90.json"]
+    assert list(exported.files) == ["sm_90.py"]
     assert command("export", "--arch", "sm_90", "--db", stored, "--output", tmp_path / "own.py").returncode == 0
     assert str(exported) == (tmp_path / "own.py").read_text()
-    assert exported.write(tmp_path / "made") == [tmp_path / "made" / name for name in exported.files]
-    assert (tmp_path / "made" / "sm_90.json").read_text() == (tmp_path / "own.json").read_text()
+    assert exported.write(tmp_path / "made") == [tmp_path / "made" / "sm_90.py"]
+    assert (tmp_path / "made" / "sm_90.py").read_text() == str(exported)
 
 
 @on_both
 def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> None:
-    row = '    ("rowwise", "", None, (("num_warps", 4),)),\n'
+    row = '    ("rowwise", "", None, (("num_warps", 4),), 0),\n'
     there = tmp_path / "there.py"
-    there.write_text(f"NEAREST: tuple[str, ...] = ()\nROWS: tuple[object, ...] = (\n{row})\n")
+    there.write_text(f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = (\n{row})\n")
     results = fp8tune.open(stored)
     assert row in str(fp8tune.export(arch="sm_90", db=results, into=there))
     assert row not in str(fp8tune.export(arch="sm_90", db=results))
@@ -193,7 +195,7 @@ def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> N
 
 @on_both
 def test_an_export_in_a_format_of_others(stored: str) -> None:
-    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="json", db=stored, sizes={"N": "G"})
+    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="hf", db=stored, sizes={"N": "G"})
     assert any("device_name=NVIDIA_H100" in name for name in exported.files)
     assert all(name.endswith(".json") for name in exported.files)
 
@@ -205,9 +207,9 @@ def test_an_export_in_a_format_of_others(stored: str) -> None:
         ({"arch": "gfx942"}, "nothing to export for gfx942"),
         ({"kernel": "colwise", "format": "vlm"}, "unknown format 'vlm': did you mean vllm"),
         ({"format": "vllm"}, "the picks of one kernel"),
-        ({"kernel": "colwise", "format": "fla", "sizes": {"M": 1}}, "not named by sizes"),
+        ({"kernel": "colwise", "format": "python", "sizes": {"M": 1}}, "--size does not go with"),
         ({"within": 0.1}, "within goes with a format"),
-        ({"kernel": "colwise", "format": "fla", "prune": True}, "into and prune are for the table"),
+        ({"kernel": "colwise", "format": "python", "prune": True}, "into and prune are for the table"),
     ],
 )
 def test_what_cannot_be_exported_is_an_error_of_the_caller(stored: str, given: dict[str, Any], said: str) -> None:

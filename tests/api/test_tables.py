@@ -192,7 +192,7 @@ import sys
 import fp8tune
 loaded = {name for name in sys.modules if name.startswith("fp8tune")} - {"fp8tune"}
 assert not loaded and not {"pandas", "numpy", "torch", "sqlalchemy"} & {*sys.modules}, loaded
-import fp8tune.sweep.events, fp8tune.export.table
+import fp8tune.sweep.events, fp8tune.tables.select
 assert callable(fp8tune.sweep) and callable(fp8tune.export)
 assert {"open", "sweep", "lookup", "export", "Results"} <= {*dir(fp8tune)}
 fp8tune.open, fp8tune.lookup

@@ -5,7 +5,7 @@ from dataclasses import replace
 from database_rows import H100, H200, config, evidence, problem
 
 from benchmarks.readme_table import markdown
-from fp8tune.choose import ranking
+from fp8tune.adapter import studies_of
 
 
 def best(time_us: float, K: int, device=H100, kernel: str = "colwise"):
@@ -22,7 +22,7 @@ def test_a_line_says_the_spread_and_the_largest_problem_of_a_kernel():
         best(60.0, 900, kernel="x"),
         best(60.0, 900, kernel="grouped-mm-forward"),
     ]
-    _, _, *lines = markdown(ranking.winners(rows)).splitlines()
+    _, _, *lines = markdown(studies_of(rows)).splitlines()
     assert lines == [
         "| NVIDIA H100 80GB HBM3 | `colwise` | 3 | 17 % | 67 % | 83 % | M=16640 K=5000 G=64 | 100.0 | 2,496 |",
         "| NVIDIA H100 80GB HBM3 | `x` | 1 | 25 % | 25 % | 25 % | M=16640 K=900 G=64 | 60.00 | 749 |",

@@ -9,7 +9,7 @@ from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, 
 
 from benchmarks import unseen
 from benchmarks.unseen import look_up
-from fp8tune.choose.ranking import all_candidates
+from fp8tune.adapter import studies_of
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
@@ -48,7 +48,7 @@ def table_row(chosen: NamedInts, device: str = "", key: tuple[tuple[str, int], .
 def test_a_lookup_is_judged_by_the_shapes_own_best():
     table = Table((table_row(config(32)), table_row(config(64), H200.name)))
     rows = measured(1024, {32: 104.0, 64: 100.0}) + measured(2048, {32: 100.0, 64: 130.0})
-    found = look_up(all_candidates(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
+    found = look_up(studies_of(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
     assert {(each.device, each.problem.shape["K"]): each.slowdown for each in found.unseen} == {
         (H100.name, 1024): 1.04,
         (H100.name, 2048): 1.0,
@@ -61,7 +61,7 @@ def test_a_lookup_is_judged_by_the_shapes_own_best():
 
 def test_without_a_row_the_declared_default_is_judged():
     rows = [evidence(110.0, config=KERNEL.default), evidence(100.0, config=config(32))]
-    (judged,) = look_up(all_candidates(rows), SPECS, Table()).unseen
+    (judged,) = look_up(studies_of(rows), SPECS, Table()).unseen
     assert (judged.config, judged.slowdown) == (KERNEL.default, 1.1)
 
 
@@ -70,7 +70,7 @@ def test_a_key_that_has_a_row_is_seen_and_not_judged():
     rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
     table = (table_row(config(64), key=key), table_row(config(32)))
     for nearest, slowdown in (((), 1.0), (("colwise",), 1.3)):
-        found = look_up(all_candidates(rows), SPECS, Table(table, nearest))
+        found = look_up(studies_of(rows), SPECS, Table(table, nearest))
         assert found.seen == 1
         (judged,) = found.unseen
         assert (judged.problem.shape["K"], judged.slowdown) == (2048, slowdown)
@@ -82,7 +82,7 @@ def test_the_target_decides(time_us, exit_code):
     rows = [row for K in range(1024, 1024 * 11, 1024) for row in measured(K, {32: time_us or 100.0, 64: 100.0})]
     if time_us is None:
         rows = rows[1:]
-    found = look_up(all_candidates(rows), SPECS, Table((table_row(config(32)),)))
+    found = look_up(studies_of(rows), SPECS, Table((table_row(config(32)),)))
     assert (found.shapes, found.exit_code) == (10, exit_code)
 
 

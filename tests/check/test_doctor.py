@@ -14,11 +14,10 @@ from command_line import fp8tune
 from places import PUBLISHED_OPERATIONS
 from sqlalchemy import Engine, event
 
+from fp8tune.adapter import select_rows
 from fp8tune.check import doctor, machine, stored, tables
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
-from fp8tune.choose.incumbents import COMMITTED
-from fp8tune.export import table as export
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
 from fp8tune.render.documents import DOCUMENTS
@@ -187,7 +186,7 @@ def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_p
 
     with Store.open(str(database), writable=False) as store:
         assert "fp8tune export --arch sm_90" in told(tables.check_tables(store, table_path), Level.WARNING)
-        export.write(export.render(store.evidence(), "sm_90", incumbents=COMMITTED), table_path("sm_90"))
+        table_path("sm_90").write_text(select_rows(store, "sm_90").table.render())
         assert "sm_90.py" in told(tables.check_tables(store, table_path), Level.OK)
 
 

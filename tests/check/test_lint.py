@@ -7,7 +7,6 @@ import math
 import pytest
 from command_line import Ended, fp8tune
 from database_rows import config, evidence, problem
-from fp8tune.choose.decision import Block
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
@@ -23,6 +22,7 @@ from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import median
+from fp8tune.stats.pairs import Block
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
 

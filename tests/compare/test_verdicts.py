@@ -140,5 +140,5 @@ def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:
 
 
 def test_few_rounds_have_no_error() -> None:
-    with pytest.raises(ValueError, match="two values"):
+    with pytest.raises(ValueError, match="two finite values"):
         verdicts.paired([0.1])

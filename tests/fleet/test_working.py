@@ -19,7 +19,6 @@ import pytest
 import typer
 from command_line import fp8tune
 from forked import Forked
-from fp8tune.choose.calibration import is_calibrated
 from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
@@ -37,6 +36,7 @@ from fp8tune.measure.worker import Worker
 from fp8tune.records import Status
 from fp8tune.replay import recording
 from fp8tune.replay.recording import Kernel
+from fp8tune.stats.calibration import is_calibrated
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
 from fp8tune.sweep import planning, session

@@ -24,12 +24,16 @@ ARCH = "interpreter"
 """Of a device that is no GPU; nothing is shipped for it."""
 
 
+HEAD = "NEAREST: tuple = ()\nORIGINS: tuple = ((),)\n"
+
+
 def row(warps: int, key: Key | None = NEAR, device: str = "", kernel: str = "colwise") -> Row:
     return kernel, device, key, (("num_warps", warps),)
 
 
 def module(*rows: Row, nearest: tuple[str, ...] = ()) -> str:
-    return f"NEAREST: tuple[str, ...] = {nearest!r}\n\nROWS: tuple[object, ...] = {rows!r}\n"
+    placed = tuple((*row, 0) for row in rows)
+    return f"NEAREST: tuple = {nearest!r}\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {placed!r}\n"
 
 
 @pytest.fixture
@@ -49,7 +53,8 @@ def looked_up(key: Key = NEAR) -> int:
 
 def test_a_users_row_comes_before_the_shipped_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = ModuleType(f"fp8tune_kernels.tables.{ARCH}")
-    shipped.ROWS = (row(2), row(4, OTHER), row(16, None))  # type: ignore[attr-defined]
+    shipped.ROWS = ((*row(2), 0), (*row(4, OTHER), 0), (*row(16, None), 0))  # type: ignore[attr-defined]
+    shipped.NEAREST = ()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, shipped.__name__, shipped)
     (folder / f"{ARCH}.py").write_text(module(row(32)))
     assert looked_up() == 32
@@ -70,7 +75,7 @@ def test_nothing_in_a_users_table_runs(folder: Path) -> None:
     assert looked_up() == 32
     assert not (folder / "ran").exists()
     with pytest.raises(ValueError, match="is not what fp8tune export writes"):
-        parsed("ROWS: tuple = (open('ran', 'w'),)")
+        parsed(HEAD + "ROWS: tuple = (open('ran', 'w'),)")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,11 @@ def test_a_broken_table_is_no_missing_table(folder: Path) -> None:
     assert str(folder) in str(raised.value)
 
 
-@given(st.one_of(st.text(), st.text().map("ROWS: tuple = ({!r},)".format), st.just("ROWS: tuple = " + "(" * 5000)))
+@given(
+    st.one_of(
+        st.text(), st.text().map((HEAD + "ROWS: tuple = ({!r},)").format), st.just(HEAD + "ROWS: tuple = " + "(" * 5000)
+    )
+)
 def test_any_text_is_a_table_or_one_error(text: str) -> None:
     try:
         assert parsed(text).rows == ()

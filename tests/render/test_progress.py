@@ -84,7 +84,7 @@ def done(stage: str = "screen", round: int = 0, process: str = "screen", time_us
 
 def a_sweep() -> Iterator[tuple[float, events.Event]]:
     """(seconds since the event before, event)"""
-    from fp8tune.choose.decision import MeasuringPlan
+    from fp8tune.stats.decide import MeasuringPlan
 
     ahead = events.Ahead(Kind.MEASURED, {PROBLEM: 4}, 3, (6, 12), 1, 8, 1.0)
     yield 0, events.Started(DEVICE, 4, 0, ahead)

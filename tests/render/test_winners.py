@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from database_rows import config, evidence, problem
 
-from fp8tune.choose.ranking import winners
+from fp8tune.adapter import studies_of
 from fp8tune.render.winners import print_winners
 
 
@@ -17,7 +17,7 @@ def printed(capsys: pytest.CaptureFixture[str], *shapes: int) -> list[str]:
         for K in shapes
         for block, times_us in ((64, 10.0), (128, 11.0))
     ]
-    print_winners(winners(rows), "table")
+    print_winners(studies_of(rows), "table")
     return capsys.readouterr().out.splitlines()
 
 
@@ -29,7 +29,7 @@ def test_one_row_has_all_its_columns(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_markdown_says_where_the_next_best_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    print_winners(winners([evidence(10.0, config=config(64)), evidence(11.0, config=config(128))]), "markdown")
+    print_winners(studies_of([evidence(10.0, config=config(64)), evidence(11.0, config=config(128))]), "markdown")
     *_, header, _, row = capsys.readouterr().out.rstrip().splitlines()
     assert header.endswith(" next best has |")
     assert row.endswith(" BLOCK_SIZE 128 |")
@@ -38,7 +38,7 @@ def test_markdown_says_where_the_next_best_differs(capsys: pytest.CaptureFixture
 def test_rates_of_a_recorded_kernel_say_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any("whole tensors" in line for line in printed(capsys, 2048))
     recorded = replace(problem(), input_layout="recorded-0123456789ab")
-    print_winners(winners([evidence(10.0, of=recorded)]), "table")
+    print_winners(studies_of([evidence(10.0, of=recorded)]), "table")
     assert capsys.readouterr().out.splitlines()[1].endswith("rates as if whole tensors were moved")
 
 
@@ -55,7 +55,7 @@ def test_the_title_says_what_was_checked_and_what_bounds(
 ) -> None:
     known = {"flops": 10**9, "peak_flop_per_s": 1e15, "check": check}
     rows = [evidence(10.0, of=problem(K=K), **known) for K in (2048, 5120)]
-    print_winners(winners(rows), "table")
+    print_winners(studies_of(rows), "table")
     title, header, *_ = capsys.readouterr().out.splitlines()
     assert f"bound by compute, {words}, " in title
     assert "check" not in header

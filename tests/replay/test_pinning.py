@@ -23,11 +23,14 @@ from triton.runtime.jit import KernelInterface
 
 import fp8tune
 from fp8tune.errors import UsageError
-from fp8tune.export.formats import python_file
-from fp8tune.export.given import Given, Tuned
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.replay import pinning
+from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch
+from fp8tune.stats.decide import decide_study
+from fp8tune.stats.study import Result, Study
+from fp8tune.tables.formats import Options, python_file
+from fp8tune.tables.picks import KernelPicks, Pick
 
 
 class Launched(KernelInterface):
@@ -196,19 +199,20 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_an_h200")
 def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, caplog):
     name = "test_pinning:Launched.__init__.<locals>.kernel"
-    named = NamedInts(BLOCK=128, num_warps=8, num_stages=3)
-    config = Config({"BLOCK": 128}, 8)
-    decided = Tuned(
-        Problem(name, NamedInts(n=4096)), NamedInts(n=4096), named, config, 7.0, {named: 7.0}, "certified, 7.00 us",
-        launch=Launch((), Grid((), ()), key(4096)),
-    )  # fmt: skip
-    recorded = Kernel(name, key=("n", "mode"))
-    (file,) = python_file.write(Given(name, Device("sm_90", "NVIDIA H200"), (decided,), {named: config}, recorded))
+    recorded = Kernel(name, key=("n", "mode"), configs=(Config({"BLOCK": 128}, 8),))
+    result = Result(encoded(recorded, recorded.configs[0]), coarse_us=7.0)
+    device, problem = Device("sm_90", "NVIDIA H200"), Problem(name, NamedInts(n=4096))
+    study = decide_study(Study(problem, device, Kind.MEASURED, None, (result,), lookup_key=problem.shape))
+    pick = Pick(study, "certified, 7.00 us", Launch((), Grid((), ()), key(4096)))
+    (file,) = python_file.write([KernelPicks(name, device, (pick,), recorded)], Options())
     (tmp_path / file.path).write_text(file.text)
     kernel = tuner()
     fp8tune.pin(kernel, tmp_path, "strict")
     assert block(kernel) == 128
-    assert "1 key for NVIDIA H200; evidence of the first: certified, 7.00 us; unknown keys: strict" in caplog.text
+    assert (
+        "1 key for NVIDIA H200; evidence of the first: n=4096, certified, 7.00 us, exact; unknown keys: strict"
+        in caplog.text
+    )
 
 
 @pytest.mark.usefixtures("on_an_h200")

@@ -22,8 +22,7 @@ from places import ROOT
 from servers import PASSWORD, on_both
 
 import fp8tune
-from fp8tune.choose import ranking
-from fp8tune.choose.incumbents import COMMITTED, NO_INCUMBENTS
+from fp8tune.adapter import read_studies, studies_of
 from fp8tune.commands.report import ReportFormat, ReportOptions, report
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
@@ -185,8 +184,8 @@ def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
     """Of every layer of the committed rows: bf16, less what FP8 saves, with its casts, is FP8."""
     with fp8tune.open(ROOT / "results.db").reading() as reader:
-        evidence = [one for kernel in (*PASSES, *GEMMS) for one in reader.evidence(kernel, keep=ranking.competing)]
-    found = Contents("", [Row(one) for one in ranking.all_candidates(evidence, COMMITTED)])
+        studies = [study for kernel in (*PASSES, *GEMMS) for study in read_studies(reader, kernel)]
+    found = Contents("", [Row(study) for study in studies])
     drawn = 0
     for one in step.steps(found):
         bars = {bar.part: bar for bar in step._bars(one)}
@@ -229,7 +228,7 @@ def hostile_contents(texts: list[str]) -> Contents:
                 )
                 for block in (32, 64)
             ]
-            (found,) = ranking.all_candidates(evidence, NO_INCUMBENTS)
+            (found,) = studies_of(evidence)
             rows.append(Row(found, text, contents.Explanation(found, {}, None)))
     return Contents(texts[0], rows, {(text, Kind.STATIC): 1 for text in texts}, left_out=texts[0])
 

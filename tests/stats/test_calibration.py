@@ -18,7 +18,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.simulated import Noise, SimulatedClock
 from fp8tune.measure.timing import tick
 from fp8tune.records import Device, NamedInts, Outcome, Status
-from fp8tune.stats.calibration import COPY, COUNTED, Source, calibration_of, floor_us, is_calibrated, plan_for, spreads
+from fp8tune.stats.calibration import COPY, COUNTED, calibration_of, floor_us, is_calibrated, plan_for, spreads
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.stats.pairs import Block
 from fp8tune.store.results import Store
@@ -94,25 +94,25 @@ WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_
 
 def test_a_gpu_is_known_by_its_id_and_driver_whatever_torch_there_is() -> None:
     measured = {H200: WHOLE}
-    assert calibration_of(H200, measured) == (WHOLE, Source.OWN)
-    assert calibration_of(replace(H200, torch="2.13.0", triton="3.7.1"), measured) == (WHOLE, Source.OWN)
-    assert calibration_of(replace(H200, driver="590.0"), measured) == ({}, Source.NONE)
+    assert calibration_of(H200, measured) == (WHOLE, True)
+    assert calibration_of(replace(H200, torch="2.13.0", triton="3.7.1"), measured) == (WHOLE, True)
+    assert calibration_of(replace(H200, driver="590.0"), measured) == ({}, False)
     nameless = replace(H200, uuid_hash="")
-    assert calibration_of(nameless, {replace(nameless, torch="2.13.0"): WHOLE})[1] is Source.NONE
+    assert calibration_of(nameless, {replace(nameless, torch="2.13.0"): WHOLE})[1] is False
     old, new = replace(H200, torch="2.9.0"), replace(H200, torch="2.10.0")
     assert calibration_of(H200, {old: WHOLE, new: {**WHOLE, "process_sd": 0.002}})[0]["process_sd"] == 0.002
 
 
 def test_a_gpu_without_a_calibration_uses_the_noise_of_its_peers_and_never_their_speed() -> None:
     noisier = {**WHOLE, "process_sd": 0.003, COUNTED: 20.0}
-    values, source = calibration_of(H200, {PEER: WHOLE, OTHER: noisier, H200: {COPY: 4000.0}})
-    assert source is Source.PEERS
+    values, is_own = calibration_of(H200, {PEER: WHOLE, OTHER: noisier, H200: {COPY: 4000.0}})
+    assert not is_own
     assert values == {"process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, COPY: 4000.0}
 
 
 @pytest.mark.parametrize("field", ["arch", "name", "driver", "runtime", "torch", "triton"])
 def test_a_device_that_differs_in_more_than_the_id_is_no_peer(field: str) -> None:
-    assert calibration_of(H200, {replace(PEER, **{field: "other"}): WHOLE})[1] is Source.NONE
+    assert calibration_of(H200, {replace(PEER, **{field: "other"}): WHOLE})[1] is False
 
 
 # Calibrating

@@ -8,11 +8,12 @@ from database_rows import H100, H200, KERNEL, config, evidence, key_of, problem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune import adapter
-from fp8tune.adapter import nearest_of, studies_of
+from fp8tune.adapter import studies_of
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.shared import HeldOut, choose_shared, cover, hold_out, prefers_nearest, regret
 from fp8tune.stats.study import Study
+from fp8tune.tables import select
+from fp8tune.tables.select import nearest_of
 from fp8tune_kernels.spec import Span
 from fp8tune_kernels.tables import Row
 
@@ -142,7 +143,7 @@ def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
 
 def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
     """A tile of 64 holds what is reduced over up to 64 groups, and is no answer for 256; 32 read twice all along."""
-    monkeypatch.setitem(adapter.SPANS, "colwise", Span("BLOCK_SIZE", "G"))
+    monkeypatch.setitem(select.SPANS, "colwise", Span("BLOCK_SIZE", "G"))
     of = {G: replace(problem(), shape=NamedInts(problem().shape, G=G)) for G in (16, 64, 256)}
     rows = [
         evidence(time_us, of=one, config=config(block))

@@ -16,7 +16,7 @@ import pytest
 from database_rows import KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
 
-from fp8tune.choose import ranking
+from fp8tune.adapter import read_studies
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Code, Facts, Kind, NamedInts, Row, Status, Subject, Telemetry
 from fp8tune.store import archives, compacting
@@ -73,7 +73,7 @@ def said(path: Path) -> tuple[object, ...]:
         tallies = [store.tally(one) for one in store.tried_subjects()]
         return (
             store.evidence(),
-            ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True)),
+            read_studies(store),
             sorted(store.pools(), key=str),
             [(tally.subject, tally.outcomes) for tally in tallies],
             [store.commit(tally.subject) for tally in tallies],
@@ -158,8 +158,8 @@ def test_a_later_sweep_goes_on_as_if_nothing_was_packed(path: Path, tmp_path: Pa
 
 def moments_left_out(found: tuple[object, ...]) -> object:
     """The same without when the new rows were stored, which no two sweeps share."""
-    evidence, winners, _, *rest = found
-    return evidence, [(one.problem, one.config, one.verdict) for one in winners], rest
+    evidence, studies, _, *rest = found
+    return evidence, [(one.problem, one.pick.config, one.choice.verdict) for one in studies], rest
 
 
 def test_rows_keep_their_ids_and_packed_ones_are_not_given_away(path: Path, tmp_path: Path) -> None:

@@ -7,13 +7,25 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import (
+    H100,
+    H200,
+    KERNEL,
+    begin,
+    config,
+    end_finals,
+    finished_sweep,
+    problem,
+    row,
+    subject,
+    table_text,
+)
 from places import ROOT
 
-from fp8tune.choose import ranking
-from fp8tune.choose.decision import PickVerdict
-from fp8tune.export import table as export
+from fp8tune.adapter import studies_of
 from fp8tune.records import ComparableRows, Kind, Status
+from fp8tune.stats.rank import competing
+from fp8tune.stats.study import Verdict
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 
@@ -52,44 +64,12 @@ def fill(store: Store, seed: int) -> None:
 @pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])
 def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> None:
     fill(store, seed)
-    everything, some = store.evidence(), store.evidence(keep=ranking.competing)
+    everything, some = store.evidence(), store.evidence(keep=competing)
     assert len(some) < len(everything)
-    assert ranking.winners(some) == ranking.winners(everything)
+    assert studies_of(some) == studies_of(everything)
     for arch in ("sm_90", "gfx942"):
-        narrowed = store.evidence(arch=arch, keep=ranking.competing)
-        assert export.render(narrowed, arch) == export.render(everything, arch)
-
-
-def fill_finals(store: Store, seed: int) -> None:
-    """Problems with no finals, finals, finals twice and finals that were broken off; some finalists fail, or all do."""
-    generator = random.Random(seed)
-    blocks = (32, 64, 128)
-    finished_sweep(store, {problem(K=512 * k): {config(b): 100.0 + b / 64 for b in blocks} for k in range(1, 9)})
-    for sweep in (begin(store, request="finals"), begin(store, request="again", again=True)):
-        for k in range(1, 9):
-            finalists = generator.sample(blocks, generator.choice([0, 2, 2]))
-            timed = []
-            for block, process, round in itertools.product(finalists, ("final 00", "final 01", "final 02"), range(3)):
-                made = row(generator.uniform(100, 101), of=problem(K=512 * k), config=config(block))
-                for stage in ("final", "duplicate") if block == 64 else ("final",):
-                    timed.append(replace(made, stage=stage, process=process, round=round))
-            store.add_many(sweep, timed)
-            if finalists and generator.random() < 0.9:
-                end_finals(store, sweep, problem(K=512 * k))
-            for block in finalists[: generator.choice([0, 0, 0, 1, 2])]:
-                failed = row(None, of=problem(K=512 * k), config=config(block), status=Status.CRASHED)
-                store.add(sweep, replace(failed, stage="final", process="final 03"))
-
-
-@pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])
-def test_what_did_not_reach_the_finals_makes_no_difference_to_a_pick(store: Store, seed: int) -> None:
-    fill(store, seed)
-    fill_finals(store, seed)
-    everything = store.evidence(keep=ranking.competing)
-    finalists = store.evidence(keep=ranking.competing, finalists_only=True)
-    assert len(finalists) < len(everything)
-    assert {len(item.finals) for item in finalists} >= {0, 3}
-    assert ranking.winners(finalists) == ranking.winners(everything)
+        narrowed = store.evidence(arch=arch, keep=competing)
+        assert table_text(narrowed, arch) == table_text(everything, arch)
 
 
 def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
@@ -98,13 +78,13 @@ def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
     for block in (32, 64):
         store.add(sweep, row(80.0, config=config(block), stage="final", process="final 00"))
     end_finals(store, sweep)
-    (pick,) = ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True))
-    assert pick.time_us == pytest.approx(80.0)
+    (study,) = studies_of(store.evidence(keep=competing))
+    assert study.choice.time_us == pytest.approx(80.0)
     for block in (32, 64):
         failed = row(None, config=config(block), stage="final", process="final 01", status=Status.CRASHED)
         store.add(sweep, failed)
-    (pick,) = ranking.winners(store.evidence(keep=ranking.competing, finalists_only=True))
-    assert (pick.config, pick.time_us) == (config(128), 95.0)
+    (study,) = studies_of(store.evidence(keep=competing))
+    assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
 
 
 def test_pools_without_timings_are_all_kept() -> None:
@@ -112,7 +92,7 @@ def test_pools_without_timings_are_all_kept() -> None:
         ComparableRows(problem(), H100, kind, KERNEL, True, 0.0)
         for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)
     ]
-    assert ranking.competing(pools) == pools
+    assert competing(pools) == pools
 
 
 def test_a_pool_competes_by_kind_then_end_then_age() -> None:
@@ -121,18 +101,18 @@ def test_a_pool_competes_by_kind_then_end_then_age() -> None:
 
     first = pool(Kind.MEASURED, True, 1.0)
     others = [pool(Kind.MEASURED, False, 9.0), pool(Kind.PUBLISHED, True, 9.0), pool(Kind.MEASURED, True, 0.5)]
-    assert ranking.competing([*others, first]) == [first]
+    assert competing([*others, first]) == [first]
 
 
 def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> None:
     finals = ComparableRows(problem(), H100, Kind.MEASURED, KERNEL, True, 1.0, has_finals=True)
     screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
-    assert ranking.competing([finals, screen]) == [finals]
+    assert competing([finals, screen]) == [finals]
     newer_finals = replace(screen, has_finals=True)
-    assert ranking.competing([finals, screen, newer_finals]) == [newer_finals]
-    assert ranking.competing([replace(finals, complete=False), screen]) == [screen]
+    assert competing([finals, screen, newer_finals]) == [newer_finals]
+    assert competing([replace(finals, complete=False), screen]) == [screen]
     newer = replace(screen, version=NEWER_KERNEL)
-    assert ranking.competing([finals, newer]) == [newer]
+    assert competing([finals, newer]) == [newer]
 
 
 def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> None:
@@ -142,10 +122,10 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
         store.add(sweep, row(90.0 + block / 64, config=config(block), stage="final", process=process))
     end_finals(store, sweep)
     finished_sweep(store, {problem(): {config(32): 80.0, config(64): 95.0}}, NEWER_DRIVER)
-    for evidence in (store.evidence(), store.evidence(keep=ranking.competing)):
-        (pick,) = ranking.winners(evidence)
-        assert (pick.device, pick.n) == (H100, 2)
-        assert pick.verdict is not PickVerdict.QUICK
+    for evidence in (store.evidence(), store.evidence(keep=competing)):
+        (study,) = studies_of(evidence)
+        assert (study.device, study.choice.processes) == (H100, 2)
+        assert study.choice.verdict is not Verdict.QUICK
 
 
 def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
@@ -153,8 +133,8 @@ def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
     newer = begin(store, request="newer")
     store.add(newer, row(90.0, version=NEWER_KERNEL))
     store.mark_complete(newer, subject(version=NEWER_KERNEL), 1)
-    (item,) = store.evidence(keep=ranking.competing)
+    (item,) = store.evidence(keep=competing)
     assert item.version == NEWER_KERNEL
     store.add(begin(store, again=True), row(95.0, process="w2"))
-    (item,) = store.evidence(keep=ranking.competing)
+    (item,) = store.evidence(keep=competing)
     assert item.version == KERNEL

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from database_rows import H100, H200, begin, config, end_finals, finished_sweep, problem, row, subject
 
-from fp8tune.choose import ranking
+from fp8tune.adapter import studies_of
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
+from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.outcomes import History
@@ -42,9 +43,9 @@ def read(databases: location.Databases) -> Iterator[Reader]:
 
 
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
-    evidence = reader.evidence(keep=ranking.competing)
+    evidence = reader.evidence(keep=competing)
     return {
-        (one.problem.shape["K"], one.device.name): round(one.time_us, 9) for one in ranking.winners(evidence)
+        (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in studies_of(evidence)
     }  # of logarithms
 
 

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
 from servers import on_both
 
-from fp8tune.choose import ranking
-from fp8tune.choose.candidates import Winner
-from fp8tune.choose.decision import PickVerdict
-from fp8tune.export import table as export
+from fp8tune.adapter import studies_of
 from fp8tune.records import Device
+from fp8tune.stats.rank import competing
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 
@@ -51,8 +50,8 @@ def sweep_with_finals(
     store.finish_sweep(sweep)
 
 
-def winner(store: Store) -> Winner:
-    (found,) = ranking.winners(store.evidence(keep=ranking.competing))
+def winner(store: Store) -> Study:
+    (found,) = studies_of(store.evidence(keep=competing))
     return found
 
 
@@ -67,7 +66,7 @@ def test_two_machines_that_agree_stay_certified(database, tmp_path):
         sweep_with_finals(theirs, (111.0, 101.0, 105.0), device=ANOTHER_H100)
     with opened(database) as ours:
         import_file(ours, tmp_path / "theirs.db")
-        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], PickVerdict.CERTIFIED, 6)
+        assert (winner(ours).config, winner(ours).verdict, winner(ours).n) == (CONFIGS[1], Verdict.CERTIFIED, 6)
 
 
 def test_of_two_sides_finals_on_one_machine_those_started_last_count(tmp_path):
@@ -79,7 +78,7 @@ def test_of_two_sides_finals_on_one_machine_those_started_last_count(tmp_path):
             import_file(store, tmp_path / other)
             assert (winner(store).config, winner(store).verdict, winner(store).n) == (
                 CONFIGS[2],
-                PickVerdict.CERTIFIED,
+                Verdict.CERTIFIED,
                 6,
             )
 
@@ -88,7 +87,7 @@ def test_a_newer_sweep_of_one_s_own_is_no_disagreement(tmp_path):
     with opened(tmp_path / "ours.db") as ours:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
         sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
-        assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[2], PickVerdict.CERTIFIED)
+        assert (winner(ours).config, winner(ours).verdict) == (CONFIGS[2], Verdict.CERTIFIED)
         shutil.copy(tmp_path / "ours.db", tmp_path / "older.db")
 
 
@@ -151,5 +150,5 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
-    evidence = store.evidence(keep=ranking.competing)
-    return ranking.winners(evidence), export.render(evidence, "sm_90")
+    evidence = store.evidence(keep=competing)
+    return studies_of(evidence), table_text(evidence)

@@ -15,6 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Subject
+from fp8tune.stats.study import process_us
 from fp8tune.store import migrations
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
@@ -53,7 +54,7 @@ def check_rows(store: Store, number: int) -> None:
     assert measured[FIRST].times_us == ((100.0,) if number < 2 else (98.0,))  # of the sweep that started last
     assert {row.stage for row in store.rows()} == ({"screen"} if number < 2 else {"screen", "final", "duplicate"})
     if number >= 2:
-        assert [(one.run.sweep, one.time_us) for one in default.duplicate] == [("bbbb", 108.5)]
+        assert [(one.run.sweep, process_us(one)) for one in default.duplicate] == [("bbbb", 108.5)]
         (static,) = store.evidence(kinds=[Kind.STATIC])
         assert (static.facts.code.resident_warps, static.facts.code.fp8_conversions) == (64, 8)
     assert [row.note for row in store.published()] == (["before"] if number >= 3 else [])

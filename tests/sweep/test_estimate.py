@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
 
-from fp8tune.choose.calibration import measuring_plan_of
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.stats.calibration import plan_for
 from fp8tune.store.results import Store
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.estimate import Estimate, Work
@@ -180,4 +180,4 @@ def test_totals_do_not_grow_within_a_phase(tmp_path: Path) -> None:
         for event in events
     )
     assert sum(event.trials for event in rounds) == screened
-    assert measuring_plan_of({}).screen_rounds == rounds[0].rounds
+    assert plan_for({}).screen_rounds == rounds[0].rounds

@@ -14,15 +14,12 @@ from fake_gpu import Answer, FakeGpu
 from places import PLANTED
 from servers import on_both
 
-from fp8tune.choose import ranking
-from fp8tune.choose.calibration import measuring_plan_of
-from fp8tune.choose.candidates import Winner
-from fp8tune.choose.decision import PickVerdict
-from fp8tune.choose.explaining import Explanation
-from fp8tune.choose.overview import overview
+from fp8tune.adapter import Explanation, reasons, studies_of, summarize
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.render.found import found_lines
+from fp8tune.stats.calibration import plan_for
+from fp8tune.stats.study import OPEN, SETTLED, Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, picks, planning, session
 from fp8tune.sweep import loop as sweep
@@ -30,7 +27,7 @@ from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-PROTOCOL = measuring_plan_of({})
+PROTOCOL = plan_for({})
 TIMER = "simulated:7"
 
 
@@ -77,13 +74,13 @@ def rows(found: list[sweep.Event]) -> list[Row]:
     return [event.row for event in found if isinstance(event, sweep.TrialDone)]
 
 
-def winners(store: Store, options: Options) -> list[Winner]:
+def studies(store: Store, options: Options) -> list[Study]:
     plan = planning.planned(options)
-    return session.winners(store, plan.backend, session.finished_problems(store, plan))
+    return session.studies(store, plan.backend, session.finished_problems(store, plan))
 
 
 def decisions(store: Store, options: Options) -> list[object]:
-    return [(winner.problem, winner.decision, winner.noise_floor) for winner in winners(store, options)]
+    return [(study.problem, study.choice, study.noise) for study in studies(store, options)]
 
 
 def announced(found: list[sweep.Event]) -> int:
@@ -132,22 +129,22 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert {row.config for row in duplicates} == {default}
         assert len(duplicates) == len(processes) * PROTOCOL.rounds
         assert {row.outcome.time_us for row in duplicates}.isdisjoint({row.outcome.time_us for row in mine})
-    for winner in winners(store, options):
-        assert winner.verdict in (
-            PickVerdict.CERTIFIED,
-            PickVerdict.NEAR_TIE,
-            PickVerdict.KEPT_INCUMBENT,
-            PickVerdict.AMBIGUOUS,
+    for study in studies(store, options):
+        assert study.choice.verdict in (
+            Verdict.CERTIFIED,
+            Verdict.NEAR_TIE,
+            Verdict.KEPT_INCUMBENT,
+            Verdict.AMBIGUOUS,
         )
-        assert winner.n in (PROTOCOL.processes, *PROTOCOL.more_processes)
-        assert winner.noise_floor is not None
-        assert winner.noise_floor < 0.02
+        assert study.choice.processes in (PROTOCOL.processes, *PROTOCOL.more_processes)
+        assert study.noise is not None
+        assert study.noise < 0.02
 
 
 def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) -> None:
     events(store, options)
-    for winner in winners(store, options):
-        assert winner.verdict is not PickVerdict.AMBIGUOUS or winner.n == PROTOCOL.more_processes[-1]
+    for study in studies(store, options):
+        assert study.choice.verdict is not Verdict.AMBIGUOUS or study.choice.processes == PROTOCOL.more_processes[-1]
 
 
 def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: Options) -> None:
@@ -156,16 +153,16 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
     found = rows(events(store, alone))
     assert {row.config for row in found} == {default}
-    for winner in winners(store, alone):
-        assert (winner.config, winner.verdict, winner.runner_up) == (default, PickVerdict.ONLY, None)
-        assert (winner.n, winner.noise_floor is None) == (PROTOCOL.processes, False)
+    for study in studies(store, alone):
+        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.ONLY, None)
+        assert (study.choice.processes, study.noise is None) == (PROTOCOL.processes, False)
     kept = picks.decide(store.evidence()).picks
     bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
     assert bounds == {("only", None, None)}
-    (counted,) = overview(kept)
-    assert (counted.settled, counted.open) == (2, 0)  # of what was asked for nothing is left to measure
-    both = ranking.all_candidates(store.evidence())
-    assert Explanation(both[0], {}, None).steps()[-1].endswith("there is nothing to compare it with: only.")
+    (counted,) = summarize(kept)
+    assert (counted.count(*SETTLED), counted.count(*OPEN)) == (2, 0)  # of what was asked for nothing is left to measure
+    both = studies_of(store.evidence())
+    assert reasons(Explanation(both[0]))[-1].endswith("there is nothing to compare it with: only.")
     assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
 
 
@@ -173,11 +170,11 @@ def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: 
     quick = replace(options, quick=True)
     screened = rows(events(store, quick))
     assert {row.stage for row in screened} == {"screen"}
-    assert {winner.verdict for winner in winners(store, quick)} == {PickVerdict.QUICK}
+    assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
     found = events(store, options)
     kept = [event for event in found if isinstance(event, sweep.TrialDone) and event.from_database]
     assert len(kept) == len(screened)
-    assert {winner.n for winner in winners(store, options)} <= {6, 12, 24}
+    assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
 
 
 def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
@@ -200,8 +197,8 @@ def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: 
         if seen == 100:
             break
     running.close()  # type: ignore[attr-defined]
-    assert {winner.verdict for winner in session.winners(store, plan.backend, [event.row.problem])} == {
-        PickVerdict.QUICK
+    assert {study.choice.verdict for study in session.studies(store, plan.backend, [event.row.problem])} == {
+        Verdict.QUICK
     }
     events(store, options)
     with Store.open(str(tmp_path / "whole.db"), create=True) as whole:
@@ -227,7 +224,7 @@ def test_a_finished_sweep_is_answered_from_its_rows(options: Options, tmp_path: 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT])
 def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options, status: Status) -> None:
     events(store, replace(options, quick=True))
-    victim = winners(store, replace(options, quick=True))[0].config
+    victim = studies(store, replace(options, quick=True))[0].pick.config
     assert victim is not None
 
     def failing(arm: KernelArm, place: Place) -> Outcome | None:
@@ -240,9 +237,9 @@ def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options
     assert {(row.config, row.stage, row.outcome.reason) for row in failed} == {(victim, "final", "planted")}
     assert len(failed) == len({row.problem for row in failed})
     assert not [place for arm, place in gpu.asked if arm.config == victim and place.process > 3]
-    for winner in winners(store, options):
-        assert winner.config != victim
-        assert winner.n >= PROTOCOL.processes
+    for study in studies(store, options):
+        assert study.pick.config != victim
+        assert study.choice.processes >= PROTOCOL.processes
 
 
 def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: Options) -> None:
@@ -259,18 +256,18 @@ def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: Op
     *_, last = events(store, options)
     assert isinstance(last, sweep.Finished)
     assert last.left_out == 0
-    assert PickVerdict.QUICK not in {winner.verdict for winner in winners(store, options)}
+    assert Verdict.QUICK not in {study.choice.verdict for study in studies(store, options)}
 
 
-def verdict_of(store: Store, plan: Plan, number: int) -> PickVerdict:
-    return session.winners(store, plan.backend, [plan.problems[number].problem])[0].verdict
+def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
+    return session.studies(store, plan.backend, [plan.problems[number].problem])[0].choice.verdict
 
 
 def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: Options) -> None:
     assert budgeted(store, options, 2 * PROTOCOL.processes - 1).left_out > 0
     plan = planned(options)
-    assert verdict_of(store, plan, 0) is not PickVerdict.QUICK
-    assert verdict_of(store, plan, 1) is PickVerdict.QUICK
+    assert verdict_of(store, plan, 0) is not Verdict.QUICK
+    assert verdict_of(store, plan, 1) is Verdict.QUICK
 
 
 def ambiguous(arm: KernelArm, place: Place) -> Outcome:
@@ -297,13 +294,13 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
     turns = 2 * PROTOCOL.processes + 1  # one more than the first judgement takes
     assert budgeted(store, options, turns, ambiguous).left_out > 0
     plan = planned(options)
-    cut = [session.winners(store, plan.backend, [of.problem])[0] for of in plan.problems]
-    assert [winner.n for winner in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
-    assert PickVerdict.QUICK not in {winner.verdict for winner in cut}
+    cut = [session.studies(store, plan.backend, [of.problem])[0] for of in plan.problems]
+    assert [study.choice.processes for study in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
+    assert Verdict.QUICK not in {study.choice.verdict for study in cut}
     *_, last = events(store, options, FakeGpu(TIMER, clear if settles else ambiguous))
     assert isinstance(last, sweep.Finished)
     assert last.left_out == 0
-    found = [winner.n for winner in winners(store, options)]
+    found = [study.choice.processes for study in studies(store, options)]
     if settles:
         assert all(PROTOCOL.processes < n <= PROTOCOL.more_processes[-1] for n in found)
     else:
@@ -328,8 +325,8 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: O
     *_, last = session.run(store, replace(planned(replace(options, time_budget_s=1e9)), backend=gpu), clock)
     assert isinstance(last, sweep.Finished)
     assert last.left_out > 0
-    assert verdict_of(store, plan, 0) is PickVerdict.QUICK
-    assert verdict_of(store, plan, 1) is not PickVerdict.QUICK
+    assert verdict_of(store, plan, 0) is Verdict.QUICK
+    assert verdict_of(store, plan, 1) is not Verdict.QUICK
     with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
         assert raw.execute("SELECT count(*) FROM finals").fetchone() == (1,)
 
@@ -342,13 +339,13 @@ def test_the_incumbent_is_a_finalist_however_slow(store: Store, options: Options
     screened = [row for row in rows(events(store, replace(options, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
     assert slowest is not None
-    found = rows(list(session.run(store, with_committed(planned(options), incumbent=slowest))))
+    found = rows(list(session.run(store, with_committed(planned(options), current=slowest))))
     for of in {row.problem for row in found}:
         assert slowest in {row.config for row in found if row.problem == of and row.stage == "final"}
-    assert slowest not in {winner.config for winner in winners(store, options)}
+    assert slowest not in {study.pick.config for study in studies(store, options)}
 
 
-@pytest.mark.parametrize("committed", ["incumbent", "fallback"])
+@pytest.mark.parametrize("committed", ["current", "fallback"])
 def test_what_the_committed_table_holds_is_timed_in_every_round(store: Store, options: Options, committed: str) -> None:
     """Else a block far off in the first round puts it out of the screen, and so out of the row for any other shape."""
     options = replace(options, quick=True)

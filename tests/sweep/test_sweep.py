@@ -105,7 +105,7 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert {row.outcome.status for row in rows} == {Status.OK}
     assert {row.device.arch for row in rows} == {"simulated"}
     assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
-    best = session.winners(store, planned(timer="simulated:7").backend, [rows[0].problem])
+    best = session.studies(store, planned(timer="simulated:7").backend, [rows[0].problem])
     assert len(best) == 1
     backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
     true_us = {
@@ -113,7 +113,7 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
         for row in rows
         if row.config
     }
-    assert true_us[best[0].config] <= 1.02 * min(true_us.values())
+    assert true_us[best[0].pick.config] <= 1.02 * min(true_us.values())
     repeated = {row.config for row in rows if row.round == 2}
     assert best[0].config in repeated
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)

@@ -27,22 +27,14 @@ _SHIPPED = {
 """Formats that come with fp8tune. Modules are imported on demand: one of them needs Triton."""
 
 
-def _ignore(message: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Options:
     """Options that a format may use."""
 
-    sizes: Mapping[str, str | int] = field(default_factory=dict)
-    """Name of a size in a file name -> the dim that it is, or its value."""
-    dtype: str | None = None
-    """The dtype as file names call it."""
-    within: float = 0.02
-    """Share of the best time that a problem may lose by having fewer configs."""
-    notice: Callable[[str], None] = _ignore
-    """Function that gets one line for each launch that is left out."""
+    sizes: Mapping[str, str | int] = field(default_factory=dict)  # size in a file name -> dim of the kernel, or number
+    dtype: str | None = None  # as file names call it
+    within: float = 0.02  # share of the best time that a problem may lose by having fewer configs
+    notice: Callable[[str], object] = lambda message: None  # gets one line for each launch that is left out
 
 
 @dataclass(frozen=True)
@@ -53,10 +45,8 @@ class Format:
     """Function from the picks of one kernel to files. It raises UsageError for picks that the format cannot hold."""
     next: str
     """One line on the use of the files. ``{folder}`` is where they are, ``{device}`` the first folder below."""
-    options: tuple[str, ...] = ()
-    """Names of the :class:`Options` that it uses."""
-    has_all_devices: bool = False
-    """True if ``write`` takes the picks of all devices of an arch, False for those of one."""
+    options: tuple[str, ...] = ()  # names of the options that it uses
+    has_all_devices: bool = False  # True if it takes the picks of all devices of an arch, False for those of one
 
 
 def names() -> list[str]:
@@ -65,11 +55,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Format:
-    """Import a format.
-
-    Raises:
-        UsageError: There is no such format, or it cannot be imported.
-    """
+    """Import a format. Raises UsageError if there is no such format, or it cannot be imported."""
     if name in _SHIPPED:
         module, _, attribute = _SHIPPED[name].partition(":")
         shipped: Format = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
@@ -82,19 +68,14 @@ def load(name: str) -> Format:
     except Exception as error:  # code of another package
         raise UsageError(f"format {name} cannot be imported: {one_line(error)}; reinstall its package") from error
     if not isinstance(loaded, Format):
-        raise UsageError(f"format {name} is no fp8tune.tables.formats.Format: its package declares another object")
+        raise UsageError(f"format {name} is no fp8tune.tables.formats.Format: correct its entry point")
     return loaded
 
 
 def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:
-    """Refuse options that a format does not use, and any number of kernels but one.
-
-    Raises:
-        UsageError: There is no such format, or it cannot be used so.
-    """
-    users = {"sizes": "hf, vllm and sglang", "dtype": "vllm and sglang", "within": "diff"}
+    """Raise UsageError for an option that a format does not use, and for any number of kernels but one."""
     for option in options:
         if option not in load(name).options:
-            raise UsageError(f"--{option.removesuffix('s')} is for --for {users[option]}: leave it out with {name}")
+            raise UsageError(f"--{option.removesuffix('s')} does not go with --for {name}: leave it out")
     if len(kernels) != 1:
         raise UsageError(f"--for {name} writes the picks of one kernel: name it with --kernel")

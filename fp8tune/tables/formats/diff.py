@@ -10,7 +10,7 @@ import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from fp8tune.records import Kind, NamedInts, Problem, Status
 from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 from fp8tune.stats.shared import Cover, cover
-from fp8tune.tables.files import File
+from fp8tune.tables.files import File, read
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.literals import literal
 from fp8tune.tables.picks import KernelPicks, Pick
@@ -34,41 +34,24 @@ class Shrunk:
     """A smaller list of configs, and the reason why it suffices."""
 
     kernel: KernelPicks
-    picks: tuple[Pick, ...]
-    """Measured picks, in the order of the cover's problems."""
+    picks: tuple[Pick, ...]  # measured, in the order of the cover's problems
     cover: Cover
-    others: tuple[Cover, ...]
-    """Covers for :data:`BOUNDS`."""
-    wrong: Mapping[NamedInts, tuple[Problem, ...]]
-    """Configs with a wrong output, which are in no list, and the problems with it."""
-    before: int
-    """Number of configs that the kernel declares."""
-    diff: str
-    """Empty where nothing changes."""
-    notes: tuple[str, ...]
-    """One line each for the maintainer."""
-
-    @property
-    def headline(self) -> str:
-        """Summary: ``36 configs -> 3, worst loss 1.2 %``."""
-        worst = 100 * (max(self.cover.slowdowns) - 1)
-        return f"{self.before} configs -> {len(self.cover.configs)}, worst loss {worst:.1f} %"
+    others: tuple[Cover, ...]  # for BOUNDS
+    wrong: Mapping[NamedInts, tuple[Problem, ...]]  # configs with a wrong output, which are in no list, and where
+    before: int  # number of configs that the kernel declares
+    headline: str  # 36 configs -> 3, worst loss 1.2 %
+    diff: str  # empty where nothing changes
+    notes: tuple[str, ...]  # one line each for the maintainer
 
 
 def shrink(kernel: KernelPicks, within: float) -> Shrunk:
-    """Find few configs that are within a share of the best time (0.02: 2 %) on every problem.
-
-    Raises:
-        UsageError: The kernel has no list of configs, its source cannot be read or changed, or no config is right.
-    """
+    """Find few configs that are within a share of the best time (0.02: 2 %) on every problem."""
     recorded = kernel.recorded
     if recorded is None or not recorded.is_autotuned:
         raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
     if recorded.pruner_configs:
-        raise UsageError(
-            f"{kernel.kernel} launches configs that its early_config_prune makes, not those of its list: export it "
-            "--for python, and use fp8tune.pin"
-        )
+        advice = "export it --for python, and use fp8tune.pin"
+        raise UsageError(f"{kernel.kernel} launches configs that its early_config_prune makes: {advice}")
     picks = tuple(pick for pick in kernel.picks if pick.study.kind is not Kind.PUBLISHED)
     if not picks:
         raise UsageError(f"nothing of {kernel.kernel} was measured: run fp8tune sweep")
@@ -84,17 +67,21 @@ def shrink(kernel: KernelPicks, within: float) -> Shrunk:
     axes = picks[0].study.axes
     chosen, *others = (cover(right, bound, axes) for bound in (within, *BOUNDS))
     path, name = source_file(recorded)
-    text = _read(path)
+    text = read(path)
+    if text is None:
+        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them")
     configs = [kernel.triton_config(config) for config in chosen.configs]
     new, notes = replaced(text, recorded, configs, str(name))
     code = source.source_hash(recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
     if recorded.source_hash and code != recorded.source_hash:
         recorded_code = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
         notes.append(f"{recorded_code}: record and sweep it again")
-    shrunk = Shrunk(kernel, picks, chosen, tuple(others), wrong, len(recorded.configs), "", tuple(notes))
+    before = len(recorded.configs)
+    headline = f"{before} configs -> {len(chosen.configs)}, worst loss {100 * chosen.worst:.1f} %"
     diff = unified(text, new, name)
-    head = f"{kernel.kernel} on {kernel.device.name or kernel.device.arch}: {shrunk.headline}\n" if diff else ""
-    return Shrunk(**{**vars(shrunk), "diff": head + diff})
+    if diff:
+        diff = f"{kernel.kernel} on {kernel.device.name or kernel.device.arch}: {headline}\n{diff}"
+    return Shrunk(kernel, picks, chosen, tuple(others), wrong, before, headline, diff, tuple(notes))
 
 
 def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
@@ -103,13 +90,7 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
 
 
 def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
-    """Return the file that defines a kernel, and its path below the folder of the outermost package.
-
-    Nothing is imported.
-
-    Raises:
-        UsageError: The file is not here.
-    """
+    """Return the file that defines a kernel, and its path below the folder of the package. Nothing is imported."""
     module = kernel.name.partition(":")[0]
     parts = module.split(".")
     if not all(map(str.isidentifier, parts)):
@@ -126,15 +107,6 @@ def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
     raise UsageError(f"the source of {module} is not here: install it, or run this where it can be imported")
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; name a readable copy on PYTHONPATH") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them") from None
-
-
 def unified(before: str, after: str, path: PurePosixPath) -> str:
     """Return the unified diff of a file; empty where nothing changed."""
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
@@ -142,19 +114,11 @@ def unified(before: str, after: str, path: PurePosixPath) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Split as Python's parser and ``patch`` do: not at form feeds."""
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
+    return re.findall(r"[^\n]*\n|[^\n]+", text)  # as Python's parser and patch do: not at form feeds
 
 
 def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
-    """Put other configs into the decorator of a kernel.
-
-    Returns:
-        The new source, and notes for the maintainer.
-
-    Raises:
-        UsageError: The list cannot be located or written.
-    """
+    """Put other configs into the decorator of a kernel. Return the new source, and notes for the maintainer."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
@@ -214,18 +178,17 @@ def _declared_configs(
     tree: ast.Module, names: Mapping[str, str], attribute: str, file: str
 ) -> tuple[ast.Call, ast.expr]:
     """Return the call of ``triton.autotune`` for a function, and the value of its ``configs``."""
-    calls = [
-        call
-        for path, candidates in _definitions(tree)
-        if path == attribute
-        for call in candidates
-        if isinstance(call, ast.Call) and _is_autotune(call, names)
-    ]
-    if not calls:
-        raise UsageError(f"{file} has no @triton.autotune on {attribute}: change its configs where they are declared")
-    if len(calls) > 1:
-        lines = " and ".join(str(call.lineno) for call in calls)
-        raise UsageError(f"{file} defines {attribute} in lines {lines}: it is unknown which one ran, change it by hand")
+    candidates: list[ast.expr] = []
+    name = attribute.rpartition(".")[2]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            candidates += node.decorator_list
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = triton.autotune(...)(function)
+            candidates += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
+    calls = [node for node in candidates if isinstance(node, ast.Call) and _is_autotune(node, names)]
+    if len(calls) != 1:
+        lines = f"several in lines {', '.join(str(call.lineno) for call in calls)}" if calls else "none"
+        raise UsageError(f"{file} must have one @triton.autotune on {attribute}, it has {lines}: change it by hand")
     (call,) = calls
     values = [keyword.value for keyword in call.keywords if keyword.arg == "configs"] or call.args[:1]
     if not values or isinstance(values[0], ast.Starred):
@@ -235,24 +198,8 @@ def _declared_configs(
 
 def _is_autotune(call: ast.Call, names: Mapping[str, str]) -> bool:
     """Return True for Triton's decorator and those derived from it, such as flash-linear-attention's."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     has_configs = any(keyword.arg == "configs" for keyword in call.keywords)
-    return _is_triton(call.func, names, "autotune") or ("autotune" in name and has_configs)
-
-
-def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Sequence[ast.expr]]]:
-    """Yield qualified names of functions with their decorators, and names that a call's result is bound to."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef):
-            yield prefix + child.name, child.decorator_list
-        elif isinstance(child, ast.ClassDef):
-            yield from _definitions(child, f"{prefix}{child.name}.")
-        elif isinstance(child, ast.Assign) and isinstance(child.value, ast.Call):
-            for target in child.targets:  # name = triton.autotune(...)(function)
-                if isinstance(target, ast.Name):
-                    yield prefix + target.id, [child.value.func]
-        else:
-            yield from _definitions(child, prefix)
+    return _is_triton(call.func, names, "autotune") or (has_configs and "autotune" in ast.unparse(call.func))
 
 
 def _config_list(

@@ -61,14 +61,14 @@ def parsed(text: str) -> Table:
         }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError("it is not what fp8tune export writes") from None
-    nearest, devices, rows = (values.get(name) for name in ("NEAREST", "DEVICES", "ROWS"))
-    if not isinstance(rows, tuple) or not isinstance(nearest, tuple) or not isinstance(devices, tuple):
+    nearest, origins, rows = (values.get(name) for name in ("NEAREST", "ORIGINS", "ROWS"))
+    if not isinstance(rows, tuple) or not isinstance(nearest, tuple) or not isinstance(origins, tuple):
         raise ValueError("it has no ROWS")
-    if wrong := [row for row in rows if not _is_row(row, len(devices))]:
+    if wrong := [row for row in rows if not _is_row(row, len(origins))]:
         raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
-    if not _are_texts(nearest) or not all(map(_are_texts, devices)):
-        raise ValueError("NEAREST or DEVICES holds no names")
-    return Table(tuple(row[:4] for row in rows), nearest, tuple(devices[row[4]] for row in rows))
+    if not _are_texts(nearest) or not all(map(_are_texts, origins)):
+        raise ValueError("NEAREST or ORIGINS holds no names")
+    return Table(tuple(row[:4] for row in rows), nearest, tuple(origins[row[4]] for row in rows))
 
 
 def _is_row(row: object, places: int) -> bool:

@@ -3,9 +3,9 @@
 :mod:`fp8tune_kernels.runtime.lookup` reads them, after a user's own (:mod:`fp8tune_kernels.runtime.user_tables`).
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
-sorted by name, or None in a fallback row; the config's items; the place in ``DEVICES`` of the devices that the row was
-chosen on. An axis that a row leaves out has the kernel's declared default. ``NEAREST`` names the kernels whose unseen
-keys take the row of the nearest key before the fallback row.
+sorted by name, or None in a fallback row; the config's items; the place in ``ORIGINS`` of the devices and publications
+that the row was chosen on. An axis that a row leaves out has the kernel's declared default. ``NEAREST`` names the
+kernels whose unseen keys take the row of the nearest key before the fallback row.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Table:
     rows: tuple[Row, ...] = ()
     nearest: tuple[str, ...] = ()
     """Kernels whose unseen keys take the row of the nearest key."""
-    devices: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """Devices that each row was chosen on, in the order of the rows. Lookups do not need them: empty if not read."""
+    origins: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    """Devices and publications that each row was chosen on. Lookups do not need them: empty if not read."""
 
 
 @functools.cache

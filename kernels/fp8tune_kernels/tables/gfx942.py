@@ -3,47 +3,31 @@
 # fmt: off
 """Launch configs for gfx942, exported from a results database.
 
-A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place of
-the devices that it was chosen on in DEVICES). A key without a row takes the row of the nearest key if NEAREST names the
-kernel, else the row without a key.
+A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place in
+ORIGINS). A key without a row takes the row of the nearest key if NEAREST names the kernel, else the row without a key.
+ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
 NEAREST: tuple[str, ...] = ()
 
-DEVICES: tuple[tuple[str, ...], ...] = ((), ("AMD Instinct MI300X",))
+ORIGINS: tuple[tuple[str, ...], ...] = ((), ("AMD Instinct MI300X", "pytorch/ao#3952", "pytorch/ao#4069"), ("AMD Instinct MI300X", "pytorch/ao#4069"))
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], int], ...] = (
-    # colwise: published by pytorch/ao#4069, other implementation: compiled without spills
-    ("colwise", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 1),
+    ("colwise", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 2),
     ("colwise", "", (("G", 64), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("colwise", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 1),
+    ("colwise", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 2),
+    ("colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 2),
     ("colwise", "", None, (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    # colwise-3d: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.7 % in the mean
     ("colwise-3d", "", None, (("BLOCK_SIZE_N", 4), ("BLOCK_SIZE_K", 8192), ("num_warps", 8), ("num_stages", 1)), 0),
-    # colwise-dual: static, compiled and not run: on the 26 problems timed on sm_90 it loses 20.9 % in the mean
     ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # colwise-transpose-3d: static, compiled and not run: on the 28 problems timed on sm_90 it loses 2.8 % in the mean
     ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # mxfp8-dim0: static, compiled and not run: on the 11 problems timed on sm_90 it loses 0.5 % in the mean
     ("mxfp8-dim0", "", None, (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1)), 0),
-    # mxfp8-dim1: static, compiled and not run: on the 11 problems timed on sm_90 it loses 0.4 % in the mean
     ("mxfp8-dim1", "", None, (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1)), 0),
-    # mxfp8-dim1-3d: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.1 % in the mean
     ("mxfp8-dim1-3d", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1)), 0),
-    # mxfp8-dim1-3d-via-2d: static, compiled and not run: on the 41 problems timed on sm_90 it loses 0.5 % in the mean
     ("mxfp8-dim1-3d-via-2d", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
-    # rowwise: published by pytorch/ao#3952, other implementation: no config is named, evidence only
-    # rowwise: static, compiled and not run: on the 104 problems timed on sm_90 it loses 42.5 % in the mean
     ("rowwise", "", None, (("BLOCK_SIZE", 16), ("BLOCK_SIZE_ITER", 512), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # rowwise-2d: static, compiled and not run: on the 34 problems timed on sm_90 it loses 5.1 % in the mean
     ("rowwise-2d", "", None, (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1)), 0),
-    # rowwise-colwise: static, compiled and not run: on the 52 problems timed on sm_90 it loses 3.7 % in the mean
     ("rowwise-colwise", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # transpose-3d-atomic: published by pytorch/ao#4024, other implementation: none exported, run fp8tune sweep --arch gfx942 --kernel transpose-3d-atomic
-    # transpose-3d-atomic: static, compiled and not run: on the 22 problems timed on sm_90 it loses 0.5 % in the mean
     ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # transpose-3d-reduction: published by pytorch/ao#3952, other implementation: no config is named, evidence only
-    # transpose-3d-reduction: static, compiled and not run: on the 27 problems timed on sm_90 it loses 17.4 % in the mean
     ("transpose-3d-reduction", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 16), ("num_stages", 1)), 0),
 )

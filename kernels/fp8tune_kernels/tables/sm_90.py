@@ -3,17 +3,16 @@
 # fmt: off
 """Launch configs for sm_90, exported from a results database.
 
-A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place of
-the devices that it was chosen on in DEVICES). A key without a row takes the row of the nearest key if NEAREST names the
-kernel, else the row without a key.
+A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place in
+ORIGINS). A key without a row takes the row of the nearest key if NEAREST names the kernel, else the row without a key.
+ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
 NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
 
-DEVICES: tuple[tuple[str, ...], ...] = (("NVIDIA H100 80GB HBM3",), ("NVIDIA H200",))
+ORIGINS: tuple[tuple[str, ...], ...] = (("NVIDIA H100 80GB HBM3",), ("NVIDIA H200",))
 
 ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], int], ...] = (
-    # colwise: measured on NVIDIA H100 80GB HBM3
     ("colwise", "", (("G", 1), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise", "", (("G", 4), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
@@ -41,7 +40,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise", "", (("G", 128), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise", "", None, (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 512), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
-    # colwise-3d: measured on NVIDIA H100 80GB HBM3
     ("colwise-3d", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
     ("colwise-3d", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 8192), ("num_warps", 8), ("num_stages", 1)), 0),
     ("colwise-3d", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 2048), ("num_warps", 2), ("num_stages", 1)), 0),
@@ -65,7 +63,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-3d", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
     ("colwise-3d", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 2), ("BLOCK_SIZE_K", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
     ("colwise-3d", "", None, (("BLOCK_SIZE_N", 1), ("BLOCK_SIZE_K", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
-    # colwise-dual: measured on NVIDIA H100 80GB HBM3
     ("colwise-dual", "", (("G", 1), ("K", 5120), ("M_bucket", 16384), ("N", 8192)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
     ("colwise-dual", "", (("G", 1), ("K", 8192), ("M_bucket", 16384), ("N", 5120)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
     ("colwise-dual", "", (("G", 4), ("K", 2048), ("M_bucket", 16384), ("N", 7168)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
@@ -93,7 +90,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-dual", "", (("G", 128), ("K", 5120), ("M_bucket", 16384), ("N", 8192)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", (("G", 128), ("K", 8192), ("M_bucket", 16384), ("N", 5120)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # colwise-transpose-3d: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("colwise-transpose-3d", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("colwise-transpose-3d", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("colwise-transpose-3d", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
@@ -117,7 +113,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-transpose-3d", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("colwise-transpose-3d", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
-    # gathered-rows: measured on NVIDIA H100 80GB HBM3
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 32768), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 131072), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", (("G", 64), ("K", 1408), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
@@ -141,7 +136,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("gathered-rows", "", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 768), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 1536), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
-    # grouped-contraction: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("grouped-contraction", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 2), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 3)), 1),
     ("grouped-contraction", "", (("G", 8), ("K", 14336), ("M_bucket", 8192), ("N", 4096), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3)), 1),
     ("grouped-contraction", "", (("G", 16), ("K", 1536), ("M_bucket", 32768), ("N", 4096), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3)), 1),
@@ -173,7 +167,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("grouped-contraction", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3)), 1),
     ("grouped-contraction", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 768), ("M_bucket", 32768), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3)), 0),
     ("grouped-contraction", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 2), ("num_warps", 4), ("num_stages", 3)), 0),
-    # grouped-mm-forward: measured on NVIDIA H200
     ("grouped-mm-forward", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 0)), (("METHOD", 3),), 1),
     ("grouped-mm-forward", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 1)), (("METHOD", 3),), 1),
     ("grouped-mm-forward", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 2)), (("METHOD", 3),), 1),
@@ -235,7 +228,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("grouped-mm-forward", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 1)), (("METHOD", 1),), 1),
     ("grouped-mm-forward", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 2)), (("METHOD", 3),), 1),
     ("grouped-mm-forward", "", None, (("METHOD", 3),), 1),
-    # grouped-mm-input-gradient: measured on NVIDIA H200
     ("grouped-mm-input-gradient", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 0)), (("METHOD", 3),), 1),
     ("grouped-mm-input-gradient", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 1)), (("METHOD", 3),), 1),
     ("grouped-mm-input-gradient", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("precision", 2)), (("METHOD", 3),), 1),
@@ -297,7 +289,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("grouped-mm-input-gradient", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 1)), (("METHOD", 0),), 1),
     ("grouped-mm-input-gradient", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 2)), (("METHOD", 3),), 1),
     ("grouped-mm-input-gradient", "", None, (("METHOD", 3),), 1),
-    # grouped-mm-weight-gradient: measured on NVIDIA H200
     ("grouped-mm-weight-gradient", "", (("G", 16), ("K", 1536), ("M_bucket", 32768), ("N", 4096), ("precision", 0)), (("METHOD", 3),), 1),
     ("grouped-mm-weight-gradient", "", (("G", 16), ("K", 1536), ("M_bucket", 32768), ("N", 4096), ("precision", 1)), (("METHOD", 3),), 1),
     ("grouped-mm-weight-gradient", "", (("G", 16), ("K", 4096), ("M_bucket", 32768), ("N", 3072), ("precision", 0)), (("METHOD", 3),), 1),
@@ -312,7 +303,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("grouped-mm-weight-gradient", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 0)), (("METHOD", 3),), 1),
     ("grouped-mm-weight-gradient", "", (("G", 128), ("K", 2048), ("M_bucket", 32768), ("N", 1536), ("precision", 1)), (("METHOD", 0),), 1),
     ("grouped-mm-weight-gradient", "", None, (("METHOD", 3),), 1),
-    # grouped-rows: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("grouped-rows", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 14336), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 1),
     ("grouped-rows", "", (("G", 8), ("K", 4096), ("M_bucket", 8192), ("N", 28672), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 1),
     ("grouped-rows", "", (("G", 8), ("K", 4096), ("M_bucket", 32768), ("N", 28672), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 2), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 3)), 1),
@@ -417,7 +407,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("grouped-rows", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 768), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("grouped-rows", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 2048), ("M_bucket", 131072), ("N", 1536), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("grouped-rows", "NVIDIA H100 80GB HBM3", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
-    # mxfp8-dim0: measured on NVIDIA H100 80GB HBM3
     ("mxfp8-dim0", "", (("K", 1408), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim0", "", (("K", 1408), ("M_bucket", 65536)), (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 512), ("num_warps", 2), ("num_stages", 1)), 0),
     ("mxfp8-dim0", "", (("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -430,7 +419,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("mxfp8-dim0", "", (("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 1), ("BLOCK_SIZE_K", 1024), ("num_warps", 1), ("num_stages", 1)), 0),
     ("mxfp8-dim0", "", (("K", 8192), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 4), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim0", "", None, (("BLOCK_SIZE_M", 8), ("BLOCK_SIZE_K", 1024), ("num_warps", 8), ("num_stages", 1)), 0),
-    # mxfp8-dim1: measured on NVIDIA H100 80GB HBM3
     ("mxfp8-dim1", "", (("K", 1408), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1", "", (("K", 1408), ("M_bucket", 65536)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1", "", (("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -443,7 +431,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("mxfp8-dim1", "", (("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1", "", (("K", 8192), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1)), 0),
     ("mxfp8-dim1", "", None, (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
-    # mxfp8-dim1-3d: measured on NVIDIA H100 80GB HBM3
     ("mxfp8-dim1-3d", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -467,7 +454,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("mxfp8-dim1-3d", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("num_warps", 8), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
-    # mxfp8-dim1-3d-via-2d: measured on NVIDIA H100 80GB HBM3, NVIDIA H200
     ("mxfp8-dim1-3d-via-2d", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d-via-2d", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d-via-2d", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 64), ("num_warps", 1), ("num_stages", 1)), 0),
@@ -491,7 +477,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("mxfp8-dim1-3d-via-2d", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d-via-2d", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("mxfp8-dim1-3d-via-2d", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
-    # rowwise: measured on NVIDIA H100 80GB HBM3, NVIDIA H200
     ("rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("input_layout_transposed", 0)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 4096), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("input_layout_transposed", 1)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 8192), ("input_layout_transposed", 0)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 4096), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 0),
@@ -553,7 +538,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise", "NVIDIA H200", (("G", 64), ("M_bucket", 16384), ("N", 8192), ("input_layout_transposed", 0)), (("BLOCK_SIZE", 16), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("rowwise", "NVIDIA H200", (("G", 64), ("M_bucket", 65536), ("N", 2048), ("input_layout_transposed", 0)), (("BLOCK_SIZE", 4), ("BLOCK_SIZE_ITER", 512), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("rowwise", "NVIDIA H200", (("G", 64), ("M_bucket", 65536), ("N", 2048), ("input_layout_transposed", 1)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    # rowwise-2d: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("rowwise-2d", "", (("K", 768), ("M_bucket", 4096)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 1024), ("num_warps", 2), ("num_stages", 1)), 1),
     ("rowwise-2d", "", (("K", 768), ("M_bucket", 65536)), (("BLOCK_SIZE", 4), ("BLOCK_SIZE_ITER", 1024), ("num_warps", 2), ("num_stages", 1)), 1),
     ("rowwise-2d", "", (("K", 1024), ("M_bucket", 4096)), (("BLOCK_SIZE", 1), ("BLOCK_SIZE_ITER", 1024), ("num_warps", 2), ("num_stages", 1)), 1),
@@ -580,7 +564,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-2d", "", None, (("BLOCK_SIZE", 4), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1)), 1),
     ("rowwise-2d", "NVIDIA H100 80GB HBM3", (("K", 1408), ("M_bucket", 16384)), (("BLOCK_SIZE", 4), ("BLOCK_SIZE_ITER", 4096), ("num_warps", 2), ("num_stages", 1)), 0),
     ("rowwise-2d", "NVIDIA H100 80GB HBM3", (("K", 7168), ("M_bucket", 131072)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
-    # rowwise-colwise: measured on NVIDIA H100 80GB HBM3, NVIDIA H200
     ("rowwise-colwise", "", (("G", 1), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise-colwise", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise-colwise", "", (("G", 4), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
@@ -608,7 +591,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-colwise", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise-colwise", "", (("G", 128), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("rowwise-colwise", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # rowwise-factored: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("rowwise-factored", "", (("G", 1), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 16), ("TILE", 8192), ("num_warps", 4), ("num_stages", 3)), 1),
     ("rowwise-factored", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 3)), 1),
     ("rowwise-factored", "", (("G", 4), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1)), 1),
@@ -676,7 +658,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 1)), 0),
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", None, (("BLOCK_SIZE_M", 16), ("TILE", 8192), ("num_warps", 4), ("num_stages", 3)), 0),
-    # swiglu-gradient: measured on NVIDIA H100 80GB HBM3
     ("swiglu-gradient", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", (("G", 1), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", (("G", 4), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),
@@ -717,7 +698,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("swiglu-gradient", "", (("G", 128), ("M_bucket", 32768), ("N", 768), ("in_dtype", 3)), (("BLOCK_SIZE_M", 16), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", (("G", 128), ("M_bucket", 131072), ("N", 768), ("in_dtype", 3)), (("BLOCK_SIZE_M", 16), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", None, (("BLOCK_SIZE_M", 16), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
-    # swiglu-rowwise: measured on NVIDIA H100 80GB HBM3
     ("swiglu-rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-rowwise", "", (("G", 4), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -758,7 +738,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 32768), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 1)), 0),
     ("swiglu-rowwise", "", (("G", 128), ("M_bucket", 131072), ("N", 768), ("in_dtype", 0)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 16), ("num_stages", 1)), 0),
     ("swiglu-rowwise", "", None, (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
-    # transpose-3d-atomic: measured on NVIDIA H100 80GB HBM3
     ("transpose-3d-atomic", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("transpose-3d-atomic", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("transpose-3d-atomic", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
@@ -782,7 +761,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("transpose-3d-atomic", "", (("E", 128), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
     ("transpose-3d-atomic", "", (("E", 128), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("transpose-3d-atomic", "", None, (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    # transpose-3d-reduction: measured on NVIDIA H200, NVIDIA H100 80GB HBM3
     ("transpose-3d-reduction", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 4), ("num_stages", 1)), 1),
     ("transpose-3d-reduction", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 4), ("num_stages", 1)), 1),
     ("transpose-3d-reduction", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 4), ("num_stages", 1)), 1),
@@ -808,7 +786,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("transpose-3d-reduction", "", None, (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 8), ("num_stages", 1)), 1),
     ("transpose-3d-reduction", "NVIDIA H100 80GB HBM3", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_N", 512), ("BLOCK_SIZE_K", 32), ("num_warps", 8), ("num_stages", 1)), 0),
     ("transpose-3d-reduction", "NVIDIA H100 80GB HBM3", (("E", 8), ("K", 7168), ("N", 2048)), (("BLOCK_SIZE_N", 1024), ("BLOCK_SIZE_K", 32), ("num_warps", 8), ("num_stages", 1)), 0),
-    # transposed-codes: measured on NVIDIA H100 80GB HBM3
     ("transposed-codes", "", (("G", 1), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes", "", (("G", 1), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes", "", (("G", 4), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -836,7 +813,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("transposed-codes", "", (("G", 128), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes", "", (("G", 128), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
-    # transposed-codes-3d: measured on NVIDIA H100 80GB HBM3
     ("transposed-codes-3d", "", (("E", 1), ("K", 5120), ("N", 8192)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("PACK", 4), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes-3d", "", (("E", 1), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("PACK", 4), ("num_warps", 4), ("num_stages", 1)), 0),
     ("transposed-codes-3d", "", (("E", 4), ("K", 2048), ("N", 7168)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("PACK", 4), ("num_warps", 4), ("num_stages", 1)), 0),

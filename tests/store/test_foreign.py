@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 from database_rows import H100, begin, row
-from fp8tune.export import published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from fp8tune.errors import UsageError
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Subject
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, as_json
+from fp8tune.store import foreign
 from fp8tune.store.results import Store
 
 ONE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
@@ -36,19 +36,12 @@ def gemm(folder: Path, **entries: object) -> Path:
     return write(folder / "N=64,K=32,device_name=NVIDIA_H100_80GB_HBM3.json", entries or {"16": ONE})
 
 
-def fla(folder: Path, *entries: tuple[list[object], dict[str, object]], kernel: str = "_matmul") -> Path:
-    made = {
-        str(place): {"autotune_key": key, "config": {"kwargs": kwargs, "num_warps": 4, "num_stages": 3, "num_ctas": 1}}
-        for place, (key, kwargs) in enumerate(entries)
-    }
-    document = {"kernel_name": kernel, "autotune_entries": made, "default_config": None}
-    return write(folder / f"{kernel}.json", document)
-
-
-def triton(folder: Path, **config: object) -> Path:
+def triton(
+    folder: Path, key: object = (16, 64, 32, "torch.bfloat16"), kernel: str = "_matmul", **config: object
+) -> Path:
     tried = {"kwargs": {"BLOCK_SIZE_M": 16}, "num_warps": 4, "num_stages": 3, **config}
-    document = {"key": [16, 64, 32, "torch.bfloat16"], "configs_timings": [[tried, [0.0125, 0.012, 0.013]]]}
-    return write(folder / "ABC" / "_matmul.autotune.json", document)
+    document = {"key": key, "configs_timings": [[{**tried, "num_warps": 8}, 1.0], [tried, [0.0125, 0.012, 0.013]]]}
+    return write(folder / "ABC" / f"{kernel}.autotune.json", document)
 
 
 def recorded(store: Store, **changes: object) -> Kernel:
@@ -71,8 +64,8 @@ def store(each_database):
 def rows(store: Store, path: Path, kernel: str = "", device: str = ""):
     """The rows of a path, and the notices."""
     notices: list[str] = []
-    found = published.picks(path, notices.append, kernel)
-    return published.Rows(store, device, notices.append).of(found), notices
+    picks = foreign.read(path, notices.append, kernel)
+    return foreign.RowMaker(store, device, notices.append).rows(picks), notices
 
 
 def test_a_file_by_sizes_becomes_rows_without_a_time(tmp_path, store):
@@ -96,7 +89,7 @@ def test_configs_of_a_fused_moe_have_its_name(tmp_path, store):
     assert (row.problem.kernel, row.problem.in_dtype) == ("fused_moe_kernel", "fp8_w8a8")
 
 
-@pytest.mark.parametrize("make", [gemm, lambda folder: fla(folder, ([16, 64, 32, "torch.bfloat16"], ONE)), triton])
+@pytest.mark.parametrize("make", [gemm, triton])
 def test_a_recorded_problem_takes_the_row(tmp_path, store, make):
     recorded(store)
     make(tmp_path / "others")
@@ -107,7 +100,7 @@ def test_a_recorded_problem_takes_the_row(tmp_path, store, make):
 
 def test_a_problem_that_nobody_recorded_keeps_its_own_words(tmp_path, store):
     recorded(store)
-    fla(tmp_path / "others", ([17, 64, 32, "torch.float16"], {"BLOCK_SIZE_M": 16}))
+    triton(tmp_path / "others", [17, 64, 32, "torch.float16"])
     (row,), _ = rows(store, tmp_path / "others")
     assert (row.problem.kernel, row.problem.shape) == (NAME, NamedInts(M=17, N=64, K=32))
     assert (row.problem.input_layout, row.problem.in_dtype) == ("unstated", "float16")
@@ -124,8 +117,8 @@ def test_a_triton_cache_brings_its_time(tmp_path, store):
 def test_values_are_numbered_as_the_recorded_kernel_does(tmp_path, store):
     configs = tuple(Config({"MODE": mode}) for mode in ("fast", "slow"))
     kernel = recorded(store, configs=configs)
-    entries = [([16, 64, 32, "torch.bfloat16"], {"MODE": mode}) for mode in ("slow", "other")]
-    fla(tmp_path / "others", *entries)
+    triton(tmp_path / "others" / "slow", kwargs={"MODE": "slow"})
+    triton(tmp_path / "others" / "other", kwargs={"MODE": "other"})
     (row,), (notice,) = rows(store, tmp_path / "others")
     assert row.config == encoded(kernel, configs[1]) == NamedInts(MODE=1, num_warps=4, num_stages=3)
     assert "left out" in notice
@@ -143,8 +136,7 @@ def test_damaged_files_are_named_and_the_others_read(tmp_path, store):
     gemm(folder)
     write(folder / "E=1,N=1,device_name=x.json", [7])
     write(folder / "metadata.json", {"name": "a kernel's metadata"})
-    (folder / "broken.json").write_text("{")
-    (folder / "x.evidence.json").write_text("{")
+    (folder / "device_name=broken.json").write_text("{")
     triton(folder, kwargs=7)
     found, notices = rows(store, folder, NAME)
     assert len(found) == 1
@@ -154,10 +146,28 @@ def test_damaged_files_are_named_and_the_others_read(tmp_path, store):
 
 def test_what_holds_no_configs_is_refused(tmp_path):
     for path in (tmp_path, write(tmp_path / "other.json", {"a": 1}), tmp_path / "absent.json"):
-        with pytest.raises(UsageError):
-            published.picks(path, print)
-    with pytest.raises(UsageError, match="give the folder"):
-        published.picks(triton(tmp_path), print)
+        with pytest.raises(UsageError, match="has no configs"):
+            foreign.read(path, print)
+
+
+def test_flags_and_blocks_in_a_name_are_sizes(tmp_path):
+    name = "E=8,N=64,device_name=A_B-C,dtype=fp8_w8a8,block_shape=[128, 64],per_channel_quant=True_down.json"
+    (pick,) = foreign.read(write(tmp_path / name, {"triton_version": "3.4.0", "2": {"BLOCK_SIZE_M": 16}}), print)
+    assert pick.shape == NamedInts(E=8, N=64, block_n=128, block_k=64, per_channel_quant=1, down=1, M=2)
+    assert (pick.kernel, pick.device, pick.dtype) == ("fused_moe_kernel", "A_B-C", "fp8_w8a8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "7", '{"1": 2}', '{"one": {"BLOCK": 1}}', '{"1": {"num_warps": 0}}', '{"1": null}', "[" * 9999],
+)
+def test_a_damaged_file_is_one_line(tmp_path, text):
+    path = tmp_path / "E=1,N=1,device_name=x.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="is damaged") as raised:
+        foreign.read(path, print)
+    assert "\n" not in str(raised.value)
+    assert path.name in str(raised.value)
 
 
 HOSTILE = st.text(max_size=20) | st.integers() | st.booleans() | st.none() | st.floats()
@@ -167,7 +177,7 @@ HOSTILE = st.text(max_size=20) | st.integers() | st.booleans() | st.none() | st.
 @given(st.text(max_size=70), st.dictionaries(st.text(max_size=70), HOSTILE, max_size=3), st.lists(HOSTILE, max_size=3))
 def test_whatever_a_file_holds_can_be_stored_or_is_left_out(tmp_path_factory, kernel, kwargs, key):
     folder = tmp_path_factory.mktemp("hostile")
-    fla(folder, (key, kwargs), kernel="x")
+    triton(folder, key, "x", kwargs=kwargs)
     with Store.open(str(folder / "results.db"), create=True) as store:
         try:
             found, notices = rows(store, folder, kernel)
@@ -202,13 +212,10 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
     imported = fp8tune("import", path, "--kernel", NAME, "--db", db)
     assert (imported.returncode, "2 rows added, 0 already there" in imported.stdout) == (0, True), imported.stderr
     assert "0 rows added, 2 already there" in fp8tune("import", path, "--kernel", NAME, "--db", db).stdout
-    shown = fp8tune("show", "--published", "--db", db)
-    assert f"published configs of {NAME} on NVIDIA H100 80GB HBM3 (sm_90)" in shown.stdout
-    first, second = json.loads(fp8tune("show", "--published", "--format", "json", "--db", db).stdout)
-    assert (first["config"], first["claimed_us"], first["status"]) == (ONE, None, "ok")
-    assert (first["measured_us"], first["pick_us"], first["slowdown"]) == (12.0, 10.0, 1.2)
-    assert (second["shape"]["M"], second["status"], second["pick"]) == (512, None, None)
-    assert fp8tune("show", "--db", db).stdout.count("maker.gemm") == 1  # what was measured, alone
+    (shown,) = json.loads(
+        fp8tune("show", "--format", "json", "--db", db).stdout
+    )  # a file without times decides nothing
+    assert (shown["kind"], shown["config"]) == ("measured", dict(other))
 
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):

@@ -1,0 +1,192 @@
+"""``fp8tune export --for``: what is written and printed, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import database_rows as rows
+import pytest
+import recorded_rows as recorded
+from command_line import Ended, fp8tune
+from places import ROOT
+from recorded_rows import CONFIGS, NAME, TIMES
+
+from fp8tune.store.results import Store
+
+H200 = rows.H200.name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Store.open(str(tmp_path / "fp8tune.db"), create=True) as store:
+        recorded.sweep(store, wrong={1024: 5})
+    recorded.package(tmp_path)
+    return tmp_path
+
+
+def export(folder: Path, name: str, *more: object) -> Ended:
+    return fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", NAME, *more, cwd=folder)
+
+
+def test_files_are_written_and_then_up_to_date(folder: Path) -> None:
+    assert export(folder, "python", "--output", "out", "--check").returncode == 1
+    assert export(folder, "python", "--output", "out", "--dry").stdout == "out/_kernel_sm_90.py: would be written\n"
+    assert not (folder / "out").exists()
+    first, next = export(folder, "python", "--output", "out").stdout.splitlines()
+    assert first == "out/_kernel_sm_90.py: written"
+    assert next.startswith("next: put the file beside the kernel")
+    checked = export(folder, "python", "--output", "out", "--check")
+    assert (checked.returncode, checked.stdout) == (0, "out/_kernel_sm_90.py: unchanged\n")
+    (folder / "out" / "_kernel_sm_90.py").write_text("else")
+    checked = export(folder, "python", "--output", "out", "--check")
+    assert (checked.returncode, checked.stdout) == (1, "out/_kernel_sm_90.py: stale\n")
+
+
+def test_the_diff_and_its_table_go_to_stdout_and_apply(folder: Path) -> None:
+    ended = export(folder, "diff")
+    assert ended.returncode == 0
+    assert ended.stderr == "next: in the folder above the package: git apply FILE, or patch -p1 < FILE\n"
+    assert "### `maker.scales:_kernel`: 6 configs -> 1, worst loss 1.0 %" in ended.stdout
+    assert "- `BLOCK=256 EVEN=False num_warps=8 num_stages=2` at n=1024" in ended.stdout
+    assert "| +10.0 % |" in ended.stdout  # what run-time tuning took for n=1024
+    subprocess.run(["patch", "-p1"], input=ended.stdout, text=True, cwd=folder, check=True, capture_output=True)
+    source = (folder / "maker" / "scales.py").read_text()
+    config = 'triton.Config({"BLOCK": 128, "EVEN": True}, num_warps=4, num_stages=2)'
+    assert f"    configs=[\n        {config},\n    ],\n" in source
+    assert '    key=["n"],  # the size\n' in source
+
+
+def test_the_diff_as_files_and_json(folder: Path) -> None:
+    dry = json.loads(export(folder, "diff", "--json", "--dry", "--output", "configs.diff").stdout)
+    assert dry["covering"]["configs"] == [dict(recorded.ROWS[2])]
+    assert dry["covering"]["worst_loss"] == pytest.approx(0.01)
+    assert dry["covering"]["before"] == len(CONFIGS)
+    assert [file["state"] for file in dry["files"]] == ["would be written"] * 2
+    assert [problem["shape"] for problem in dry["problems"]] == [{"n": n} for n in TIMES]
+    assert not (folder / "configs.diff").exists()
+    ended = export(folder, "diff", "--output", "configs.diff", "--within", "0%")
+    assert ended.stdout == (
+        "configs.diff: written\nconfigs.diff.md: written\n"
+        "next: in the folder above the package: git apply configs.diff, or patch -p1 < configs.diff\n"
+    )
+    assert "6 configs -> 2, worst loss 0.0 %" in (folder / "configs.diff.md").read_text()
+    assert export(folder, "diff", "--output", "configs.diff", "--within", "0%", "--check").returncode == 0
+    assert export(folder, "diff", "--output", "configs.diff", "--within", "2 %", "--check").returncode == 1
+
+
+EVERY_FORMAT = """
+import sys
+from command_line import fp8tune
+for name in ("python", "hf", "diff"):
+    output = f"{sys.argv[1]}/{name}"
+    ended = fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--output", output)
+    assert ended.returncode == 0, ended.stderr
+"""
+
+
+def test_the_order_of_sets_changes_no_file(folder: Path) -> None:
+    """Sets have one order in this process and another in the one that it starts."""
+
+    def files(name: str) -> dict[Path, bytes]:
+        return {path.relative_to(folder / name): path.read_bytes() for path in (folder / name).rglob("*.*")}
+
+    for name in ("here", "there"):
+        (folder / name).mkdir()
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", EVERY_FORMAT, "there", NAME], cwd=folder, env=environment, check=True)
+    with mock.patch.object(sys, "argv", ["-c", "here", NAME]), contextlib.chdir(folder):
+        exec(EVERY_FORMAT, {})
+    assert len(files("here")) == 3
+    assert files("here") == files("there")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--for", "yaml"], "unknown format 'yaml': known: diff, hf, python"),
+        (["--for", "vllm"], "has no BLOCK_SIZE_M"),
+        (["--for", "python", "--within", "2%"], "--within does not go with --for python"),
+        (["--for", "diff", "--within", "2"], "'2' is no percentage: give one such as 2%"),
+        (["--for", "diff", "--within", "200%"], "is no percentage"),
+        (["--for", "diff", "--check"], "--output FILE"),
+        (["--for", "diff", "--output", "."], "is a folder: name the file of the diff"),
+        (["--for", "hf", "--dtype", "fp8_w8a8"], "--dtype does not go with --for hf"),
+        (["--for", "python", "--size", "M=n"], "--size does not go with --for python"),
+        (["--for", "python", "--prune"], "--prune is for the table"),
+        (["--for", "python", "--device", "H100"], "name one of these, with their problems: NVIDIA H200 (3)"),
+        (["--for", "python", "--output", "fp8tune.db"], "cannot be"),
+        (["--dry"], "--dry goes with --for FORMAT"),
+        (["--device", "x"], "--device goes with --for FORMAT"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(folder: Path, arguments: list[str], reason: str) -> None:
+    ended = fp8tune("export", "--arch", "sm_90", "--kernel", NAME, *arguments, cwd=folder)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert reason in ended.stderr
+
+
+def test_one_kernel_is_named(folder: Path) -> None:
+    command = ("export", "--for", "hf", "--arch", "sm_90")
+    assert "name it with --kernel" in fp8tune(*command, cwd=folder).stderr
+    assert "did you mean colwise" in fp8tune(*command, "--kernel", "colwse", cwd=folder).stderr
+
+
+def test_a_python_file_holds_each_device_and_other_formats_the_first(folder: Path) -> None:
+    with Store.open(str(folder / "fp8tune.db")) as store:
+        recorded.sweep(store, {1024: TIMES[1024]}, rows.H100)
+    document = json.loads(export(folder, "python", "--json").stdout)
+    assert document["devices"] == [rows.H100.name, H200]
+    assert [problem["device"] for problem in document["problems"]] == [rows.H100.name, *[H200] * 3]
+    table = runpy.run_path(str(folder / "_kernel_sm_90.py"))["TABLE"]
+    assert {device: len(configs) for device, configs in table.items()} == {rows.H100.name: 1, H200: 3}
+    assert export(folder, "python", "--device", H200, "--check").returncode == 1
+    assert "which has the most problems of" in export(folder, "hf", "--dry").stderr
+
+
+def test_picks_of_another_declaration_and_unfinished_ones_are_left_out(folder: Path) -> None:
+    with Store.open(str(folder / "fp8tune.db")) as store:
+        newer = replace(recorded.KERNEL, configs=CONFIGS[:4], source_hash="b")
+        recorded.sweep(store, {2048: (10.0, 11.0, 12.0, 13.0)}, kernel=newer)
+        recorded.sweep(store, {512: (10.0,) * 6}, rows.H200, complete=False)
+    ended = export(folder, "hf", "--dry")
+    assert "n=512 left out, not swept to the end" in ended.stderr
+    assert ended.stderr.count("recorded of a kernel with other configs") in (1, 3)  # which was stored last
+
+
+def test_a_kernel_with_a_specification(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "fp8tune.db"), create=True) as store:
+        rows.finished_sweep(store, {rows.problem(): {rows.config(32): 10.0, rows.config(64, 8): 9.0}})
+    command = ("export", "--arch", "sm_90", "--kernel", "colwise", "--for")
+    assert fp8tune(*command, "python", cwd=tmp_path).returncode == 0
+    assert '(5120, 64): {"kwargs": {"BLOCK_SIZE": 64}, ' in (tmp_path / "colwise_sm_90.py").read_text()
+    assert "no configs=[...] to change" in fp8tune(*command, "diff", cwd=tmp_path).stderr
+
+
+# A format of another package
+
+
+def test_a_package_adds_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    info = folder / "site" / "research-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: research\nVersion: 1.0\n")
+    points = ("t4 = t4_format:FORMAT", "absent = nowhere:FORMAT", "other = json:dumps")
+    (info / "entry_points.txt").write_text("\n".join(["[fp8tune.formats]", *points]))
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    ended = export(folder, "t4", "--output", "out")
+    assert "next: any reader of T4 takes out" in ended.stdout
+    documents = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_kernel").iterdir())]
+    assert [len(document["results"]) for document in documents] == [6, 6, 6]
+    assert [result["invalidity"] for result in documents[0]["results"]] == [*["correct"] * 5, "correctness"]
+    assert "format absent cannot be imported" in export(folder, "absent").stderr
+    assert "format other is no" in export(folder, "other").stderr
+    assert "known: absent, diff" in export(folder, "yaml").stderr

@@ -1,0 +1,232 @@
+"""Merging into a table that is there: no row is lost, and two exports never mix."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from database_rows import H100, H200, config, evidence, finished_sweep, problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8tune.adapter import studies_of
+from fp8tune.errors import UsageError
+from fp8tune.records import Device
+from fp8tune.store.results import Store
+from fp8tune.tables.launch_table import LaunchTable, parse
+from fp8tune.tables.merge import Merged, merge, merge_file
+from fp8tune.tables.select import Selection, select
+from fp8tune_kernels import tables
+from fp8tune_kernels.runtime import user_tables
+
+SHIPPED = Path(tables.__file__).parent
+
+
+def measured(*Ks: int, kernel: str = "colwise", device: Device = H100, block: int = 32) -> Selection:
+    """A table of one config, measured on these K."""
+    rows = [
+        replace(item, problem=replace(item.problem, kernel=kernel), version=replace(item.version, kernel=kernel))
+        for K in Ks
+        for item in [evidence(100.0, of=problem(K=K), config=config(block), device=device)]
+    ]
+    return select(studies_of(rows), [], "sm_90")
+
+
+def blocks(path: Path) -> dict[tuple[str, str, int | None], int]:
+    """(kernel, device, K) -> block size of each row of a module."""
+    rows = user_tables.parsed(path.read_text()).rows
+    return {(row[0], row[1], dict(row[2] or ()).get("K")): dict(row[3])["BLOCK_SIZE"] for row in rows}
+
+
+def counts(merged: Merged) -> tuple[int, int, int, int]:
+    return len(merged.added), len(merged.changed), len(merged.unchanged), len(merged.removed)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A table of one kernel, of three keys on an H100."""
+    merge_file(tmp_path / "sm_90.py", measured(1024, 2048, 4096))
+    return tmp_path / "sm_90.py"
+
+
+def test_kernels_that_the_database_does_not_know_keep_their_rows(path: Path) -> None:
+    before = blocks(path)
+    merged, is_changed = merge_file(path, measured(1024, kernel="toy"), prune=True)
+    assert is_changed
+    assert blocks(path) == {**before, ("toy", "", 1024): 32, ("toy", "", None): 32}
+    assert counts(merged) == (2, 0, 4, 0)
+    assert parse(path.read_text(), "sm_90").entries[0].origins == (H100.name,)
+    assert not merge_file(path, measured(1024, kernel="toy"))[1]
+
+
+def test_a_row_of_a_known_kernel_goes_only_if_it_is_pruned(path: Path) -> None:
+    merged, _ = merge_file(path, measured(1024, block=64))
+    assert counts(merged) == (0, 2, 2, 0)
+    assert [dict(entry.key or ())["K"] for entry in merged.prunable] == [2048, 4096]
+    assert blocks(path)["colwise", "", 2048] == 32
+    merged, _ = merge_file(path, measured(1024, block=64), prune=True)
+    assert counts(merged) == (0, 0, 2, 2)
+    assert blocks(path) == {("colwise", "", 1024): 64, ("colwise", "", None): 64}
+
+
+def test_a_row_rests_on_its_device_in_the_module_alone(path: Path) -> None:
+    """Another device's results become rows of its own, instead of overwriting rows that it did not measure."""
+    merged, _ = merge_file(path, measured(1024, 8192, device=H200, block=64), prune=True)
+    assert blocks(path) == {
+        **{("colwise", "", K): 32 for K in (1024, 2048, 4096, None)},
+        ("colwise", "", 8192): 64,
+        ("colwise", H200.name, 1024): 64,
+        ("colwise", H200.name, None): 64,
+    }
+    assert counts(merged) == (3, 0, 4, 0)
+    merge_file(path, measured(2048, device=H200))
+    assert ("colwise", H200.name, 2048) not in blocks(path)  # it takes the shared config: no row of its own
+
+
+def test_rows_that_nobody_measured_stay(path: Path) -> None:
+    table = parse(path.read_text(), "sm_90")
+    path.write_text(replace(table, entries=tuple(entry._replace(origins=()) for entry in table.entries)).render())
+    merged, _ = merge_file(path, measured(8192), prune=True)
+    assert (len(merged.added), merged.removed) == (1, ())
+
+
+def test_the_rule_for_near_keys_stays_with_the_fallback_row(path: Path) -> None:
+    old = replace(parse(path.read_text(), "sm_90"), nearest=frozenset({"colwise"}))
+    assert merge(old, measured(1024, kernel="toy")).table.nearest == {"colwise"}
+    assert merge(old, measured(1024, device=H200, block=64)).table.nearest == {"colwise"}
+    assert merge(old, measured(1024, 2048)).table.nearest == frozenset()
+
+
+@pytest.mark.parametrize("text", ["", "ROWS = 1", "import os\n", "ROWS: tuple = (1,)\n", "<<<<<<< HEAD\n", "(" * 9999])
+def test_a_file_that_is_no_table_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UsageError, match="is no table") as raised:
+        merge_file(tmp_path / "mine.py", measured(1024))
+    assert "\n" not in str(raised.value)
+    assert (tmp_path / "mine.py").read_text() == text
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([1024, 2048, 4096]), st.sampled_from([32, 64])), max_size=4))
+@settings(max_examples=30)
+def test_exports_in_turn_lose_no_row_and_a_second_time_change_nothing(exports: list[tuple[bool, int, int]]) -> None:
+    old = LaunchTable("sm_90")
+    for is_h200, K, block in exports:
+        selection = measured(K, device=H200 if is_h200 else H100, block=block)
+        merged = merge(old, selection)
+        assert {entry.place for entry in merged.table.entries} >= {entry.place for entry in old.entries}
+        assert merged.removed == ()
+        again = merge(merged.table, selection)
+        assert again.table.render() == merged.table.render()
+        assert not again.added + again.changed + again.removed
+        old = merged.table
+
+
+# Two exports at once
+
+
+def export_repeatedly(path: Path, kernel: str, count: int) -> None:
+    selections = [measured(1024 * place, kernel=kernel, block=32 * place) for place in (1, 2, 4)]
+    for number in range(count):
+        merge_file(path, selections[number % 3])
+
+
+def test_two_exports_at_once_never_fail_and_never_mix(tmp_path: Path) -> None:
+    """500 exports: each whole table that a reader sees has the rows of both, as far as they were exported."""
+    path = tmp_path / "sm_90.py"
+    merge_file(path, measured(512, kernel="first"))
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=export_repeatedly, args=(path, kernel, 250)) for kernel in ("a", "b")]
+    for writer in writers:
+        writer.start()
+    seen: set[tuple[str, str, int | None]] = set()
+    while any(writer.is_alive() for writer in writers):
+        rows = blocks(path)  # raises for a part of a table
+        assert rows.keys() >= seen
+        seen = set(rows)
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert blocks(path).keys() == {
+        *((kernel, "", K) for kernel in ("a", "b") for K in (1024, 2048, 4096, None)),
+        ("first", "", 512),
+        ("first", "", None),
+    }
+    assert [file.name for file in tmp_path.iterdir()] == ["sm_90.py"]
+
+
+# The command
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tables of a checkout, a copy of the committed ones."""
+    (tmp_path / "checkout" / ".git").mkdir(parents=True)
+    folder = tmp_path / "checkout" / "tables"
+    shutil.copytree(SHIPPED, folder)
+    monkeypatch.setattr(tables, "__file__", str(folder / "__init__.py"))
+    return folder
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    """A database of one toy kernel, and of nothing for other arches."""
+    with Store.open(str(tmp_path / "toy.db"), create=True) as store:
+        finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 120.0} for K in (1024, 2048)})
+    return str(tmp_path / "toy.db")
+
+
+def test_a_database_of_one_kernel_takes_nothing_from_the_table(checkout: Path, toy: str) -> None:
+    before = user_tables.parsed((checkout / "sm_90.py").read_text())
+    ended = fp8tune("export", "--arch", "sm_90", "--db", toy)
+    after = user_tables.parsed((checkout / "sm_90.py").read_text())
+    assert {row[:3] for row in after.rows} >= {row[:3] for row in before.rows}
+    assert [row for row in after.rows if row[0] != "colwise"] == [row for row in before.rows if row[0] != "colwise"]
+    assert set(after.nearest) >= set(before.nearest) - {"colwise"}
+    assert f"written: rows {len(after.rows) - len(before.rows)} added, " in ended.stdout
+    assert "--prune removes them" in ended.stderr
+    stale = fp8tune("export", "--arch", "sm_90", "--db", toy, "--check")
+    assert (stale.returncode, "stale, run fp8tune export --arch sm_90 --prune" in stale.stdout) == (1, True)
+    pruned = fp8tune("export", "--arch", "sm_90", "--db", toy, "--prune")
+    assert f", {pruned.stderr.count('removed: colwise, ')} removed" in pruned.stdout
+    assert fp8tune("export", "--arch", "sm_90", "--db", toy, "--check").returncode == 0
+
+
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_an_empty_result_is_refused(checkout: Path, toy: str, check: tuple[str, ...]) -> None:
+    before = (checkout / "gfx942.py").read_bytes()
+    ended = fp8tune("export", "--arch", "gfx942", "--db", toy, *check)
+    assert (ended.returncode, "nothing to export for gfx942" in ended.stderr) == (2, True)
+    assert (checkout / "gfx942.py").read_bytes() == before
+
+
+def test_an_installed_fp8tune_writes_the_users_own_table(
+    tmp_path: Path, toy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "checkout" / ".venv" / "lib" / "site-packages" / "fp8tune_kernels" / "tables"
+    (tmp_path / "checkout" / ".git").mkdir(parents=True)
+    shutil.copytree(SHIPPED, site)
+    before = {file.name: file.read_bytes() for file in site.glob("*.*")}
+    monkeypatch.setattr(tables, "__file__", str(site / "__init__.py"))
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path / "mine" / "tables"))
+    own = tmp_path / "mine" / "tables" / "sm_90.py"
+    assert str(own) in fp8tune("export", "--arch", "sm_90", "--db", toy).stdout
+    assert {row[0] for row in user_tables.parsed(own.read_text()).rows} == {"colwise"}
+    assert {file.name: file.read_bytes() for file in site.glob("*.*")} == before
+    assert fp8tune("export", "--arch", "sm_90", "--db", toy, "--check").returncode == 0
+    monkeypatch.setenv("FP8TUNE_TABLES", "")
+    assert "FP8TUNE_TABLES is empty" in fp8tune("export", "--arch", "sm_90", "--db", toy).stderr
+
+
+@pytest.fixture(params=["sm_90", "gfx942"])
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
+    text = (SHIPPED / f"{arch}.py").read_text()
+    assert parse(text, arch).render() == text

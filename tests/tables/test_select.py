@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, key_of, problem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
+from fp8tune.records import Device, Evidence, Facts, Kind, NamedInts, Status
+from fp8tune.tables.select import CurrentTable, Selection, select
+from fp8tune_kernels.catalog import load
+from fp8tune_kernels.runtime import lookup
+from fp8tune_kernels.tables import Table
+
+GFX942 = Device("gfx942")
+MI300X = Device("gfx942", "AMD Instinct MI300X")
+
+
+def selection(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> Selection:
+    return select(studies_of(rows, tables), compiled_studies(rows), arch, CurrentTable(tables.table(arch)))
+
+
+def table(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> dict:
+    """(device, key) -> config of the selected rows."""
+    return {
+        (entry.device, None if entry.key is None else NamedInts(entry.key)): NamedInts(entry.config)
+        for entry in selection(rows, arch, tables).table.entries
+    }
+
+
+def measured(K: int, times_us: dict[int, float], device: Device = H100, **others: object) -> list[Evidence]:
+    return [
+        evidence(time_us, of=problem(K=K), config=config(block), device=device, **others)
+        for block, time_us in times_us.items()
+    ]
+
+
+def key(K: int) -> NamedInts:
+    return key_of(problem(K=K))
+
+
+def test_each_key_has_its_pick_and_other_keys_the_fallback():
+    rows = [*measured(1024, {32: 100.0, 64: 104.0, 128: 103.0}), *measured(2048, {32: 110.0, 64: 100.0, 128: 102.0})]
+    assert table(rows) == {("", key(1024)): config(32), ("", key(2048)): config(64), ("", None): config(64)}
+
+
+SPEC = replace(load("colwise"), default=KERNEL.default, key=KERNEL.key)
+times = st.fixed_dictionaries(dict.fromkeys((32, 64, 128), st.floats(50.0, 200.0)))
+by_shape = st.dictionaries(st.sampled_from((1024, 1536, 2048, 4096, 8192)), times, min_size=2)
+
+
+@given(by_shape)
+def test_held_out_slowdowns_are_those_of_a_lookup_in_the_table_without_the_shape(times_us):
+    rows = [row for K, of_key in times_us.items() for row in measured(K, of_key)]
+    (fallback,) = selection(rows).fallbacks
+    for item in fallback.held_out:
+        K = item.study.problem.shape["K"]
+        rest = selection([row for row in rows if row.problem.shape["K"] != K]).table
+        for nearest, slowdown in (((), item.fallback), (("colwise",), item.nearest)):
+            exported = Table(tuple(entry.row for entry in rest.entries), nearest)
+            launched = NamedInts(lookup.pick(SPEC, key(K), exported, H100.name))
+            assert slowdown == item.study.slowdowns[launched]
+
+
+def test_kernels_are_named_whose_nearest_row_loses_less():
+    camps = {1024: (100.0, 200.0), 2048: (100.0, 200.0), 16384: (200.0, 100.0), 32768: (200.0, 100.0)}
+    rows = [row for K, times_us in camps.items() for row in measured(K, dict(zip((32, 64), times_us, strict=True)))]
+    assert selection(rows).table.nearest == {"colwise"}
+    assert selection(measured(1024, {32: 100.0}) + measured(2048, {32: 100.0})).table.nearest == frozenset()
+
+
+def test_configs_are_in_declared_order():
+    turned = NamedInts(num_stages=1, BLOCK_SIZE=32, num_warps=4)
+    (entry, *_) = selection([evidence(100.0, config=turned)]).table.entries
+    assert [name for name, _ in entry.config] == [name for name, _ in AXES]
+
+
+def test_problems_of_one_key_share_the_config_of_least_mean_slowdown():
+    def at(M: int, *times_us: float) -> list[Evidence]:
+        blocks = zip((32, 64, 128), times_us, strict=True)
+        return [evidence(time_us, of=problem(M=M), config=config(block)) for block, time_us in blocks]
+
+    rows = [*at(16640, 100.0, 120.0, 105.0), *at(32000, 120.0, 100.0, 105.0)]
+    assert table(rows)["", key(5120)] == config(128)
+
+
+def test_unfinished_problems_and_older_interfaces_are_left_out_with_a_notice():
+    newer = replace(KERNEL, source_hash="bbbb", axes=(*AXES, ("BLOCK_SIZE_ITER", (32,))))
+    newest = NamedInts({**config(), "BLOCK_SIZE_ITER": 32})
+    rows = [
+        *measured(1024, {32: 100.0}, newest=1.0),
+        *measured(4096, {64: 100.0}, newest=1.0, complete=False),
+        evidence(90.0, of=problem(K=2048), config=newest, version=newer, newest=2.0),
+    ]
+    chosen = selection(rows)
+    assert {entry.key for entry in chosen.table.entries} == {tuple(sorted(key(2048).items())), None}
+    unfinished, older = chosen.notices
+    assert "K=4096" in unfinished
+    assert "K=1024" in older
+    assert all(notice.endswith("run fp8tune sweep --kernel colwise again") for notice in chosen.notices)
+
+
+def test_another_device_gets_a_row_only_where_the_shared_config_loses():
+    h100 = [row for K in (1024, 2048, 4096) for row in measured(K, {32: 100.0, 64: 110.0})]
+    near = measured(1024, {32: 101.9, 64: 100.0}, H200)
+    far = measured(2048, {32: 102.1, 64: 100.0}, H200)
+    rows = table([*near, *far, *h100])
+    assert rows["", key(1024)] == rows["", key(2048)] == rows["", None] == config(32)
+    assert (H200.name, key(1024)) not in rows
+    assert rows[H200.name, key(2048)] == config(64)
+    assert (H200.name, None) not in rows
+
+
+@pytest.mark.parametrize(("loss", "stays"), [(1.004, False), (1.006, True), (1.019, True)])
+def test_a_row_that_a_device_has_stays_until_the_shared_one_comes_near(loss, stays):
+    rows = [*measured(1024, {32: 100.0, 64: 110.0}), *measured(1024, {32: 100.0 * loss, 64: 100.0}, H200)]
+    names, own, shared = tuple(sorted(key(1024).items())), tuple(config(64).items()), tuple(config(32).items())
+    arch_row = ("colwise", "", names, shared)
+    both = installed(arch_row, ("colwise", H200.name, names, own))
+    assert (H200.name, key(1024)) not in table(rows)
+    assert (H200.name, key(1024)) not in table(rows, tables=installed(arch_row))
+    assert ((H200.name, key(1024)) in table(rows, tables=both)) is stays
+
+
+def test_the_row_of_a_key_that_the_first_device_lacks_comes_from_the_next():
+    rows = [*measured(1024, {32: 100.0}), *measured(2048, {32: 100.0}), *measured(4096, {64: 100.0}, H200)]
+    assert table(rows)["", key(4096)] == config(64)
+    assert table(rows)[H200.name, None] == config(64)  # the fallback config never ran there
+    (entry,) = [entry for entry in selection(rows).table.entries if dict(entry.key or ()).get("K") == 4096]
+    assert entry.origins == (H200.name,)
+
+
+@pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC, Kind.SIMULATED])
+def test_only_measured_rows_of_the_arch_reach_its_table(kind):
+    assert table(measured(1024, {32: 100.0}, kind=kind)) == {}
+    assert table(measured(1024, {32: 100.0}), arch="sm_100") == {}
+
+
+def test_the_simulated_arch_has_its_own_table():
+    rows = measured(1024, {32: 100.0}, replace(H100, arch="simulated"), kind=Kind.SIMULATED)
+    assert table(rows, "simulated")["", key(1024)] == config(32)
+
+
+# Published rows
+
+COMPLETED = NamedInts(BLOCK_SIZE=32, num_warps=8, num_stages=1)  # the first declared number of stages
+
+
+def published(time_us: float = 100.0, config: NamedInts | None = NamedInts(BLOCK_SIZE=32, num_warps=8), K: int = 5120):
+    of = replace(problem(K=K), routing="unstated", scale_mode="unstated")
+    return evidence(
+        time_us, of=of, config=config, device=MI300X, kind=Kind.PUBLISHED, version=None, source="a/b#1", newest=1.0
+    )
+
+
+def static(config: NamedInts = COMPLETED, **others: object) -> Evidence:
+    facts = {"facts": Facts(40, 0, 4096, 1.0), "newest": 1.0} | others
+    return evidence(config=config, device=GFX942, kind=Kind.STATIC, of=problem(K=512), **facts)
+
+
+def test_a_published_config_is_exported_if_our_kernel_compiles_with_it():
+    entries = selection([published(), static()], "gfx942").table.entries
+    assert [(entry.key is None, NamedInts(entry.config)) for entry in entries] == [
+        (False, COMPLETED),
+        (True, COMPLETED),
+    ]
+    assert {entry.origins for entry in entries} == {(MI300X.name, "a/b#1")}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        static(config()),
+        static(facts=Facts(255, 8, 4096, 1.0)),
+        static(facts=Facts()),
+        static(status=Status.COMPILE_ERROR),
+        replace(static(), device=replace(GFX942, arch="gfx950")),
+        replace(static(), kind=Kind.INTERPRETER),
+    ],
+)
+def test_a_published_config_that_does_not_fit_is_not_exported(row):
+    chosen = selection([published(), row], "gfx942")
+    assert chosen.table.entries == ()
+    assert "not exported" in chosen.notices[0]
+
+
+def test_only_the_newest_version_proves_a_published_config():
+    spilling = static(facts=Facts(255, 8, 0, 1.0), version=replace(KERNEL, source_hash="bbbb"), newest=2.0)
+    assert table([published(), static(), spilling], "gfx942") == {}
+    one_problem = replace(static(facts=Facts(255, 8, 0, 1.0)), problem=problem(K=4096))
+    assert table([published(), static(), one_problem], "gfx942") == {}
+
+
+def test_published_rows_without_configs_or_keys_stay_evidence():
+    (notice,) = selection([published(config=None)], "gfx942").notices
+    assert "no config is named" in notice
+    (notice,) = selection([replace(published(), lookup_key=None)], "gfx942").notices
+    assert "not declared here" in notice
+
+
+def test_measured_rows_leave_published_ones_only_keys_that_they_lack():
+    rows = [published(1.0), published(2.0, K=2048), static(), *measured(5120, {64: 100.0}, MI300X, newest=1.0)]
+    assert table([replace(row, lookup_key=key_of(row.problem)) for row in rows], "gfx942") == {
+        ("", key(5120)): config(64),
+        ("", key(2048)): COMPLETED,
+        ("", None): config(64),
+    }
