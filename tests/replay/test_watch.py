@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fp8tune.replay.watch import patches
 from fp8tune.replay.watch.grids import grid_of
 from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel
 from fp8tune.replay.watch.memory import described, with_values
+from fp8tune.replay.watch.process import Process
 from fp8tune.replay.watch.signatures import Signatures, WarmsUp
 
 
@@ -175,13 +177,15 @@ def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
     assert other.configs == document.configs[2:]
 
 
-def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same() -> None:
+def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:
     def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
         pass
 
     tuner = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel))
     watched = WatchedKernel(tuner, is_autotuned=True)
-    run = patches.recorded_run(lambda *args, **kwargs: None, {id(tuner): watched}, lambda kernel: watched)
+    process = Process(tmp_path)
+    process.watched[type(tuner)][id(tuner)] = watched
+    run = patches.recorded_run(lambda *args, **kwargs: None, type(tuner), process)
     x = torch.zeros(64)
     for number in range(6 * patches.CALM):
         run(tuner, x, 2 + number % 3, grid=(1,), warmup=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8tune.replay.naming import attribute_of, chain, resolved
 from fp8tune.replay.watch import process
-from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel, tuning_key
+from fp8tune.replay.watch.kernel import DECLARED, tuning_key
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
@@ -31,7 +31,7 @@ def patch_autotuner(module: ModuleType) -> None:
     if current.patterns:
         run = _marked_as_tuning(run)
         patch_bare(module.JITFunction)
-    autotuner.run = recorded_run(run, current.watched, _exactly(autotuner))
+    autotuner.run = recorded_run(run, autotuner, current)
     initialize = autotuner.__init__
 
     @functools.wraps(initialize)
@@ -39,22 +39,16 @@ def patch_autotuner(module: ModuleType) -> None:
         initialize(self, *args, **kwargs)
         DECLARED[self] = tuple(self.configs)
         kind = type(self)
-        if kind is not autotuner and "fp8tune_original" not in vars(vars(kind).get("run", object)):
-            own_run = _marked_as_tuning(kind.run) if current.patterns else kind.run
-            kind.run = recorded_run(own_run, current.of_subclasses, current.of_subclass)  # it may launch by itself
+        if "fp8tune_original" not in vars(vars(kind).get("run", object)):  # it may launch without the class above
+            original = getattr(kind.run, "fp8tune_original", kind.run)
+            kind.run = recorded_run(_marked_as_tuning(original) if current.patterns else original, kind, current)
 
     autotuner.__init__ = noting_configs
 
 
-def _exactly(autotuner: Any) -> Callable[[Any], WatchedKernel | None]:
-    """Return the lookup of autotuners; None for one of a subclass, whose own ``run`` is recorded."""
-    return lambda kernel: process.current().of(kernel) if type(kernel) is autotuner else None
-
-
 def patch_bare(jitted: Any) -> None:
     """Wrap ``run`` of JITFunction or InterpretedFunction, but not for what an autotuner launches."""
-    current = process.current()
-    original, recorded = jitted.run, recorded_run(jitted.run, current.watched, current.of_bare)
+    original, recorded = jitted.run, recorded_run(jitted.run, jitted, process.current())
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,15 +90,17 @@ def _add_trace(
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
     tuner = next((one for one in chain(original) if hasattr(one, "configs")), None)
-    watched = process.current().of(tuner) if tuner is not None else process.current().of_bare(original)
+    watched = process.current().of(original if tuner is None else tuner)
     if watched is not None and not tma_descriptor_metadata:
         watched.add_trace(given, grid, getattr(kernel, "configs", ()))
 
 
-def recorded_run(
-    original: Callable[..., Any], watched_by_id: dict[int, WatchedKernel], of: Callable[[Any], WatchedKernel | None]
-) -> Any:
-    """Return ``run`` of a kernel, recorded. What happens at each launch is written for speed."""
+def recorded_run(original: Callable[..., Any], kind: type, current: process.Process) -> Any:
+    """Return ``run`` of a class of kernels, recorded. What happens at each launch is written for speed.
+
+    A call from ``run`` of a class below is not recorded again.
+    """
+    watched_by_id = current.watched[kind]
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +128,7 @@ def recorded_run(
         if is_counted:
             return original(self, *args, **kwargs)
         try:
-            kernel = of(self)
+            kernel = current.of(self) if type(self) is kind else None
         except Exception as error:
             _say_once(f"a kernel is not recorded: {error!r}")
             kernel = None

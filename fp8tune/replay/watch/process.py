@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,15 @@ class Process:
 
     def __init__(self, folder: Path, patterns: tuple[str, ...] = ()) -> None:
         self.folder, self.patterns = folder, patterns
-        self.watched: dict[int, WatchedKernel] = {}
-        """id of an autotuner or jitted function -> its launches."""
-        self.of_subclasses: dict[int, WatchedKernel] = {}
-        """The same of autotuners of a subclass, which may call ``run`` of the class above."""
+        self.watched: defaultdict[type, dict[int, WatchedKernel]] = defaultdict(dict)
+        """Class of an autotuner or jitted function -> id of one -> its launches."""
         self._others: set[int] = set()
         """Bare kernels that no pattern names."""
         self._begin()
 
     def _begin(self) -> None:
-        self.watched.clear()
-        self.of_subclasses.clear()
+        for watched in self.watched.values():
+            watched.clear()
         self._path = self.folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
@@ -59,25 +58,15 @@ class Process:
 
         os._exit = finish_and_leave
 
-    def of(self, kernel: Any) -> WatchedKernel:
-        """Return the launches of an autotuner."""
-        return self._of(kernel, self.watched)
-
-    def of_subclass(self, kernel: Any) -> WatchedKernel:
-        """Return the launches of an autotuner of a subclass."""
-        return self._of(kernel, self.of_subclasses)
-
-    def of_bare(self, kernel: Any) -> WatchedKernel | None:
-        """Return the launches of a bare kernel that a pattern names; None for others."""
+    def of(self, kernel: Any) -> WatchedKernel | None:
+        """Return the launches of an autotuner, or of a bare kernel that a pattern names; None for other bare ones."""
+        watched, is_autotuned = self.watched[type(kernel)], hasattr(kernel, "configs")
         if id(kernel) in self._others:
             return None
-        if id(kernel) not in self.watched and not self.wants(kernel):
-            self._others.add(id(kernel))
-            return None
-        return self._of(kernel, self.watched, False)
-
-    def _of(self, kernel: Any, watched: dict[int, WatchedKernel], is_autotuned: bool = True) -> WatchedKernel:
         if id(kernel) not in watched:
+            if not is_autotuned and not self.wants(kernel):
+                self._others.add(id(kernel))
+                return None
             watched[id(kernel)] = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_again_and_again, daemon=True, name="fp8tune-record")
@@ -113,7 +102,7 @@ class Process:
             self._lock.release()
 
     def _every(self) -> list[WatchedKernel]:
-        return [*self.watched.values(), *self.of_subclasses.values()]
+        return [one for watched in list(self.watched.values()) for one in list(watched.values())]
 
     def recording(self) -> Recording:
         """Return all that this process has recorded."""
