@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,16 @@ _POISONS = (0x7B, 0x84)
 class Launcher:
     """A kernel as its module has it: an ``Autotuner``, ``Heuristics`` around or in it, or a bare function."""
 
-    def __init__(self, kernel: Kernel, function: Any, is_exact: bool = False) -> None:
-        self.kernel, self._is_exact = kernel, is_exact
+    def __init__(
+        self,
+        kernel: Kernel,
+        function: Any,
+        is_exact: bool = False,
+        make_inputs: Callable[..., Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.kernel, self._is_exact, self._make_inputs = kernel, is_exact, make_inputs
+        self._made: dict[NamedInts, tuple[Any, Mapping[str, Any]]] = {}
+        """Config -> the inputs that were given, and those made from them for it."""
         self._heuristics: list[Any] = []
         node = function
         while not hasattr(node, "configs") and hasattr(node, "values") and hasattr(node, "fn"):
@@ -49,6 +57,8 @@ class Launcher:
         case: Case = inputs[-1]
         chosen, grid = self._choice(case.launch, config)
         named, options = case.arguments(inputs, outputs), self._options(case.launch)
+        if self._make_inputs is not None:
+            named |= self._inputs_for(config, chosen, inputs, named)
         for node in self._heuristics:
             for name, heuristic in node.values.items():
                 named[name] = heuristic({**named, **options})
@@ -59,6 +69,22 @@ class Launcher:
             named |= {name: _copied(named[name]) for name in descriptors}
             chosen.pre_hook({**named, **given})
         self._fn.run(**{**named, **given}, grid=grid, warmup=False)
+
+    def _inputs_for(self, config: Mapping[str, int], chosen: Any, inputs: Any, named: Mapping[str, Any]) -> Any:
+        """Return the inputs of the user's function, made once for a config. Raises UsageError if they are none."""
+        assert self._make_inputs is not None
+        if (place := NamedInts(config)) not in self._made or self._made[place][0] is not inputs:
+            try:
+                made = dict(self._make_inputs(chosen.all_kwargs(), **named))
+            except Exception as error:
+                raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
+            written = {one.name for storage in inputs[-1].written for one in storage.arguments}
+            if strange := [name for name in made if name not in named or name in written]:
+                raise UsageError(
+                    f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read"
+                )
+            self._made[place] = inputs, made
+        return self._made[place][1]
 
     @property
     def has_hook(self) -> bool:

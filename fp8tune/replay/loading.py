@@ -129,6 +129,7 @@ def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
         check=named.check,
         tolerance=named.tolerance,
         reference=_function(named.reference) if named.reference else None,
+        make_inputs=_function(named.inputs, "inputs") if named.inputs else None,
         only_recorded_sizes=named.sizes == "recorded",
     )
 
@@ -153,11 +154,11 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
     return spec
 
 
-def _function(text: str) -> Callable[..., Any]:
+def _function(text: str, option: str = "--reference") -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
     function = getattr(imported_module(where), name, None)
     if not callable(function):
-        raise UsageError(f"--reference {text}: {where} has no function {name}")
+        raise UsageError(f"{option} {text}: {where} has no function {name}")
     return cast(Callable[..., Any], function)
 
 

@@ -101,16 +101,18 @@ def build(
     check: str = "",
     tolerance: Tolerance | None = None,
     reference: Callable[..., Any] | None = None,
+    make_inputs: Callable[..., Mapping[str, Any]] | None = None,
     only_recorded_sizes: bool = False,
 ) -> RecordedSpec:
     """Return the spec of a kernel that was recorded, and that its module has as ``function``.
 
+    ``make_inputs(config, **arguments)`` returns tensors by name that take the place of inputs for this config.
     Raises UsageError for one that cannot be swept.
     """
     kernel, left_out = repeatable(kernel)
     kernel, changed = _as_in_code(kernel, function)
     kernel = kernel if kernel.is_autotuned and kernel.configs else configs.as_autotuned(kernel)
-    launcher = Launcher(kernel, function, check == "exact-inputs")
+    launcher = Launcher(kernel, function, check == "exact-inputs", make_inputs)
     kernel = launcher.with_pruner_configs()
     launches = problems.problems(kernel)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))

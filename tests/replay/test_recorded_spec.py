@@ -12,7 +12,7 @@ import torch
 import toy_recording
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_recording import FOLDER, floats, written
+from toy_recording import FOLDER, by_blocks, floats, written
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.comparing import Rule
@@ -510,3 +510,32 @@ def test_a_fixed_grid_leaves_a_bare_kernel_its_blocks() -> None:
     spec = spec_of(replace(kernel, launches=(fixed,)))
     assert set(spec.axes) == {"num_warps", "num_stages"}
     assert "its grid does not follow block sizes" in "".join(spec.notices)
+
+
+def test_inputs_can_depend_on_the_config() -> None:
+    import toy_kernels
+
+    blocks = floats("order", 4, storage=2, dtype="int32", values=(3, 2, 1, 0), least=0.0, most=3.0)
+    launch = Launch(
+        (floats("x", 256), written("y", 256, storage=1), blocks, Scalar("n", 256)), by_blocks(256, (64, 128))
+    )
+    kernel = toy_recording.kernel("in_blocks", (64, 128), launch)
+    plain, made = (
+        build(kernel, toy_kernels.in_blocks, make_inputs=function, only_recorded_sizes=True)
+        for function in (None, toy_kernels.backwards)
+    )
+    assert made.configs == plain.configs
+    for spec, is_right in ((made, [True, True]), (plain, [True, False])):
+        inputs = spec.inputs(only(spec), "cpu")
+        results = []
+        for config in spec.configs:
+            (output,) = outputs = spec.outputs(*inputs)
+            output.zero_()
+            spec.launch(config, inputs, outputs)
+            results.append(torch.equal(output, inputs[0]))
+        assert results == is_right
+    spec = build(kernel, toy_kernels.in_blocks, make_inputs=lambda config, **given: {"y": given["y"]})
+    inputs = spec.inputs(only(spec), "cpu")
+    outputs = spec.outputs(*inputs)
+    with pytest.raises(UsageError, match="inputs gives 'y', which the kernel does not only read"):
+        spec.launch(spec.configs[0], inputs, outputs)

@@ -126,3 +126,15 @@ def halves(x, n):
 
 def softmaxed(x):
     return torch.softmax(x, -1)
+
+
+@triton.autotune(configs=configs(64, 128), key=["n"])
+@triton.jit
+def in_blocks(x, y, order, n, BLOCK: tl.constexpr):
+    """Copies the blocks in an order that has a number for each block."""
+    at = tl.load(order + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def backwards(config, *, x, order, n, **others):
+    return {"order": torch.arange(n // config["BLOCK"] - 1, -1, -1, dtype=order.dtype, device=x.device)}
