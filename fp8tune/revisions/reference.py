@@ -36,10 +36,10 @@ class KernelReference:
     """The bound of ``check=tolerance``; None: what suits the dtypes of the outputs."""
     reference: str = ""
     """``module:function``, called with the kernel's arguments by name; empty: the kernel's own."""
-    inputs: str = ""
-    """``module:function``, called with a config and the arguments by name: makes the inputs that depend on configs."""
     sizes: str = ""
     """``recorded``: nothing is checked on other sizes than were recorded."""
+    inputs: str = ""
+    """``module:function``, called with a config and the arguments by name: makes the inputs that depend on configs."""
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:
