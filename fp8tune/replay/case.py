@@ -42,7 +42,7 @@ class Storage:
     @property
     def is_constant(self) -> bool:
         """Whether it has one value throughout, which is no input for a check of contents."""
-        return all(_constant(one) is not None for one in self.arguments)
+        return all(_constant(item) is not None for item in self.arguments)
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Storage:
         import torch
 
         size = max(map(_bytes_end, self.arguments))
-        first = min(self.arguments, key=lambda one: one.offset * itemsize(one))
+        first = min(self.arguments, key=lambda item: item.offset * itemsize(item))
         # its address is to be aligned as it was and no better
         lead_bytes = first.alignment if itemsize(first) <= first.alignment < 16 else 0
         lead = -(-lead_bytes // self.dtype.itemsize)
@@ -154,9 +154,9 @@ class Case:
             memory = dict(zip(map(id, self.kept), inputs, strict=False))
             memory |= zip(map(id, self.written), outputs, strict=True)
             tensors = {
-                one.name: argument_in_memory(one, storage.view(memory[id(storage)], one))
+                item.name: argument_in_memory(item, storage.view(memory[id(storage)], item))
                 for storage in self.storages
-                for one in storage.arguments
+                for item in storage.arguments
             }
             self._named = (inputs, outputs, arguments_of(self.launch, tensors))
         return dict(self._named[2])
@@ -244,7 +244,7 @@ def _integers(tensor: Any, described: Tensor, generator: Any) -> Any:
 
 
 def _are_alike(arguments: Sequence[Tensor]) -> bool:
-    return len({(one.dtype, one.shape, one.strides, one.offset) for one in arguments}) == 1
+    return len({(item.dtype, item.shape, item.strides, item.offset) for item in arguments}) == 1
 
 
 def _bytes_end(argument: Tensor) -> int:

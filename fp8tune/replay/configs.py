@@ -24,7 +24,7 @@ def encoded(kernel: Kernel, config: Config) -> NamedInts:
     numbered = _numbered(kernel.configs)
     values = [(name, _encoded(kernel, numbered.get(name), value)) for name, value in config.kwargs.items()]
     every = (*kernel.configs, *kernel.pruner_configs)
-    optional = {"num_ctas": any(one.num_ctas != 1 for one in every), "maxnreg": any(one.maxnreg for one in every)}
+    optional = {"num_ctas": any(item.num_ctas != 1 for item in every), "maxnreg": any(item.maxnreg for item in every)}
     options = ("num_warps", "num_stages", *(name for name, is_set in optional.items() if is_set))
     return NamedInts([*values, *((option, getattr(config, option) or 0) for option in options)])
 
@@ -51,7 +51,7 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
         if name in CONFIG_OPTIONS:
             options[name] = stored or None if name == "maxnreg" else stored
             continue
-        made = [one.kwargs[name] for one in kernel.pruner_configs if name in one.kwargs]
+        made = [item.kwargs[name] for item in kernel.pruner_configs if name in item.kwargs]
         if name in numbered and 0 <= stored < len(numbered[name]):
             kwargs[name] = json.loads(numbered[name][stored])
         elif alike := [value for value in made if _encoded(kernel, numbered.get(name), value) == stored]:
@@ -61,8 +61,8 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
         else:
             raise ValueError(f"{name}={stored} stands for no declared value of {kernel.name}")
     own = (*kernel.pruner_configs, *kernel.configs)
-    declared = next((one for one in own if dict(one.kwargs) == kwargs), None)
-    has_pre_hook = declared.has_pre_hook if declared else any(one.has_pre_hook for one in own)
+    declared = next((item for item in own if dict(item.kwargs) == kwargs), None)
+    has_pre_hook = declared.has_pre_hook if declared else any(item.has_pre_hook for item in own)
     return Config(kwargs, **options, has_pre_hook=has_pre_hook)
 
 
@@ -83,7 +83,7 @@ def _numbered(configs: tuple[Config, ...]) -> dict[str, list[str]]:
     return {name: list(given) for name, given in values.items() if not all(given.values())}
 
 
-OPTIONS = {one.name for one in dataclasses.fields(Config)} - {"kwargs", "has_pre_hook"}
+OPTIONS = {item.name for item in dataclasses.fields(Config)} - {"kwargs", "has_pre_hook"}
 
 
 def as_autotuned(kernel: Kernel) -> Kernel:
@@ -97,7 +97,7 @@ def as_autotuned(kernel: Kernel) -> Kernel:
     launches: dict[str, Launch] = {}
     for launch in kernel.launches:
         config = _config(launch, tunable)
-        arguments = tuple(one for one in launch.arguments if one.name not in config.kwargs)
+        arguments = tuple(item for item in launch.arguments if item.name not in config.kwargs)
         options = {name: value for name, value in launch.options.items() if name not in OPTIONS}
         made = replace(launch, arguments=arguments, options=options, configs=(config,))
         launches[made.id] = _joined(launches[made.id], made) if made.id in launches else made
@@ -116,7 +116,7 @@ def is_size(name: str, value: Value) -> bool:
 
 def _key(launch: Launch, names: Sequence[str]) -> tuple[Value, ...]:
     scalars = launch.scalars
-    dtypes = (f"torch.{one.dtype}" for one in launch.tensors)
+    dtypes = (f"torch.{item.dtype}" for item in launch.tensors)
     return (*(scalars[name] for name in dict.fromkeys(names) if name in scalars), *dtypes)
 
 
@@ -124,8 +124,8 @@ def _blocks(launch: Launch) -> list[str]:
     """Return the block sizes that a grid can follow: with a fixed one, another block needs other programs."""
     if not launch.grid.axes:
         return []
-    constants = (one for one in launch.arguments if isinstance(one, Scalar) and one.is_constexpr)
-    return [one.name for one in constants if type(one.value) is int and "BLOCK" in one.name.upper()]
+    constants = (item for item in launch.arguments if isinstance(item, Scalar) and item.is_constexpr)
+    return [item.name for item in constants if type(item.value) is int and "BLOCK" in item.name.upper()]
 
 
 def _config(launch: Launch, tunable: set[str]) -> Config:
@@ -141,6 +141,6 @@ def _config(launch: Launch, tunable: set[str]) -> Config:
 def _joined(first: Launch, other: Launch) -> Launch:
     """Join launches of one id: their programs are as many for the same constants."""
     entries = [*first.grid.table, *(entry for entry in other.grid.table if entry not in first.grid.table)]
-    listed = (*(first.configs or ()), *(one for one in other.configs or () if one not in (first.configs or ())))
+    listed = (*(first.configs or ()), *(item for item in other.configs or () if item not in (first.configs or ())))
     grid = replace(first.grid, table=tuple(entries))
     return replace(first, grid=grid, configs=listed, count=first.count + other.count)

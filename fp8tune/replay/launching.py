@@ -65,7 +65,7 @@ class Launcher:
         given = {**options, **chosen.all_kwargs()}
         if chosen.pre_hook is not None:
             # a config's hook may set the block shape of a TensorDescriptor
-            descriptors = [one.name for one in case.launch.tensors if one.descriptor and one.name in named]
+            descriptors = [item.name for item in case.launch.tensors if item.descriptor and item.name in named]
             named |= {name: _copied(named[name]) for name in descriptors}
             chosen.pre_hook({**named, **given})
         self._fn.run(**{**named, **given}, grid=grid, warmup=False)
@@ -78,7 +78,7 @@ class Launcher:
                 made = dict(self._make_inputs(chosen.all_kwargs(), **named))
             except Exception as error:
                 raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
-            written = {one.name for storage in inputs[-1].written for one in storage.arguments}
+            written = {item.name for storage in inputs[-1].written for item in storage.arguments}
             if strange := [name for name in made if name not in named or name in written]:
                 raise UsageError(
                     f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read"
@@ -156,7 +156,7 @@ class Launcher:
     def _listed(self, launch: Launch) -> list[Any]:
         if launch.configs is None:
             return list(getattr(self.autotuner, "configs", ()))
-        return [self.config(one) for one in launch.configs]
+        return [self.config(item) for item in launch.configs]
 
     def config(self, chosen: Config) -> Any:
         """Return a config as Triton has it. Raises UnknownHookError."""
@@ -220,10 +220,10 @@ def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, 
     untouched &= bits(second) == _signed(_POISONS[1], size)
     unequal = (bits(first) != bits(second)) & ~untouched
     if first.is_floating_point() and bool(unequal.any()):
-        one, other = first.double(), second.double()
-        unequal &= ~(one.isnan() & other.isnan())
+        left, right = first.double(), second.double()
+        unequal &= ~(left.isnan() & right.isnan())
         if bound is not None:
-            unequal &= ~((one - other).abs() <= bound.allowed(one.masked_fill(untouched, 0)))
+            unequal &= ~((left - right).abs() <= bound.allowed(left.masked_fill(untouched, 0)))
     if count := int(unequal.sum()):
         name = case.written[index].name
         raise ValueError(

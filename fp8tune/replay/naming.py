@@ -30,7 +30,7 @@ def is_kernel(value: Any) -> bool:
 
 def python_function(kernel: Any) -> Any:
     """Return the Python function that a kernel was made of."""
-    return next(one for one in chain(kernel) if hasattr(one, "__code__"))
+    return next(item for item in chain(kernel) if hasattr(item, "__code__"))
 
 
 def function_name(kernel: Any) -> str:
@@ -48,7 +48,7 @@ def attribute_of(kernel: Any) -> str | None:
     interface = sys.modules["triton.runtime.jit"].KernelInterface
 
     def holds(value: Any) -> bool:
-        return interface in type(value).__mro__ and any(one is kernel for one in chain(value))
+        return interface in type(value).__mro__ and any(item is kernel for item in chain(value))
 
     own = sys.modules.get(function.__module__)
     modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
@@ -121,4 +121,4 @@ def _is_guarded(script: Path) -> bool:
         statements = ast.parse(script.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
         return False
-    return any(isinstance(one, ast.If) and "__name__" in ast.unparse(one.test) for one in statements)
+    return any(isinstance(item, ast.If) and "__name__" in ast.unparse(item.test) for item in statements)

@@ -151,7 +151,7 @@ class _Pinned(dict[Key, Any]):
     def _bare_key(self, named: Mapping[str, Any]) -> Key:
         parameters = [(name, named[name]) for name in self._target.arg_names if name in named]
         flat = [value for name, given in parameters for _, value in flattened(name, given)]
-        bases = [one.base if is_descriptor(one) else one for one in flat if is_descriptor(one) or is_tensor(one)]
+        bases = [item.base if is_descriptor(item) else item for item in flat if is_descriptor(item) or is_tensor(item)]
         sizes = (named[name] for name in self._read.names if name in named)
         return (*sizes, *(str(base.dtype) for base in bases))
 
@@ -212,8 +212,8 @@ _PINNED: dict[int, _Pinned] = {}
 
 def _target(kernel: Any) -> Any:
     """Return the autotuner of a kernel, else the bare jitted function."""
-    every = [one for one in chain(kernel) if is_kernel(one)]
-    tuner = next((one for one in every if hasattr(one, "configs")), None)
+    every = [item for item in chain(kernel) if is_kernel(item)]
+    tuner = next((item for item in every if hasattr(item, "configs")), None)
     if tuner is None and not every:
         name = getattr(kernel, "__name__", None) or type(kernel).__name__
         raise TypeError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
@@ -255,7 +255,7 @@ def _is_of(target: Any, name: str) -> bool:
     if name == _name(target):
         return True
     try:
-        return any(one is target for one in chain(resolved(sys.modules[module], attribute)))
+        return any(item is target for item in chain(resolved(sys.modules[module], attribute)))
     except (AttributeError, LookupError):
         return False
 
@@ -314,7 +314,7 @@ def _value(value: Any) -> Any:
 
 def _plain(key: Any) -> Key:
     """Return the key with dtypes and the like as text: a table imports neither torch nor Triton."""
-    return tuple(one if one is None or isinstance(one, bool | int | float | str) else str(one) for one in key)
+    return tuple(item if item is None or isinstance(item, bool | int | float | str) else str(item) for item in key)
 
 
 def _distance(key: Key, known: Key) -> float:
@@ -322,10 +322,10 @@ def _distance(key: Key, known: Key) -> float:
     return math.fsum(map(_apart, key, known)) if len(key) == len(known) else math.inf
 
 
-def _apart(one: Any, other: Any) -> float:
-    if all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (one, other)):
-        return abs(_log(one) - _log(other))
-    return 0.0 if type(one) is type(other) and one == other else math.inf
+def _apart(left: Any, right: Any) -> float:
+    if all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (left, right)):
+        return abs(_log(left) - _log(right))
+    return 0.0 if type(left) is type(right) and left == right else math.inf
 
 
 def _log(number: float) -> float:

@@ -35,7 +35,7 @@ class Word(int):
 
 def in_words(problem: Problem, launch: Launch) -> Problem:
     """Return an equal problem whose sizes print as the arguments of its launch do: ``MODE=silu TO=float16``."""
-    scalars, dtypes = launch.scalars, {f"{one.name}_dtype": one.dtype for one in launch.tensors}
+    scalars, dtypes = launch.scalars, {f"{item.name}_dtype": item.dtype for item in launch.tensors}
     texts = {name: text_of(value) for name, value in scalars.items() if type(value) is not int} | dtypes
     numbers = {name: number(value) for name, value in scalars.items()}
     numbers |= {name: dtype_number(dtype) for name, dtype in dtypes.items()}

@@ -114,8 +114,8 @@ class Grid:
 
     def of(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
         """Return the programs of a config; None for one that is not in the table."""
-        wanted = tuple(config.get(axis) for axis in self.axes)
-        return next((programs for values, programs in self.table if values == wanted), None)
+        expected_values = tuple(config.get(axis) for axis in self.axes)
+        return next((programs for values, programs in self.table if values == expected_values), None)
 
 
 CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -175,10 +175,10 @@ class Launch:
         """12 hex digits of everything but values, statistics, counts and times: the same on every rank."""
         kept = ("name", "dtype", "shape", "strides", "alignment", "storage", "offset", "descriptor")
         arguments = [
-            [one.name, one.value, one.is_constexpr]
-            if isinstance(one, Scalar)
-            else [getattr(one, name) for name in kept]
-            for one in self.arguments
+            [item.name, item.value, item.is_constexpr]
+            if isinstance(item, Scalar)
+            else [getattr(item, name) for name in kept]
+            for item in self.arguments
         ]
         text = json.dumps([arguments, self.options], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -186,29 +186,31 @@ class Launch:
     @property
     def tensors(self) -> list[Tensor]:
         """The arguments in memory."""
-        return [one for one in self.arguments if isinstance(one, Tensor)]
+        return [item for item in self.arguments if isinstance(item, Tensor)]
 
     @property
     def scalars(self) -> dict[str, Value]:
         """The other arguments by name."""
-        return {one.name: one.value for one in self.arguments if isinstance(one, Scalar)}
+        return {item.name: item.value for item in self.arguments if isinstance(item, Scalar)}
 
     def with_usage(self, usage: Mapping[str, tuple[bool, bool, bool]]) -> Launch:
         """Return the launch with (is loaded, is stored, is an address) of each argument; unchanged if unknown."""
         if not usage:
             return self
         arguments = tuple(
-            replace(one, is_loaded=usage[one.name][0], is_stored=usage[one.name][1])
-            if isinstance(one, Tensor) and one.name in usage
-            else one
-            for one in self.arguments
+            replace(item, is_loaded=usage[item.name][0], is_stored=usage[item.name][1])
+            if isinstance(item, Tensor) and item.name in usage
+            else item
+            for item in self.arguments
         )
         addresses = tuple(name for name, (_, _, is_address) in usage.items() if is_address)
         return replace(self, arguments=arguments, addresses=addresses)
 
     def without_values(self) -> Launch:
         """Return the launch without the elements of its tensors."""
-        arguments = (replace(one, values=None, packed="") if isinstance(one, Tensor) else one for one in self.arguments)
+        arguments = (
+            replace(item, values=None, packed="") if isinstance(item, Tensor) else item for item in self.arguments
+        )
         return replace(self, arguments=tuple(arguments))
 
     def merged(self, other: Launch) -> Launch:
@@ -261,7 +263,7 @@ class Kernel:
         is_fine = launches and not (self.refusal and other.refusal)  # recorded in any process is enough
         return replace(
             first,
-            configs=(*first.configs, *(one for one in second.configs if one not in first.configs)),
+            configs=(*first.configs, *(item for item in second.configs if item not in first.configs)),
             refusal="" if is_fine else self.refusal or other.refusal,
             tuning_s=self.tuning_s + other.tuning_s,
             launches=tuple(launches.values()),
@@ -299,8 +301,8 @@ def as_json(record: Any) -> Any:
     """Return a record of this module as plain JSON values; fields at their default are left out."""
     if dataclasses.is_dataclass(record):
         document = {"kind": "tensor"} if isinstance(record, Tensor) else {}
-        given = [(one, getattr(record, one.name)) for one in dataclasses.fields(record)]
-        return document | {one.name: as_json(value) for one, value in given if not _is_default(value, one)}
+        given = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
+        return document | {item.name: as_json(value) for item, value in given if not _is_default(value, item)}
     if isinstance(record, Mapping):
         return {name: as_json(value) for name, value in record.items()}
     return [as_json(value) for value in record] if isinstance(record, list | tuple) else record
@@ -322,14 +324,14 @@ def text_of(recording: Recording, is_compact: bool = False) -> str:
 def _indented(value: Any, margin: str = "") -> str:
     """Return JSON whose lists of numbers and short objects stay on one line."""
     short = json.dumps(value, allow_nan=False)
-    is_flat = isinstance(value, list) and not any(isinstance(one, dict | list) for one in value)
+    is_flat = isinstance(value, list) and not any(isinstance(item, dict | list) for item in value)
     if len(margin) + len(short) <= 100 or is_flat or not isinstance(value, dict | list):
         return short
     inner = margin + " "
     if isinstance(value, dict):
-        lines = [f"{inner}{json.dumps(name)}: {_indented(one, inner)}" for name, one in value.items()]
+        lines = [f"{inner}{json.dumps(name)}: {_indented(item, inner)}" for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
-    return "[\n" + ",\n".join(inner + _indented(one, inner) for one in value) + f"\n{margin}]"
+    return "[\n" + ",\n".join(inner + _indented(item, inner) for item in value) + f"\n{margin}]"
 
 
 def read(path: Path) -> Recording:
@@ -387,7 +389,7 @@ def _typed(document: Any, hint: Any) -> Any:
         return cast(Any, hint)(**{name: _typed(value, hints[name]) for name, value in document.items()})
     if origin is tuple:
         items = inner[:1] * len(document) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(value, one) for value, one in zip(document, items, strict=True))
+        return tuple(_typed(value, item) for value, item in zip(document, items, strict=True))
     if origin is Mapping:
         return {name: _typed(value, inner[1]) for name, value in document.items()}
     if hint is float and type(document) is int:
@@ -403,4 +405,4 @@ def _frozen(value: Any) -> Any:
     """Return lists as tuples, so that values can be compared with what was recorded."""
     if isinstance(value, list):
         return tuple(map(_frozen, value))
-    return {name: _frozen(one) for name, one in value.items()} if isinstance(value, dict) else value
+    return {name: _frozen(item) for name, item in value.items()} if isinstance(value, dict) else value

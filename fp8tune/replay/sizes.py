@@ -65,13 +65,13 @@ def _told(launch: Launch) -> set[int]:
 
     def is_told(number: int) -> bool:
         own = {*_by_blocks(entries, number)} - {ones}
-        return number in scalars or any(_times(one, other) in columns for one in own for other in terms)
+        return number in scalars or any(_times(term, factor) in columns for term in own for factor in terms)
 
-    told = set[int]()
+    visible = set[int]()
     for tensor in launch.tensors:
-        told |= {size for size in tensor.shape if tensor.descriptor or is_told(size)}
-        told |= {max(tensor.shape)} if tensor.shape and is_told(math.prod(tensor.shape)) else set()
-    return told
+        visible |= {size for size in tensor.shape if tensor.descriptor or is_told(size)}
+        visible |= {max(tensor.shape)} if tensor.shape and is_told(math.prod(tensor.shape)) else set()
+    return visible
 
 
 class _Numbers:
@@ -200,8 +200,8 @@ def _formulas(
         for pair in zip(_by_blocks(entries, old), _by_blocks(entries, new), strict=True)
     }
     ones = (1,) * len(entries)
-    for one, other in itertools.combinations_with_replacement([*terms, (ones, ones)], 2):
-        yield _times(one[0], other[0]), _times(one[1], other[1])
+    for left, right in itertools.combinations_with_replacement([*terms, (ones, ones)], 2):
+        yield _times(left[0], right[0]), _times(left[1], right[1])
 
 
 def _by_blocks(entries: Sequence[tuple[Value, ...]], number: int) -> list[tuple[int, ...]]:
@@ -212,5 +212,5 @@ def _by_blocks(entries: Sequence[tuple[Value, ...]], number: int) -> list[tuple[
     return [tuple(-(-number // math.prod(values[axis] for axis in by)) for values in entries) for by in blocks]
 
 
-def _times(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(a * b for a, b in zip(one, other, strict=True))
+def _times(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a * b for a, b in zip(left, right, strict=True))

@@ -179,11 +179,11 @@ def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]
 
     Raises UsageError where a recorded argument is no longer one.
     """
-    parameters = next((one.arg_names for one in chain(function) if hasattr(one, "arg_names")), ())
-    names = {one.name.partition("[")[0] for launch in kernel.launches for one in launch.arguments}
+    parameters = next((item.arg_names for item in chain(function) if hasattr(item, "arg_names")), ())
+    names = {item.name.partition("[")[0] for launch in kernel.launches for item in launch.arguments}
     if missing := sorted(names - set(parameters)):
         raise UsageError(f"{kernel.name} has changed: it has no argument {missing[0]!r} any more: record it again")
-    tuner = next((one for one in chain(function) if hasattr(one, "configs")), None)
+    tuner = next((item for item in chain(function) if hasattr(item, "configs")), None)
     set_by_program = [config for launch in kernel.launches for config in launch.configs or ()]
     try:
         declared = list(map(config_of, getattr(tuner, "configs", ())))
@@ -331,12 +331,12 @@ class _UnusableError(ValueError):
 def _taken(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a reference asks for."""
     taken = inspect.signature(function).parameters.values()
-    if any(one.kind is one.VAR_KEYWORD for one in taken):
+    if any(item.kind is item.VAR_KEYWORD for item in taken):
         return dict(named)
-    needed = [one.name for one in taken if one.default is one.empty and one.kind is not one.VAR_POSITIONAL]
+    needed = [item.name for item in taken if item.default is item.empty and item.kind is not item.VAR_POSITIONAL]
     if strange := [name for name in needed if name not in named]:
         raise _UnusableError(f"it asks for {strange[0]}, the kernel takes {', '.join(named)}")
-    return {one.name: named[one.name] for one in taken if one.name in named}
+    return {item.name: named[item.name] for item in taken if item.name in named}
 
 
 def _by_name(given: Any, case: Case) -> dict[str, Any]:
@@ -401,7 +401,7 @@ def _address_reason(launch: Launch) -> str:
     if launch.addresses is not None:
         names = ", ".join(launch.addresses)
         return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
-    names = ", ".join(one.name for one in launch.arguments if _may_be_address(one))
+    names = ", ".join(item.name for item in launch.arguments if _may_be_address(item))
     return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
 
 
@@ -417,11 +417,11 @@ def _tolerance(kernel: Kernel) -> Tolerance:
 
     An element is a sum whose terms may cancel, so that its error goes by the size of all outputs, not by its own.
     """
-    outputs = [one for launch in kernel.launches for one in launch.tensors if one.is_stored is not False]
-    inputs = [one for launch in kernel.launches for one in launch.tensors if one.is_loaded is not False]
-    relative = max((TOLERANCES[one.dtype] for one in outputs if one.dtype in TOLERANCES), default=1e-5)
-    smallest = min((max(1, math.prod(one.shape)) for one in outputs), default=1)
-    longest = max((max(*one.shape, math.prod(one.shape) // smallest) for one in inputs if one.shape), default=1)
+    outputs = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
+    inputs = [item for launch in kernel.launches for item in launch.tensors if item.is_loaded is not False]
+    relative = max((TOLERANCES[item.dtype] for item in outputs if item.dtype in TOLERANCES), default=1e-5)
+    smallest = min((max(1, math.prod(item.shape)) for item in outputs), default=1)
+    longest = max((max(*item.shape, math.prod(item.shape) // smallest) for item in inputs if item.shape), default=1)
     # float32 sums in two orders differ by about 2**-24 of their size for each square root of a term
     return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
 

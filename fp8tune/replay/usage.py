@@ -174,7 +174,7 @@ class _Graph:
         parent = block.get_parent().id() if block is not None else 0
         if block is not None and block.id() not in self._blocks[parent]:
             arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
-            self._blocks[parent][block.id()] = [(one.id(), str(one.get_type())) for one in arguments]
+            self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
         if name == "tt.func":
             first, *others = self._blocks[regions[0]].values()
             self._function.arguments = first
@@ -230,7 +230,7 @@ class _Graph:
             self._addresses.update(operands)
         elif is_assembly:  # its memory operand may be an integer
             given = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-            self._addresses.update(one.id() for one in given if "i64" in str(one.get_type()))
+            self._addresses.update(item.id() for item in given if "i64" in str(item.get_type()))
         elif name.endswith("ptr_to_int"):
             self._based.update(results)
         elif "load" in name:
@@ -263,7 +263,7 @@ class _Graph:
         for value in self._addresses:
             sources = self.sources([value])
             if not sources & self._based:
-                loads = [one for source in sources for one in self._read_from.get(source, ())]
+                loads = [item for source in sources for item in self._read_from.get(source, ())]
                 result |= sources | self.sources(loads)
         return result
 
@@ -279,8 +279,8 @@ class _Graph:
 def _compiled(kernel: Kernel, launch: Launch) -> Any:
     """Compile one launch with the config it had, else the one declared first."""
     outer = _loaded(kernel.name)
-    tuner = next((one for one in chain(outer) if hasattr(one, "configs")), None)
-    arguments = arguments_of(launch, {one.name: _tensor(one) for one in launch.tensors})
+    tuner = next((item for item in chain(outer) if hasattr(item, "configs")), None)
+    arguments = arguments_of(launch, {item.name: _tensor(item) for item in launch.tensors})
     options: dict[str, Any] = {name: decoded(value) for name, value in launch.options.items()}
     function = outer
     if tuner is not None:
@@ -298,9 +298,9 @@ def _compiled(kernel: Kernel, launch: Launch) -> Any:
 def arguments_of(launch: Launch, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a launch by parameter, its tensors given; items of a tuple are put together again."""
     result: dict[str, Any] = {}
-    for one in launch.arguments:
-        value = tensors[one.name] if isinstance(one, Tensor) else decoded(one.value)
-        name, *places = re.findall(r"[^\[\]]+", one.name)
+    for item in launch.arguments:
+        value = tensors[item.name] if isinstance(item, Tensor) else decoded(item.value)
+        name, *places = re.findall(r"[^\[\]]+", item.name)
         if not places:
             result[name] = value
             continue

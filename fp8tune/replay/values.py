@@ -47,7 +47,7 @@ def encoded(value: Any, what: str) -> Value:
     if kind is float:
         return value if math.isfinite(value) else {"float": str(value)}
     if kind is tuple:
-        return {"tuple": tuple(encoded(one, what) for one in value)}
+        return {"tuple": tuple(encoded(item, what) for item in value)}
     module = kind.__module__
     if module == "torch" and kind.__name__ == "dtype":
         return {"dtype": str(value)}
@@ -55,7 +55,7 @@ def encoded(value: Any, what: str) -> Value:
         return encoded(value.value, what)
     if module.startswith("triton.") and kind.__name__ == "dtype":
         names = vars(sys.modules["triton.language"])
-        return {"dtype": next(f"tl.{name}" for name, one in names.items() if type(one) is kind and one == value)}
+        return {"dtype": next(f"tl.{name}" for name, item in names.items() if type(item) is kind and item == value)}
     if hasattr(value, "fn") or (callable(value) and hasattr(value, "__qualname__")):
         if (name := naming.attribute_of(value)) is None:
             function = naming.function_name(value)
@@ -122,9 +122,9 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
 
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:
     """Return the ``pre_hook`` of a Triton config: that of the same declared config, else the one that all have."""
-    same = [one for one in declared if one.all_kwargs() == config.all_kwargs()]
-    alike = [one for one in declared if one.kwargs == config.kwargs]
-    hooks = [one.pre_hook for one in same[:1] or alike or declared]
+    same = [item for item in declared if item.all_kwargs() == config.all_kwargs()]
+    alike = [item for item in declared if item.kwargs == config.kwargs]
+    hooks = [item.pre_hook for item in same[:1] or alike or declared]
     if len(set(map(_behaviour, hooks))) > 1:
         raise UnknownHookError("its pre_hook is unknown: it is not declared, and the pre_hooks of the declared differ")
     return next(iter(hooks), None)

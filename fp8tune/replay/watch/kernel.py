@@ -69,12 +69,12 @@ class WatchedKernel:
         self.tuning_s = 0.0
         self._place: tuple[str, str] | None = None
         self._script: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when Python ends
-        heuristics = (one.values.items() for one in chain(kernel) if type(one).__name__ == "Heuristics")
+        heuristics = (item.values.items() for item in chain(kernel) if type(item).__name__ == "Heuristics")
         self._heuristics = {name: rule for items in heuristics for name, rule in items}
-        jitted = [one for one in chain(kernel) if one is not self.function][-1]
+        jitted = [item for item in chain(kernel) if item is not self.function][-1]
         self._constexprs = _constexprs(jitted, self.function)
         parameters = inspect.signature(self.function).parameters.values()
-        self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        self._defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
 
     def run(self, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a launch that is not only counted. ``launch`` is Triton's own function."""
@@ -119,9 +119,9 @@ class WatchedKernel:
             (tuple(encoded(config.kwargs.get(axis), axis) for axis in axes), tuple(map(_hint, grid)))
             for config, grid in zip(configs, grids, strict=True)
         ]
-        known = {one.name: one.value if isinstance(one, Scalar) else f"torch.{one.dtype}" for one in arguments}
+        known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
         keys = [name for name in getattr(self.kernel, "keys", ()) if name in known]
-        dtypes = [known[one.name] for one in arguments if isinstance(one, Tensor)]
+        dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
         options = {name: encoded(value, name) for name, value in given.items() if name not in self.names}
         grid = Grid(axes, tuple(table)) if configs else Grid((), (((), tuple(map(_hint, grids[0]))),))
         key = (*(known[name] for name in keys), *dtypes) if self.is_autotuned else ()
@@ -151,9 +151,9 @@ class WatchedKernel:
         """Stop telling launches apart by a number that differs in nearly all of them."""
         values: dict[str, set[Any]] = {}
         for entry in list(self.entries.values()):
-            for one in entry.launch.arguments if entry.launch else ():
-                if isinstance(one, Scalar) and type(one.value) in (int, float) and not one.is_constexpr:
-                    values.setdefault(one.name, set()).add(one.value)
+            for item in entry.launch.arguments if entry.launch else ():
+                if isinstance(item, Scalar) and type(item.value) in (int, float) and not item.is_constexpr:
+                    values.setdefault(item.name, set()).add(item.value)
         keys = set(getattr(self.kernel, "keys", ()))
         many = {name for name, held in values.items() if 2 * len(held) > len(self.entries) and name not in keys}
         if many:
@@ -209,7 +209,7 @@ class WatchedKernel:
 
     def _described(self, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
         flat = self._flat(args, kwargs)
-        tensors = {name: one for name, one in flat.items() if memory.is_tensor(one) or memory.is_descriptor(one)}
+        tensors = {name: item for name, item in flat.items() if memory.is_tensor(item) or memory.is_descriptor(item)}
         described = memory.described(tensors)
         arguments: list[Argument] = [
             described[name]
@@ -231,12 +231,12 @@ class WatchedKernel:
 
     def _read(self, launch: Launch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
         """Return the launch with statistics and values, before it runs."""
-        before = {one.name: one for one in launch.tensors}
+        before = {item.name: item for item in launch.tensors}
         if not before or len(self.entries) > WITH_VALUES:
             return replace(launch, in_graph=False)
         flat = self._flat(args, kwargs)
         known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
-        return replace(launch, in_graph=False, arguments=tuple(known.get(one.name, one) for one in launch.arguments))
+        return replace(launch, in_graph=False, arguments=tuple(known.get(item.name, item) for item in launch.arguments))
 
     def _grid(self, bound: Mapping[str, Any]) -> Any:
         known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
@@ -278,7 +278,7 @@ class WatchedKernel:
             recorded += map(config_of, configs)
             recorded += _new((config for launch in launches for config in launch.configs or ()), recorded)
         except Unrecordable as error:
-            launches, skipped = [], {**skipped, str(error): sum(one.count for one in list(self.entries.values()))}
+            launches, skipped = [], {**skipped, str(error): sum(item.count for item in list(self.entries.values()))}
         if self._place is None:  # once: all modules may be searched
             self._place = place_of(self.kernel, self._script)
         name, refusal = self._place

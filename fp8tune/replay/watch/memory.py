@@ -35,13 +35,13 @@ def is_descriptor(value: Any) -> bool:
 def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield an argument, or the items of a tuple with tensors under names such as ``parts[0]``. Raises Unrecordable."""
     items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    if not any(_has_memory(one) for one in items):
+    if not any(_has_memory(item) for item in items):
         yield name, value
     elif type(value) is not tuple:
         raise Unrecordable(f"argument {name} is a {type(value).__name__} with tensors: pass them one by one")
     else:
-        for index, one in enumerate(value):
-            yield from flattened(f"{name}[{index}]", one)
+        for index, item in enumerate(value):
+            yield from flattened(f"{name}[{index}]", item)
 
 
 def _has_memory(value: Any) -> bool:

@@ -89,7 +89,7 @@ def _add_trace(
     name = attribute_of(kernel) or attribute_of(list(chain(kernel))[1])
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
-    tuner = next((one for one in chain(original) if hasattr(one, "configs")), None)
+    tuner = next((item for item in chain(original) if hasattr(item, "configs")), None)
     watched = process.current().of(original if tuner is None else tuner)
     if watched is not None and not tma_descriptor_metadata:
         watched.add_trace(given, grid, getattr(kernel, "configs", ()))

@@ -76,7 +76,9 @@ class Process:
     def wants(self, kernel: Any) -> bool:
         """Return True if a pattern names a bare kernel."""
         name = function_name(kernel)
-        return any(fnmatch.fnmatch(one, pattern) for one in (name, name.partition(":")[2]) for pattern in self.patterns)
+        return any(
+            fnmatch.fnmatch(item, pattern) for item in (name, name.partition(":")[2]) for pattern in self.patterns
+        )
 
     def finish(self, wait_s: float = 2.0) -> None:
         """Write what there is, with the launches that were still being timed."""
@@ -102,15 +104,15 @@ class Process:
             self._lock.release()
 
     def _every(self) -> list[WatchedKernel]:
-        return [one for watched in list(self.watched.values()) for one in list(watched.values())]
+        return [item for watched in list(self.watched.values()) for item in list(watched.values())]
 
     def recording(self) -> Recording:
         """Return all that this process has recorded."""
         every = self._every()
-        inner = {id(one) for watched in every if watched.is_autotuned for one in list(chain(watched.kernel))[1:]}
+        inner = {id(item) for watched in every if watched.is_autotuned for item in list(chain(watched.kernel))[1:]}
         codes: dict[str, Any] = {}
         # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
-        kernels = [one.document(codes) for one in every if not (one.is_autotuned and id(one.kernel) in inner)]
+        kernels = [item.document(codes) for item in every if not (item.is_autotuned and id(item.kernel) in inner)]
         torch, triton = (getattr(sys.modules.get(name), "__version__", "") or _version(name) for name in _PACKAGES)
         return Recording("", *_device(), str(torch), str(triton), kernels=tuple(kernels), codes=codes)
 

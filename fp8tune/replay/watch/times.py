@@ -46,7 +46,7 @@ class Samples:
 
         knobs = sys.modules.get("triton.knobs")
         hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook) if knobs else ()
-        if not hooks or not all(hasattr(one, "add") for one in hooks) or not _timing.acquire(blocking=False):
+        if not hooks or not all(hasattr(item, "add") for item in hooks) or not _timing.acquire(blocking=False):
             yield
             return
         owner, events = threading.get_ident(), []
