@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8tune.errors import MachineError
@@ -346,21 +347,6 @@ def argument_in_memory(argument: Tensor, tensor: Any) -> Any:
     return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
 
 
-class _Target:
-    """A driver that names an H100-class GPU and has none."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-
 def _usage(document: Any) -> Usage:
     if document["code"]:
         try:
@@ -375,10 +361,16 @@ def _usage(document: Any) -> Usage:
 
 
 def _main() -> None:
+    from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
     results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
-    driver.set_active(_Target())
+    target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device=None: 0
+        )
+    )
     answers: list[Usage] = []
     for document in json.load(sys.stdin):
         try:

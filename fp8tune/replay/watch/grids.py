@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ COUNTS = tuple(range(1, 9))
 """The same of any other axis."""
 
 
-class _Noting(dict[str, Any]):
+class _Noting(UserDict[str, Any]):
     """The arguments of a launch as a grid gets them; notes which it reads. Heuristics are computed when they are read.
 
     A grid that unpacks it reads everything.
@@ -28,39 +29,21 @@ class _Noting(dict[str, Any]):
     def __init__(
         self, values: Mapping[str, Any], heuristics: Mapping[str, Callable[[Any], Any]], read: set[str]
     ) -> None:
-        super().__init__(values)
         self._heuristics, self._read = heuristics, read
-
-    def __missing__(self, name: str) -> Any:
-        if name not in self._heuristics:
-            raise KeyError(name)
-        self[name] = self._heuristics[name](self)
-        return self[name]
+        super().__init__(values)
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
-        return super().__getitem__(name)
+        if name not in self.data and name in self._heuristics:
+            self.data[name] = self._heuristics[name](self)
+        return self.data[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            return default
-
-    def keys(self) -> Any:
-        self._read.update(super().keys())
-        return super().keys()
+        return self[name] if name in self.data or name in self._heuristics else default
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def items(self) -> Any:
-        self.keys()
-        return super().items()
-
-    def values(self) -> Any:
-        self.keys()
-        return super().values()
+        self._read.update(self.data)
+        return iter(self.data)
 
 
 def grid_of(
