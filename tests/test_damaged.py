@@ -36,13 +36,10 @@ MUTANTS = int(os.environ.get("FP8TUNE_MUTANTS", "10"))
 """Damaged databases of each sort."""
 COMMANDS = (
     ("show",),
-    ("show", "--conflicts"),
     ("show", "--op", "grouped-mm"),
     ("export", "--arch", "sm_90", "--output", "table.py"),
     ("doctor",),
     ("report", "--output", "report.html"),
-    ("static-report",),
-    ("static-report", "--arch", "sm_90"),
     ("compare", "HEAD..HEAD", "--from-db", "--repo", str(ROOT)),
 )
 JUNK = (

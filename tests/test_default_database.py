@@ -105,7 +105,6 @@ def test_the_first_line_on_stderr_says_which_rows_are_read(base: Path, monkeypat
     [
         SHOW,
         ("export", "--arch", "sm_90", "--output", "table.py"),
-        ("static-report",),
         ("report", "--output", "report.html"),
         ("compare", "--from-db", "HEAD..HEAD", "--repo", str(ROOT), "--kernel", "colwise"),
         ("doctor",),

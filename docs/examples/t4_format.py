@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from fp8tune.records import Status
+from fp8tune.records import NamedInts, Status
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick
@@ -56,7 +56,7 @@ def results(kernel: KernelPicks, pick: Pick) -> dict[str, object]:
     return {"schema_version": "1.0.0", "metadata": {"timeunit": "milliseconds"}, "results": [*timed, *failed]}
 
 
-def arguments(kernel: KernelPicks, name: dict[str, int]) -> dict[str, object]:
+def arguments(kernel: KernelPicks, name: NamedInts) -> dict[str, object]:
     """Return a config as the kernel's launch takes it."""
     config = kernel.triton_config(name)
     return {**config.kwargs, **config.options}

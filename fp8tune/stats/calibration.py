@@ -43,11 +43,11 @@ def calibration_of(device: Device, measured: Mapping[Device, Mapping[str, float]
     own = dict(measured.get(device, {}))
     if is_calibrated(own):
         return own, True
-    calibrated = {other: values for other, values in measured.items() if is_calibrated(values)}
-    earlier = [values for other, values in calibrated.items() if _is_same_gpu(other, device)]
+    calibrations = {other: values for other, values in measured.items() if is_calibrated(values)}
+    earlier = [values for other, values in calibrations.items() if _is_same_gpu(other, device)]
     if earlier:
         return {**earlier[-1], **own}, True
-    peers = [values for other, values in calibrated.items() if are_peers(other, device)]
+    peers = [values for other, values in calibrations.items() if are_peers(other, device)]
     # The largest values ask for more processes rather than for fewer.
     largest = {name: max((values.get(name, 0.0) for values in peers), default=0.0) for name in SHARED}
     return {**{name: value for name, value in largest.items() if value}, **own}, False
@@ -108,9 +108,9 @@ def spreads(blocks: Sequence[Block]) -> dict[str, float]:
     The blocks' spread is the median process's: now and then a block takes several times as long, and one of four times
     among 360 would make 0.5 % look like 7 %.
     """
-    ordered = sorted((block.process, block.config.canonical, block.round, block.time_us) for block in blocks)
-    processes, configs, rounds = (len({row[place] for row in ordered}) for place in range(3))
-    logs = np.log([time_us for *_, time_us in ordered]).reshape(processes, configs, rounds)
+    rows = sorted((block.process, block.config.canonical, block.round, block.time_us) for block in blocks)
+    processes, configs, rounds = (len({row[place] for row in rows}) for place in range(3))
+    logs = np.log([time_us for *_, time_us in rows]).reshape(processes, configs, rounds)
     block_variance = float(np.median([_variance(of_process) for of_process in logs]))
     of_processes = np.array([list(of_config.values()) for of_config in process_values(blocks).values()])
     process_variance = max(0.0, _variance(of_processes) - block_variance / rounds)

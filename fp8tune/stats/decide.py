@@ -58,7 +58,7 @@ def decide(
     within the tie band of the fastest: the default, then canonical order. Nothing replaces the default that is not
     proven faster.
     """
-    return _decide(Pairs.of(values, default, axes, plan.alpha_per_look), current, default, plan)
+    return _decide(Pairs.compare(values, default, axes, plan.alpha_per_look), current, default, plan)
 
 
 def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, plan: MeasuringPlan) -> Decision:
@@ -81,7 +81,7 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
     """
     floor_us, plan = max(times.run.floor_us for times in _all(finals)), plan_of(finals)
     values = process_values(blocks_of(finals))
-    pairs = Pairs.of(values, default, axes, plan.alpha_per_look)
+    pairs = Pairs.compare(values, default, axes, plan.alpha_per_look)
     times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
     decision = replace(_decide(pairs, current, default, plan), times_us=times_us)
     if decision.time_us >= floor_us:
@@ -90,8 +90,8 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
     pick = pairs.configs.index(decision.pick)
     in_use = next((place for place in map(pairs.position, (current, default)) if place is not None), pick)
     if in_use != pick and pairs.lower[in_use, pick] <= tick:
-        stays = _unproven(pairs.configs[in_use], Verdict.UNRESOLVABLE, times_us, decision.processes)
-        return _explained(stays, Precedence.TOO_SHORT)
+        decision = _unproven(pairs.configs[in_use], Verdict.UNRESOLVABLE, times_us, decision.processes)
+        return _explained(decision, Precedence.TOO_SHORT)
     loss = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
     if loss < -tick:
         return decision
@@ -114,10 +114,10 @@ def decide_study(study: Study) -> Study:
 
 def _decide_coarse(study: Study) -> Decision:
     """Decide by one pass, which proves nothing: the bands apply to plain times."""
-    named = [result for result in study.results if result.config is not None] or list(study.results)
-    if not named:
+    candidates = [result for result in study.results if result.config is not None] or list(study.results)
+    if not candidates:
         raise ValueError(f"no timed result of {study.problem}")
-    best_us = min(result.value_us for result in named)
+    best_us = min(result.value_us for result in candidates)
     is_published = study.kind is Kind.PUBLISHED
     order = canonical_order(study.axes)
 
@@ -125,12 +125,12 @@ def _decide_coarse(study: Study) -> Decision:
         place = () if result.config is None else order(result.config)
         return *place, result.value_us, result.source, result.note
 
-    stays = [r for r in named if r.config == study.current and r.value_us <= best_us * (1 + PLAN.keep_band)]
-    if stays and not is_published and study.current is not None:
-        pick, precedence = stays[0], Precedence.CURRENT
+    holders = [r for r in candidates if r.config == study.current and r.value_us <= best_us * (1 + PLAN.keep_band)]
+    if holders and not is_published and study.current is not None:
+        pick, precedence = holders[0], Precedence.CURRENT
     else:
-        tied = [result for result in named if result.value_us <= best_us * (1 + PLAN.tie_band)]
-        pick, precedence = min(tied, key=rank), Precedence.TIED
+        ties = [result for result in candidates if result.value_us <= best_us * (1 + PLAN.tie_band)]
+        pick, precedence = min(ties, key=rank), Precedence.TIED
     verdict = Verdict.PUBLISHED if is_published else Verdict.QUICK
     times_us = study.coarse_us or {NamedInts(): pick.value_us}
     return _explained(_unproven(pick.config or NamedInts(), verdict, times_us, pick.figures), precedence)
@@ -155,11 +155,11 @@ def plan_of(finals: Finals) -> MeasuringPlan:
 
 def pairs_of(finals: Finals, default: NamedInts | None, axes: Axes) -> Pairs:
     """Compare all pairs of finalists, as :func:`decide_finals` does."""
-    return Pairs.of(process_values(blocks_of(finals)), default, axes, plan_of(finals).alpha_per_look)
+    return Pairs.compare(process_values(blocks_of(finals)), default, axes, plan_of(finals).alpha_per_look)
 
 
 def _all(finals: Finals) -> list[ProcessTimes]:
-    times = [one for of_config in finals.values() for one in of_config]
+    times = [process for processes in finals.values() for process in processes]
     if not times:
         raise ValueError("no finals")
     return times
@@ -181,11 +181,11 @@ def processes_to_settle(
     count = min(len(of_config) for of_config in finals.values())
     for total in totals:
         # A repeated process gets a new number: two with the same name would count as one.
-        repeated = {
+        repeats = {
             config: [replace(of_config[n % count], process=f"{n}") for n in range(total)]
             for config, of_config in finals.items()
         }
-        if not decide_finals(repeated, current, default, axes).needs_more:
+        if not decide_finals(repeats, current, default, axes).needs_more:
             return total
     return max(totals)
 

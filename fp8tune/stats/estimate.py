@@ -44,9 +44,9 @@ def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
     """
     if len(values) < 2 or not all(map(math.isfinite, values)):
         raise ValueError(f"an error needs two finite values, got {list(values)[:4]}")
-    ordered = sorted(values)
-    cut = int(trimmed_share * len(ordered))
-    middle = ordered[cut : len(ordered) - cut]
+    in_order = sorted(values)
+    cut = int(trimmed_share * len(in_order))
+    middle = in_order[cut : len(in_order) - cut]
     winsorized = [middle[0]] * cut + middle + [middle[-1]] * cut
     center = math.fsum(winsorized) / len(winsorized)
     squares = math.fsum((value - center) ** 2 for value in winsorized)

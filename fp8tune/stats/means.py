@@ -19,9 +19,9 @@ def trimmed_mean(values: Iterable[float]) -> float:
     It is the value of a block over its samples, and of a process over its blocks. Raises ValueError without values, and
     for one that is not finite.
     """
-    ordered = sorted(_finite(values))
-    cut = int(TRIMMED_SHARE * len(ordered))
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
+    in_order = sorted(_finite(values))
+    cut = int(TRIMMED_SHARE * len(in_order))
+    return statistics.fmean(in_order[cut : len(in_order) - cut])
 
 
 def median(values: Iterable[float]) -> float:
@@ -31,10 +31,10 @@ def median(values: Iterable[float]) -> float:
 
 def geomean(ratios: Iterable[float]) -> float:
     """Return the geometric mean, which is the right one for ratios. Raises ValueError for what is not positive."""
-    checked = _finite(ratios)
-    if min(checked) <= 0:
-        raise ValueError(f"a geometric mean needs positive values, got {min(checked)}")
-    return statistics.geometric_mean(checked)
+    numbers = _finite(ratios)
+    if min(numbers) <= 0:
+        raise ValueError(f"a geometric mean needs positive values, got {min(numbers)}")
+    return statistics.geometric_mean(numbers)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
@@ -46,9 +46,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, 
 
 
 def _finite(values: Iterable[float]) -> list[float]:
-    checked = [float(value) for value in values]
-    if not checked:
+    numbers = [float(value) for value in values]
+    if not numbers:
         raise ValueError("no values")
-    if infinite := [value for value in checked if not math.isfinite(value)]:
+    if infinite := [value for value in numbers if not math.isfinite(value)]:
         raise ValueError(f"not a finite number: {infinite[0]}")
-    return checked
+    return numbers

@@ -103,8 +103,8 @@ def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
 
     def order(config: NamedInts) -> tuple[object, ...]:
         values = dict(config.items())
-        declared = [(of.get(values[name], len(of)), values[name]) for name, of in places.items() if name in values]
-        return values.get("num_stages", 0), values.get("num_warps", 0), tuple(declared), config.canonical
+        ranks = [(at.get(values[name], len(at)), values[name]) for name, at in places.items() if name in values]
+        return values.get("num_stages", 0), values.get("num_warps", 0), tuple(ranks), config.canonical
 
     return order
 
@@ -124,11 +124,11 @@ class Pairs:
     quantile: float  # standard errors from the mean to its one-sided bound
 
     @classmethod
-    def of(cls, values: Values, default: NamedInts | None, axes: Axes, alpha: float) -> Pairs:
+    def compare(cls, values: Values, default: NamedInts | None, axes: Axes, alpha: float) -> Pairs:
         """Compare configs by their process values. ``alpha`` is shared among the rivals of one config."""
         by_process: dict[str, list[NamedInts]] = {}
-        for config, of_config in values.items():
-            for process in of_config:
+        for config, logs_of in values.items():
+            for process in logs_of:
                 by_process.setdefault(process, []).append(config)
         complete, processes = largest_block(by_process)
         order = canonical_order(axes)
@@ -166,10 +166,10 @@ class Pairs:
 
         If the default is not within the band, it must also be proven faster than the default, which is taken otherwise.
         """
-        tied = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band).tolist()
-        if default is None or default in tied:
-            return int(tied[0])
-        return next((int(place) for place in tied if self.lower[default, place] > 0), default)
+        ties = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band).tolist()
+        if default is None or default in ties:
+            return int(ties[0])
+        return next((int(place) for place in ties if self.lower[default, place] > 0), default)
 
     def is_contested(self, pick: int, band: float, sigmas: float) -> bool:
         """Return True if the pick, or a preferred config, lies near the edge of the tie band."""

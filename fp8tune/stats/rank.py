@@ -18,11 +18,11 @@ _REST = attrgetter("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mo
 
 def competing(pools: Iterable[Pool]) -> list[Pool]:
     """Return the pool that answers each question, and all pools that hold no times."""
-    timed: list[Pool] = []
+    with_times: list[Pool] = []
     rest: list[Pool] = []
     for pool in pools:
-        (timed if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
-    return _answers(timed) + rest
+        (with_times if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
+    return _answers(with_times) + rest
 
 
 def answering(pools: Iterable[Pool]) -> list[Pool]:

@@ -31,25 +31,25 @@ def choose_finalists(
     """
     if not coarse_us:
         return ()
-    ordered = sorted(coarse_us, key=canonical_order(axes))
-    logs = _round_centred([coarse_us[config] for config in ordered])
+    configs = sorted(coarse_us, key=canonical_order(axes))
+    logs = _round_centred([coarse_us[config] for config in configs])
     slowdowns = logs - logs.min()
     band = max(math.log1p(plan.screen_band), plan.screen_sigmas * _error_of_means(coarse_us.values()))
     fastest = [place for place in np.argsort(slowdowns, kind="stable").tolist() if slowdowns[place] <= band]
     chances = _chances(slowdowns, plan)
     likely = [place for place in np.argsort(-chances, kind="stable").tolist() if chances[place] > LEAST_CHANCE]
-    places = {place for place, config in enumerate(ordered) if config in always}
+    places = {place for place, config in enumerate(configs) if config in always}
     for place in (*fastest[: plan.fastest], *likely, *fastest):
         if len(places) < plan.finalists:
             places.add(place)
-    return tuple(ordered[place] for place in sorted(places))
+    return tuple(configs[place] for place in sorted(places))
 
 
 def _chances(slowdowns: Matrix, plan: MeasuringPlan) -> Matrix:
     """Return each config's chance to be within the tie band while no config before it is, in canonical order."""
-    tied = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
-    none_before = np.concatenate([[1.0], np.cumprod(1 - tied)[:-1]])
-    chances: Matrix = tied * none_before
+    chances_of_tie = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
+    none_before = np.concatenate([[1.0], np.cumprod(1 - chances_of_tie)[:-1]])
+    chances: Matrix = chances_of_tie * none_before
     return chances
 
 

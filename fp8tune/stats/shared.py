@@ -81,16 +81,16 @@ def choose_shared(studies: Iterable[Study], bound: float = BOUND, current: Named
 def choose_loss(losses: Sequence[Loss], bound: float = BOUND, current: NamedInts | None = None) -> Loss | None:
     """Choose as :func:`choose_shared` does, among configs in canonical order."""
     keep = 1 + PLAN.keep_band
-    stays = next((loss for loss in losses if loss.config == current), None)
+    holder = next((loss for loss in losses if loss.config == current), None)
     within = [loss for loss in losses if loss.worst <= bound]
-    if stays and stays.worst <= bound * keep:
+    if holder and holder.worst <= bound * keep:
         # Noise may carry a config over the edge of the bound, so others must clear it by the band.
-        edge = max(bound, stays.worst) / keep
-        within = [stays, *(loss for loss in within if loss.worst <= edge and loss is not stays)]
+        edge = max(bound, holder.worst) / keep
+        within = [holder, *(loss for loss in within if loss.worst <= edge and loss is not holder)]
 
     def least(among: Sequence[Loss], key: Callable[[Loss], float]) -> Loss:
         best = min(among, key=lambda loss: (key(loss), loss.mean))
-        return stays if stays and stays in among and key(stays) <= key(best) * keep else best
+        return holder if holder and holder in among and key(holder) <= key(best) * keep else best
 
     if within:
         return least(within, lambda loss: loss.mean)
@@ -121,8 +121,8 @@ class Regret:
 def regret(slowdowns: Iterable[float | None]) -> Regret:
     """Summarize held-out slowdowns."""
     values = list(slowdowns)
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return Regret(geomean(known) if known else None, max(known, default=None), len(values) - len(known))
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return Regret(geomean(finite) if finite else None, max(finite, default=None), len(values) - len(finite))
 
 
 def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest) -> list[HeldOut]:
@@ -131,11 +131,11 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
     The fallback config is chosen from the other ``studies`` of one kernel; it is the declared default where no config
     covers them. ``others`` are of devices that share these rows without a say in the fallback.
     """
-    chosen = [study for study in studies if study.is_usable]
-    if not chosen:
+    usable = [study for study in studies if study.is_usable]
+    if not usable:
         return []
-    losses, keys = Losses(chosen), [_key(study) for study in chosen]
-    everything = [*chosen, *(study for study in others if study.is_usable)]
+    losses, keys = Losses(usable), [_key(study) for study in usable]
+    everything = [*usable, *(study for study in others if study.is_usable)]
     held_out: list[HeldOut] = []
     for same_shape in grouped(everything, lambda study: study.problem.shape).values():
         left_out = frozenset(map(_key, same_shape))
@@ -144,8 +144,8 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
             best = choose_loss(losses.covering(rest))
             fallback = best.config if best else same_shape[0].default
             for study in same_shape:
-                near = nearest(study, left_out) or fallback
-                held_out.append(HeldOut(study, _slowdown(study, fallback), _slowdown(study, near)))
+                neighbour = nearest(study, left_out) or fallback
+                held_out.append(HeldOut(study, _slowdown(study, fallback), _slowdown(study, neighbour)))
     return held_out
 
 
@@ -213,16 +213,16 @@ def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: A
     order = canonical_order(axes)
     configs = sorted({config for row in slowdowns for config in row}, key=order)
     bound = 1 + within + 1e-12  # a ratio that is 1.02 but for rounding is within 2 %
-    near = [{config: loss for config, loss in row.items() if loss <= bound * min(row.values())} for row in slowdowns]
-    chosen: list[NamedInts] = []
-    while left := [row for row in near if row.keys().isdisjoint(chosen)]:
-        gains = {config: [row[config] for row in left if config in row] for config in configs}
-        chosen.append(max(configs, key=lambda config: (len(gains[config]), -max(gains[config], default=0.0))))
-    for config in list(chosen):
-        rest = [other for other in chosen if other != config]
-        if not any(row.keys().isdisjoint(rest) for row in near):
-            chosen = rest
-    chosen.sort(key=order)
-    best = [min((c for c in chosen if c in row), key=lambda c: row[c]) for row in slowdowns]
+    fits = [{config: loss for config, loss in row.items() if loss <= bound * min(row.values())} for row in slowdowns]
+    picks: list[NamedInts] = []
+    while uncovered := [row for row in fits if row.keys().isdisjoint(picks)]:
+        gains = {config: [row[config] for row in uncovered if config in row] for config in configs}
+        picks.append(max(configs, key=lambda config: (len(gains[config]), -max(gains[config], default=0.0))))
+    for config in list(picks):
+        rest = [pick for pick in picks if pick != config]
+        if not any(row.keys().isdisjoint(rest) for row in fits):
+            picks = rest
+    picks.sort(key=order)
+    best = [min((c for c in picks if c in row), key=lambda c: row[c]) for row in slowdowns]
     losses = tuple(row[config] / min(row.values()) for row, config in zip(slowdowns, best, strict=True))
-    return Cover(within, tuple(chosen), tuple(best), losses)
+    return Cover(within, tuple(picks), tuple(best), losses)

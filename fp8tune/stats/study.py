@@ -224,8 +224,8 @@ class Study:
     @cached_property
     def coarse_us(self) -> Mapping[NamedInts, float]:
         """Coarse time of each named config; the best of several rows that published the same one."""
-        ranked = sorted(self.results, key=lambda result: -result.value_us)
-        times = {r.config: r.value_us if r.coarse_us is None else r.coarse_us for r in ranked if r.config is not None}
+        results = sorted(self.results, key=lambda result: -result.value_us)
+        times = {r.config: r.value_us if r.coarse_us is None else r.coarse_us for r in results if r.config is not None}
         return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}
 
     @cached_property

@@ -15,10 +15,9 @@ from fp8tune.errors import UsageError
 
 @dataclass(frozen=True)
 class File:
-    """One file of an export."""
+    """One file of an export; the path is relative to the folder that the user names."""
 
     path: PurePosixPath
-    """Relative to the folder that the user names."""
     text: str
 
 
@@ -41,14 +40,9 @@ def read(path: Path) -> str | None:
 
 
 def update(path: Path, change: str | Callable[[str | None], str]) -> bool:
-    """Read a file, change its text and write it, in one step that excludes other writers.
+    """Read a file, change its text and write it, in one step that excludes other writers. Make its folder.
 
-    Args:
-        path: The file. Its folder is made.
-        change: The new text, or a function from the text before (None without a file) to it.
-
-    Returns:
-        True if the text changed.
+    ``change`` is the new text, or a function from the text before, None without a file. Return True if it changed.
     """
     with _reported(path, "written"), _draft(path) as draft:
         before = read(path)

@@ -14,14 +14,7 @@ _DTYPE = re.compile(r"(tl|torch)\.(u?int\d{1,2}|b?float\d{1,2}\w{0,12}|bool)", r
 
 
 def literal(value: object, modules: Mapping[str, str] = {}) -> str:
-    """Return the source of a value.
-
-    Args:
-        value: A number, text, None, sequence, or a recorded value such as ``{"dtype": "tl.float32"}``.
-        modules: Name of ``tl`` and ``torch`` in the source, where they are imported.
-
-    Raises UsageError if the value has no literal.
-    """
+    """Return the source of a recorded value. ``modules`` has the names of ``tl`` and ``torch`` in the source."""
     if value is None or isinstance(value, int):
         return repr(value)
     if isinstance(value, float):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fp8tune.errors import UsageError
 from fp8tune.tables.files import read, update
-from fp8tune.tables.launch_table import Entry, LaunchTable, Place, parse
+from fp8tune.tables.launch_table import Entry, LaunchTable, parse
 from fp8tune.tables.select import Selection
+from fp8tune_kernels.tables import Key
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Merged:
 
 def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Merged:
     """Put selected rows over those of a table. ``prune`` removes rows that the database could give and does not."""
-    before = {entry.place: entry for entry in old.entries}
+    before = {entry[:3]: entry for entry in old.entries}  # a table has one row of each kernel, device and key
     placed = [_placed(entry, before, selection) for entry in selection.table.entries]
-    selected = {entry.place: entry for entry in placed}
+    selected = {entry[:3]: entry for entry in placed}
     rest = {place: entry for place, entry in before.items() if place not in selected}
     prunable = {place: entry for place, entry in rest.items() if _is_known(entry, selection)}
     after = {**{place: entry for place, entry in rest.items() if not (prune and place in prunable)}, **selected}
@@ -53,11 +54,7 @@ def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Mer
 
 
 def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry: bool = False) -> tuple[Merged, bool]:
-    """Merge selected rows into the module at a path, in one step that excludes other writers.
-
-    Returns:
-        The merged table, and True if the text of the module changes. Nothing is written if ``is_dry``.
-    """
+    """Merge selected rows into a module, in one step that excludes other writers. Return True if its text changes."""
     results = []
 
     def change(text: str | None) -> str:
@@ -70,15 +67,11 @@ def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry:
         results.append(merge(before, selection, prune=prune))
         return results[-1].table.render()
 
-    if is_dry:
-        text = read(path)
-        is_changed = change(text) != text
-    else:
-        is_changed = update(path, change)
+    is_changed = change(text := read(path)) != text if is_dry else update(path, change)
     return results[-1], is_changed
 
 
-def _placed(entry: Entry, before: Mapping[Place, Entry], selection: Selection) -> Entry:
+def _placed(entry: Entry, before: Mapping[tuple[str, str, Key | None], Entry], selection: Selection) -> Entry:
     """Return a new row, or the same config as a row of its own device.
 
     A row for all devices that was chosen on a device without results here is not overwritten by another device's.

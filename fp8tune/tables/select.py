@@ -45,14 +45,13 @@ class Fallback:
     """The row for keys without a row, with the slowdowns that it leads to."""
 
     entry: Entry
-    studies: tuple[Study, ...]  # problems that it was chosen on
-    held_out: tuple[HeldOut, ...] = ()  # shapes that were left out in turn, under this row and the nearest key's
+    studies: Sequence[Study]  # problems that it was chosen on
+    held_out: Sequence[HeldOut] = ()  # shapes that were left out in turn, under this row and the nearest key's
 
     @property
     def worst(self) -> float:
         """Largest slowdown on the problems that it was chosen on."""
-        config = NamedInts(self.entry.config)
-        return max(study.slowdowns[config] for study in self.studies if config in study.slowdowns)
+        return max(study.slowdowns.get(NamedInts(self.entry.config), 1.0) for study in self.studies)
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,9 @@ class Selection:
 def select(
     studies: Sequence[Study], compiled: Sequence[Study], arch: str, current: CurrentTable = CurrentTable()
 ) -> Selection:
-    """Select the rows of an arch.
+    """Select the rows of an arch from decided studies.
 
-    Args:
-        studies: Decided studies.
-        compiled: Studies of configs that were compiled. A published config must compile here without spills.
-        arch: The arch; studies of others are ignored.
-        current: The table that launches use today.
+    A published config is taken only if its ``compiled`` results have no spills. ``current`` is used by launches today.
     """
     kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
     ours = [study for study in studies if study.device.arch == arch and study.kind in kinds]
@@ -108,8 +103,8 @@ class _KernelRows:
 
     def fill(self) -> None:
         """Fill the lists."""
-        devices = grouped(self._exportable(), lambda study: study.device.name)
-        devices = dict(sorted(devices.items(), key=lambda item: (-len(item[1]), item[0])))  # most problems first
+        groups = grouped(self._exportable(), lambda study: study.device.name).items()
+        devices = dict(sorted(groups, key=lambda item: (-len(item[1]), item[0])))  # most problems first
         measured = [study for group in devices.values() for study in group]
         for key, same_key in grouped(measured, _key).items():
             self._add_keyed(key, grouped(same_key, lambda study: study.device.name))
@@ -129,14 +124,15 @@ class _KernelRows:
         """Return finished measured studies of versions that are launched like the newest one."""
         measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
         complete = [study for study in measured if study.is_usable]
-        newest = _newest([*self.static, *self.studies])
-        alike = [study for study in complete if newest and study.lookup_key is not None and _is_alike(study, newest)]
+        newest = _interface(_newest([*self.static, *self.studies]))
+        keyed = [study for study in complete if study.lookup_key is not None]
+        alike = [study for study in keyed if newest and _interface(study.version) == newest]
         reasons = ("not swept to the end", "rows of an older kernel with other axes or keys")
         for before, after, reason in zip((measured, complete), (complete, alike), reasons, strict=True):
-            if omitted := [study for study in before if study not in after]:
+            if omitted := [str(study.problem.shape) for study in before if study not in after]:
                 more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
-                advice = f"{reason}: run fp8tune sweep --kernel {self.kernel} again"
-                self.notices.append(f"{omitted[0].problem.shape}{more} not exported, {advice}")
+                advice = f"run fp8tune sweep --kernel {self.kernel} again"
+                self.notices.append(f"{omitted[0]}{more} not exported, {reason}: {advice}")
         return alike
 
     def _add_keyed(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
@@ -152,8 +148,7 @@ class _KernelRows:
         if len(studies) > 1:
             if shared := choose_shared(studies, math.inf, studies[0].current):
                 return shared.config
-            problems = f"all {len(studies)} problems of {_key(studies[0])}"
-            self.notices.append(f"no config ran on {problems}: the first decides")
+            self.notices.append(f"no config ran on all problems of {_key(studies[0])}: the first decides")
         return studies[0].choice.pick
 
     def _device_loss(self, device: str, key: NamedInts | None) -> float:
@@ -174,11 +169,11 @@ class _KernelRows:
             own = choose_shared(group, current=self.current.config(self.kernel, device, None) or current)
             if own and _mean_slowdown(best.config, group) > self._device_loss(device, None) * own.mean:
                 entry = self._add(device, None, own.config, group)
-                self.fallbacks.append(Fallback(entry, tuple(group), tuple(hold_out(group, [], keyed))))
+                self.fallbacks.append(Fallback(entry, group, hold_out(group, [], keyed)))
             else:
                 served += group
         entry = self._add("", None, best.config, first)
-        self.fallbacks.append(Fallback(entry, tuple(first), tuple(hold_out(first, served, keyed))))
+        self.fallbacks.append(Fallback(entry, first, hold_out(first, served, keyed)))
 
     def _add_published(self, published: Sequence[Study]) -> None:
         """Take published configs, which timed other code, for keys that nobody measured."""
@@ -205,13 +200,12 @@ class _KernelRows:
             entry = self._add("", key, config, studies)
             self.entries[-1] = entry._replace(config=_declared_order(complete, version))
             if key is None:
-                self.fallbacks.append(Fallback(entry, tuple(studies)))
+                self.fallbacks.append(Fallback(entry, studies))
             return
         command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
         reason = "does not compile or spills" if results else f"was not compiled: run {command}"
-        where = "any other shape" if key is None else str(key)
-        shown = NamedInts(_declared_order(config, studies[0].version))
-        self.notices.append(f"the published config for {where} is not exported, {shown} {reason}")
+        where = key or "any other shape"
+        self.notices.append(f"the published config for {where} is not exported, {config} {reason}")
 
     def _add(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
         origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
@@ -235,9 +229,8 @@ def nearest_of(rows: Sequence[Row]) -> Nearest:
 
 def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
     """Return the geometric mean slowdown of a config; infinite if it has no time somewhere."""
-    if any(config not in study.times_us for study in studies):
-        return math.inf
-    return geomean(study.slowdowns[config] for study in studies)
+    slowdowns = [study.slowdowns.get(config, math.inf) for study in studies]
+    return math.inf if math.inf in slowdowns else geomean(slowdowns)
 
 
 def _origins(study: Study) -> frozenset[str]:
@@ -250,11 +243,8 @@ def _declared_order(config: NamedInts, version: KernelVersion | None) -> Key:
     return tuple((name, config[name]) for name in dict.fromkeys([*declared, *sorted(config)]))
 
 
-def _is_alike(study: Study, newest: KernelVersion) -> bool:
-    version = study.version
-    if version is None:
-        return False
-    return {name for name, _ in version.axes} == {name for name, _ in newest.axes} and version.key == newest.key
+def _interface(version: KernelVersion | None) -> object:
+    return version and ({name for name, _ in version.axes}, version.key)
 
 
 def _newest(studies: Sequence[Study]) -> KernelVersion | None:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from places import PLANTED
 from typer.testing import CliRunner
 
 from benchmarks import repeats
-from benchmarks.repeats import Outcome, Repeats
+from benchmarks.repeats import Outcome
 from fp8tune.cli import app
-from fp8tune.errors import UsageError
-from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.records import NamedInts, Problem
-from fp8tune.store.results import Store
 from fp8tune_kernels.tables import Table
 
 TIMER = "simulated:4"
-FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-"""Nine configs, and none runs on the simulated clock."""
 
 
 @pytest.fixture
@@ -46,58 +40,12 @@ def test_ten_of_ten_sweeps_give_the_table_again(shapes: str, capsys: pytest.Capt
     assert "re-sweeps with the same table, byte for byte: 10 of 10" in capsys.readouterr().out
 
 
-def test_sweeps_go_by_a_calibration_and_their_databases_can_be_kept(
-    shapes: str, calibrated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = tmp_path / "kept"
-    asked = ["--kernel", FAULTS, "--shapes", shapes, "--timer", TIMER, "--calibration", calibrated, "--keep", str(kept)]
-    assert repeats.main([*asked, "--scratch", "2", "--resweeps", "1"]) == 0
-    assert "the same pick from scratch: 1 of 1" in capsys.readouterr().out
-    assert {path.name for path in kept.glob("*.db")} == {"0.db", "1.db", "2.db"}
-    with pytest.raises(UsageError, match="exists"):
-        repeats.main(asked)  # never into what is there
-
-
-def test_nothing_begins_after_the_deadline(shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert repeats.main(["--kernel", FAULTS, "--shapes", shapes, "--timer", TIMER, "--deadline", "-1"]) == 3
-    assert "time is up: 10 of 10 from scratch are left out" in capsys.readouterr().err
-
-
-def test_a_calibration_is_of_this_device_and_nothing_else(shapes: str, calibrated: str, tmp_path: Path) -> None:
-    device = SimulatedBackend(TIMER).device
-    with Store.open(calibrated, writable=False) as store:
-        repeats.check_calibration(store, device)
-        with pytest.raises(UsageError, match="none of this device"):
-            repeats.check_calibration(store, replace(device, name="another"))
-    used = str(tmp_path / "used.db")
-    swept = CliRunner().invoke(
-        app, ["sweep", "--quick", "--kernel", FAULTS, "--timer", TIMER, "--shapes", shapes, "--db", used]
-    )
-    assert swept.exit_code == 0, swept.output
-    with Store.open(used, writable=False) as store, pytest.raises(UsageError, match="nothing was swept into"):
-        repeats.check_calibration(store, device)
-
-
 def test_what_changed_in_a_table_is_named() -> None:
     before = 'NEAREST = ()\nROWS = (\n    ("colwise", 1),\n    ("rowwise", 2),\n)\n'
     assert repeats.changed(before, before.replace("2", "3")) == ['-    ("rowwise", 2),', '+    ("rowwise", 3),']
     other_rule = before.replace("()", '("rowwise",)')
     assert repeats.changed(before, other_rule) == ["-NEAREST = ()", '+NEAREST = ("rowwise",)']
     assert repeats.changed(before, before) == []
-
-
-@pytest.mark.parametrize(
-    ("told", "code"),
-    [
-        (Repeats(20, 20, 90, 85, 1.01), 0),
-        (Repeats(19, 20, 90, 85, 1.01), 1),
-        (Repeats(20, 20, 90, 80, 1.01), 1),
-        (Repeats(20, 20, 90, 85, 1.02), 1),
-        (Repeats(0, 0, 0, 0, 1.0), 3),
-    ],
-)
-def test_the_exit_code_says_whether_picks_held(told: Repeats, code: int) -> None:
-    assert told.exit_code == code
 
 
 SMALL, LARGE = NamedInts(BLOCK_SIZE=64), NamedInts(BLOCK_SIZE=128)

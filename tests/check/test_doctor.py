@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from places import PUBLISHED_OPERATIONS
-from sqlalchemy import Engine, event
 
 from fp8tune.adapter import select_rows
 from fp8tune.check import doctor, machine, stored, tables
@@ -22,7 +20,6 @@ from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.store import location
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store, Versions
 from fp8tune_kernels.catalog import NAMES
 
@@ -64,13 +61,6 @@ def test_a_well_machine_has_nothing_to_mend() -> None:
 )
 def test_each_fault_of_a_machine_is_found(change: dict[str, object], level: Level, says: str) -> None:
     assert says in told(machine.check(replace(WELL, **change)), level)  # type: ignore[arg-type]
-
-
-def test_a_power_cap_is_normal_and_amd_numbers_its_reasons_otherwise() -> None:
-    capped = replace(WELL, telemetry=replace(WELL.telemetry, throttle_reasons=4))
-    assert told(machine.check(capped), Level.WARNING) == ""
-    amd = replace(capped, device=replace(H100, arch="gfx942"), telemetry=replace(WELL.telemetry, throttle_reasons=0x20))
-    assert told(machine.check(amd), Level.WARNING) == ""
 
 
 @pytest.mark.parametrize(
@@ -128,18 +118,6 @@ def test_a_sound_database_is_counted(database: Path) -> None:
         findings = stored.check_store(str(database), store)
     assert [finding.level for finding in findings] == [Level.OK]
     assert "sm_90 1 measured" in findings[0].what
-
-
-def test_published_operations_are_counted_and_the_impossible_ones_too(database: Path) -> None:
-    with Store.open(str(database)) as store:
-        import_file(store, PUBLISHED_OPERATIONS)
-        finding, *_ = stored.check_store(str(database), store)
-    assert (finding.level, finding.fix) == (Level.OK, "")
-    assert "sm_90 1 measured, 8 published of operations (1 impossible as printed)" in finding.what
-
-
-def test_a_missing_database_is_no_error(tmp_path: Path) -> None:
-    assert "fp8tune sweep" in told(doctor.check_database(str(tmp_path / "none.db")), Level.WARNING)
 
 
 def cut_off(text: bytes) -> bytes:
@@ -237,42 +215,6 @@ def test_the_versions_of_the_rows_are_held_against_those_installed(
     assert says in told(doctor.check_versions(TIMED, here), level)
 
 
-def test_the_versions_are_read_of_the_rows(database: Path) -> None:
-    assert told(doctor.check_base(str(database), WELL), Level.OK).count("torch 2.11.0+cu130 and triton 3.6.0: as") == 1
-    assert "install a wheel" in told(doctor.check_base(None, WELL), Level.WARNING)
-    database.write_bytes(noise(database.read_bytes()))
-    assert "is not a database" in told(doctor.check_base(str(database), WELL), Level.ERROR)
-
-
-@pytest.fixture
-def queries() -> Iterator[list[str]]:
-    """What is asked of any database from now on."""
-    asked: list[str] = []
-
-    def note(_c: object, _u: object, statement: str, *_: object) -> None:
-        asked.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    yield asked
-    event.remove(Engine, "before_cursor_execute", note)
-
-
-def test_without_a_name_the_base_is_asked_for_versions_alone(
-    database: Path, monkeypatch: pytest.MonkeyPatch, queries: list[str]
-) -> None:
-    monkeypatch.chdir(database.parent)
-    monkeypatch.setenv(location.BASE_VARIABLE, str(database))
-    with_base = doctor.diagnose()
-    asked = [query for query in queries if query.startswith("SELECT") and "sqlite_master" not in query]
-    of_versions = "SELECT DISTINCT devices.torch, devices.triton"
-    assert [query for query in asked if "trials" in query and not query.startswith(of_versions)] == []
-    queries.clear()
-    monkeypatch.setenv(location.BASE_VARIABLE, "")
-    without = doctor.diagnose()
-    assert queries == []  # nor is there an own one
-    assert len(with_base) == len(without)
-
-
 def test_the_users_own_database_is_looked_at(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(location.VARIABLE, str(database))
     found = doctor.check_own(location.own())
@@ -282,14 +224,6 @@ def test_the_users_own_database_is_looked_at(database: Path, monkeypatch: pytest
     )
     assert "table" not in " ".join(finding.what for finding in found)
     assert list(doctor.check_changed({"colwise": {tables.current_hashes()["colwise"]}, "somebodys": {"0"}})) == []
-
-
-def test_an_own_database_that_is_not_there_yet_is_no_fault(tmp_path: Path) -> None:
-    assert "your first sweep makes it" in told(doctor.check_own(str(tmp_path / "none" / "own.db")), Level.OK)
-    (tmp_path / "file").touch()
-    assert "FP8TUNE_DB" in told(doctor.check_own(str(tmp_path / "file" / "own.db")), Level.WARNING)
-    (tmp_path / "empty.db").touch()
-    assert "run fp8tune sweep" in told(doctor.check_own(str(tmp_path / "empty.db")), Level.WARNING)
 
 
 def test_a_damaged_own_database_has_a_way_back_without_git(database: Path) -> None:

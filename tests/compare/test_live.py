@@ -19,10 +19,10 @@ from places import PLANTED
 from fp8tune.compare import live, tree, verdicts
 from fp8tune.compare.comparison import Comparison, Revision
 from fp8tune.compare.options import CompareOptions, Configs
-from fp8tune.compare.rows import Plan, Row, Step, with_right_bytes, with_right_edges
+from fp8tune.compare.rows import Plan, Row, with_right_bytes, with_right_edges
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
-from fp8tune.errors import MachineError, UsageError
+from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.interpreter import InterpreterBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
@@ -146,34 +146,6 @@ def test_retuning_searches_both_sides(repository: Path) -> None:
 def test_the_same_seed_gives_the_same_verdicts(repository: Path) -> None:
     one, other = (contracts.comparison(compared(repository, "main..branch", "faster")) for _ in range(2))
     assert one == other
-
-
-def test_progress_counts_to_its_end(repository: Path) -> None:
-    options = CompareOptions(
-        revisions="main..main",
-        repository=repository,
-        kernels=(f"{repository}/same.py:SPEC",),
-        shapes=(str(repository / "one.toml"),),
-        blind=True,
-    )
-    events = list(live.compare(options, SimulatedBackend("simulated:1")))
-    timing = [event for event in events if isinstance(event, Step) and event.text == "timing"]
-    assert [event.done for event in timing] == [1, 2, 3, 4, 5, 6]
-    assert timing[-1].left_s == 0
-
-
-def test_a_side_that_does_not_load_is_one_line(repository: Path) -> None:
-    run(repository, "checkout", "-q", "-b", "broken")
-    commit(repository, same=version("same") + "raise ValueError('planted')\n")
-    run(repository, "checkout", "-q", "main")
-    with pytest.raises(UsageError, match=r"^broken \(.*planted") as raised:
-        compared(repository, "main..broken", "same")
-    assert "\n" not in str(raised.value)
-
-
-def test_no_gpu_is_one_line(repository: Path) -> None:
-    with pytest.raises(MachineError, match="no GPU"):
-        next(live.compare(CompareOptions(revisions="main..branch", repository=repository), InterpreterBackend()))
 
 
 # Bytes, which the simulated clock has none of

@@ -24,9 +24,8 @@ from servers import PASSWORD, Server
 
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.fleet import events, on_ray, ray_actor, worker
-from fp8tune.fleet.on_ray import RayFleet, numbered
-from fp8tune.fleet.ray_actor import RayWorker, Task, WorkerState, check_device, share
-from fp8tune.render.fleet import MOST_WORKERS, worker_lines
+from fp8tune.fleet.on_ray import RayFleet
+from fp8tune.fleet.ray_actor import RayWorker, Task, check_device
 from fp8tune.store.results import Store
 from fp8tune.store.units import Unit, UnitState
 from fp8tune.sweep import session
@@ -175,16 +174,6 @@ def each_has_its_own_gpu_and_cores(fleet: RayFleet) -> None:
 # Without a cluster
 
 
-def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    ended = fp8tune(
-        *("sweep", "--on", "ray", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1"),
-        *("--db", tmp_path / "none.db"),
-    )
-    assert ended.returncode == 2
-    assert "--on ray needs Ray: pip install 'fp8tune[ray]'" in ended.stderr
-
-
 class FakeRay:
     """A cluster as Ray tells of it."""
 
@@ -224,34 +213,6 @@ def begun(folder: Path) -> None:
     db = str(folder / "file.db")
     with Store.open(db, create=True) as store, RayFleet(db, store):
         pass
-
-
-def test_no_gpu_in_the_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(on_ray, "imported", lambda: FakeRay(("a", "10.0.0.1", 0, 64)))
-    with pytest.raises(MachineError, match="no GPU is in the Ray cluster"):
-        begun(tmp_path)
-
-
-def test_a_client_s_address_and_one_where_nothing_is_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://host:10001")
-    with pytest.raises(UsageError, match="give HOST:PORT"):
-        begun(tmp_path)
-
-
-def test_a_cluster_that_wants_a_token_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """``ray start --head`` wants one where an earlier Ray has left one in the home folder; it said "no Ray cluster"."""
-
-    class Guarded(FakeRay):
-        def init(self, **_: object) -> None:
-            ray_says = RuntimeError("Last connection error: ... Unauthenticated: RPC error: InvalidAuthToken")
-            raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379") from ray_says
-
-    monkeypatch.setattr(on_ray, "imported", lambda: Guarded())
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(MachineError, match=r"at 10.0.0.1:6379 wants its token: set RAY_AUTH_MODE=token"):
-        begun(tmp_path)
 
 
 def test_a_task_tells_nobody_its_url_or_password() -> None:
@@ -312,31 +273,3 @@ def test_fresh_processes_of_an_actor_do_not_run_rays_own_program(tmp_path: Path)
         said.append(ended.stdout)
     assert ["run again" in text for text in said] == [True, False]
     assert all("called" in text for text in said)
-
-
-@pytest.mark.parametrize(("cores", "places"), [(8, 1), (8, 2), (7, 3), (64, 8), (2, 8), (1, 1)])
-def test_cores_are_shared_out_whole(cores: int, places: int) -> None:
-    shares = [share(range(cores), place, places) for place in range(places)]
-    assert all(shares)
-    assert {core for each in shares for core in each} == set(range(cores)) or places > cores
-    if places <= cores:
-        assert sum(map(len, shares)) == cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_only_made_up_gpus_have_numbers() -> None:
-    assert [numbered(timer, 5) for timer in ("simulated:1.2", "simulated:1,gpu=0", "do_bench")] == [
-        "simulated:1.2,gpu=5",
-        "simulated:1,gpu=0",
-        "do_bench",
-    ]
-
-
-def test_many_workers_have_totals() -> None:
-    few = {f"host:ray-{n}": WorkerState("screen", f"colwise M={n}", 12, n) for n in range(MOST_WORKERS)}
-    assert len(list(worker_lines(few))) == MOST_WORKERS
-    many = {f"host:ray-{n}": WorkerState("finals" if n % 2 else "waiting", "", 0, 1) for n in range(64)}
-    *named, last = worker_lines(many)
-    assert len(named) == MOST_WORKERS - 1
-    assert last == "and 57 more: 29 finals, 28 waiting; 57 done"
-    assert list(worker_lines({})) == []

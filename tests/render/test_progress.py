@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.render.progress import Display, SweepProgress, duration, fitted
+from fp8tune.render.progress import Display, SweepProgress
 from fp8tune.sweep import events
 
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, E=16))
@@ -47,12 +46,6 @@ def test_both_lines_fit_however_long_the_text_is(width: int) -> None:
     assert max(map(cell_len, lines(screen))) <= width - 3  # ^C has room
 
 
-def test_a_config_is_shortened_from_the_left() -> None:
-    assert fitted("best 7 us", "LEAD=192 num_warps=4", 40) == "best 7 us  LEAD=192 num_warps=4"
-    assert fitted("best 7 us", "LEAD=192 num_warps=4", 30) == "best 7 us  … num_warps=4"
-    assert fitted("best 7 us", "LEAD=192 num_warps=4", 12) == "best 7 us"
-
-
 def test_a_pipe_gets_a_line_every_ten_seconds_and_none_before(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     with Display(clock=lambda: now, ticks=False) as display:
@@ -60,20 +53,6 @@ def test_a_pipe_gets_a_line_every_ten_seconds_and_none_before(capsys: pytest.Cap
             now += 1.0
             display.update("rows", done, 100, 100.0 - done)
     assert capsys.readouterr().err.splitlines() == ["rows: 10/100, 0:10, ETA 90 s", "rows: 20/100, 0:20, ETA 80 s"]
-
-
-def test_a_pipe_hears_of_what_takes_long_without_an_update(capsys: pytest.CaptureFixture[str]) -> None:
-    """A trial on the interpreter may take a minute."""
-    now = 0.0
-    with Display(clock=lambda: now) as display:
-        display.update("checking", 1, 4)
-        now = 11.0
-        until = time.monotonic() + 20
-        said = ""
-        while not said and time.monotonic() < until:
-            time.sleep(0.05)
-            said = capsys.readouterr().err
-    assert said == "checking: 1/4, 0:11\n"
 
 
 def done(stage: str = "screen", round: int = 0, process: str = "screen", time_us: float = 7.0) -> events.TrialDone:
@@ -127,32 +106,6 @@ def test_the_bar_never_goes_back() -> None:
             shares.append(progress.share())
     assert shares == sorted(shares)
     assert shares[-1] == 1
-
-
-def test_nothing_of_the_bar_is_left_when_it_ends() -> None:
-    screen = io.StringIO()
-    with Display(console=Console(file=screen, force_terminal=True, width=80), ticks=False) as display:
-        display.update("rows", 1, 2)
-        display.line("a line that stays")
-    assert screen.getvalue().count("\x1b[2K") >= 2
-    assert "rows" not in lines(screen)[-1]
-
-
-def test_a_narrower_terminal_has_its_broken_lines_wiped_off() -> None:
-    """Rich moves up by as many rows as it drew; the terminal has broken them into more."""
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
-    with Display(console=console, ticks=False) as display:
-        display.update("rows", 1, 2, detail="x" * 90)
-        before = len(screen.getvalue())
-        console.width = 60
-        display.draw()
-        assert screen.getvalue()[before:].count("\x1b[1A") == 1 + 2  # its own two lines, and two broken ones
-        display.draw()
-
-
-def test_durations() -> None:
-    assert (duration(90.4), duration(150.0)) == ("90 s", "2 min")
 
 
 SWEEP = ("sweep", "--kernel", f"{PLANTED / 'faults.py'}:SPEC", "--shapes", "tiny", "--timer", "simulated:5")

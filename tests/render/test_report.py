@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.text import Text
 
 from fp8tune.render.report import GAP, Report, blocks, left, right
 
@@ -53,26 +49,3 @@ def len_class(row: str) -> str:
 def test_a_pipe_gets_aligned_lines(capsys: pytest.CaptureFixture[str]) -> None:
     REPORT.print()
     assert capsys.readouterr().out == "title\nname   us\na|b     3\n<i>\\n   4\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("width", "header"), [(17, "name us spare"), (14, "name us")])
-def test_a_spare_column_stands_where_all_columns_fit(monkeypatch: pytest.MonkeyPatch, width: int, header: str) -> None:
-    report = replace(REPORT, columns=[*REPORT.columns, left("spare", str.upper)], spare=frozenset({"spare"}))
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setenv("COLUMNS", str(width))
-    report.print()
-    assert Text.from_ansi(terminal.getvalue()).plain.splitlines()[1].split() == header.split()
-
-
-def test_a_pipe_gets_no_spare_column_and_markdown_does(capsys: pytest.CaptureFixture[str]) -> None:
-    report = replace(REPORT, spare=frozenset({"us"}))
-    report.print()
-    assert "us" not in capsys.readouterr().out
-    report.print("markdown")
-    assert "| us |" in capsys.readouterr().out

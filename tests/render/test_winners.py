@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from database_rows import config, evidence, problem
 
@@ -26,20 +24,6 @@ def test_one_row_has_all_its_columns(capsys: pytest.CaptureFixture[str]) -> None
     assert "jagged" not in title
     assert dict(zip(header.split(), row.split(), strict=False))["BLOCK_SIZE"] == "64"
     assert header.endswith("  from")
-
-
-def test_markdown_says_where_the_next_best_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    print_winners(studies_of([evidence(10.0, config=config(64)), evidence(11.0, config=config(128))]), "markdown")
-    *_, header, _, row = capsys.readouterr().out.rstrip().splitlines()
-    assert header.endswith(" next best has |")
-    assert row.endswith(" BLOCK_SIZE 128 |")
-
-
-def test_rates_of_a_recorded_kernel_say_what_they_count(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not any("whole tensors" in line for line in printed(capsys, 2048))
-    recorded = replace(problem(), input_layout="recorded-0123456789ab")
-    print_winners(studies_of([evidence(10.0, of=recorded)]), "table")
-    assert capsys.readouterr().out.splitlines()[1].endswith("rates as if whole tensors were moved")
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ and a thousand take it ten seconds."""
 
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1200, "height": 900}
 
-ONE_MARK_A_ROW = [
-    ("overview", "overview-grid", "rect"),
-    ("limits", "limits-memory", "symbol"),
-    ("limits", "limits-shares", "rect"),
-]
-
 
 @pytest.fixture(scope="module")
 def content(committed: Path) -> Any:
@@ -69,41 +63,6 @@ def test_every_picture_of_a_view_is_drawn_and_a_phone_scrolls_down_alone(
     assert shared.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-@pytest.mark.parametrize(("view", "part", "kind"), ONE_MARK_A_ROW)
-def test_a_picture_has_as_many_marks_as_its_table_has_rows(shared: Opened, view: str, part: str, kind: str) -> None:
-    shared.show(view)
-    assert shared.marks(part, kind) == shared.rows(part) > 0
-
-
-def test_a_problem_has_a_dot_a_config_and_a_dot_a_block(shared: Opened, content: Any) -> None:
-    problem = with_finals(content)
-    shared.show(f"problem/{problem['id']}")
-    for part in ("configs", "finals"):
-        name = f"{problem['id']}-{part}"
-        assert shared.page.locator(f"[id='{name}'] g.mark-symbol.role-mark > path").count() == length(
-            content, problem, part
-        )
-
-
-def test_bands_and_roles_of_a_problem(shared: Opened, content: Any) -> None:
-    problem = with_finals(content)
-    shared.show(f"problem/{problem['id']}")
-    section = shared.page.locator(f"[id='{problem['id']}-configs']")
-    assert section.locator("g.mark-rect.role-mark > path").count() == 1  # the tie band
-    assert {"pick", "default", "finalist"} <= set(section.locator("g.role-legend text").all_text_contents())
-    assert shared.page.locator("dt", has_text="verdict").count() == 1
-
-
-def test_two_axes_are_chosen_below_the_picture(shared: Opened, content: Any) -> None:
-    problem = with_finals(content)
-    shared.show(f"problem/{problem['id']}")
-    section = shared.page.locator(f"[id='{problem['id']}-heat']")
-    before = section.locator("g.mark-text.role-mark text").count()
-    section.get_by_label("across").select_option(label="num_warps")
-    marks = f"document.querySelectorAll('[id=\"{problem['id']}-heat\"] g.mark-text.role-mark text').length"
-    shared.until(f"{marks} != {before}")
-
-
 def test_every_link_of_a_row_leads_to_its_problem(content: Any) -> None:
     known = {f"#problem/{problem['id']}" for problem in content["problems"]}
     linked = set()
@@ -115,24 +74,6 @@ def test_every_link_of_a_row_leads_to_its_problem(content: Any) -> None:
                     linked |= set(values["names"])
     assert linked == known
     assert len(known) == len(content["problems"])
-
-
-def test_a_row_leads_to_its_problem_and_back(shared: Opened) -> None:
-    shared.show("overview")
-    link = shared.page.locator("#overview-picks tbody a").first
-    target = link.get_attribute("href")
-    link.click()
-    shared.until(f"location.hash == '{target}' && !!document.getElementById('problem-picker')")
-    assert shared.page.locator("h2").inner_text() == shared.page.locator("#problem-picker option:checked").inner_text()
-    shared.page.go_back()
-    shared.until("document.querySelector('h2')?.textContent == 'Overview'")
-
-
-def test_a_dot_leads_to_its_problem(shared: Opened) -> None:
-    shared.show("limits")
-    shared.page.locator("#limits-shares g.role-mark > path").first.click(force=True)
-    shared.until("!!document.getElementById('problem-picker')")
-    shared.drawn()
 
 
 def test_filters_leave_the_rows_of_one_kernel(shared: Opened) -> None:
@@ -148,28 +89,6 @@ def test_filters_leave_the_rows_of_one_kernel(shared: Opened) -> None:
     shared.until("document.querySelector('h2')?.textContent == 'Limits'")
     shared.drawn()
     assert shared.marks("limits-memory", "symbol") == shared.rows("limits-memory")
-
-
-def test_words_filter_a_table_and_headers_sort_it(shared: Opened) -> None:
-    shared.show("overview")
-    section = shared.page.locator("#overview-picks")
-    section.get_by_label("Only rows with").fill("ambiguous")
-    cells = section.locator("tbody tr").all_inner_texts()
-    assert cells
-    assert all("ambiguous" in text for text in cells)
-    header = section.get_by_role("button", name="time, us")
-    header.click()
-    header.click()
-    assert section.locator("th[aria-sort]").get_attribute("aria-sort") == "descending"
-    times = [float(text.split("\t")[7].replace(",", "")) for text in section.locator("tbody tr").all_inner_texts()]
-    assert times == sorted(times, reverse=True)
-
-
-def test_a_link_that_leads_nowhere_says_so(shared: Opened) -> None:
-    shared.show("problem/0000000000")
-    assert shared.page.locator("h2").inner_text() == "Not in this report"
-    shared.show("<img src=x onerror=alert(1)>")
-    assert shared.page.locator("h2").inner_text() == "Not in this report"
 
 
 def test_the_keyboard_suffices(shared: Opened) -> None:
@@ -195,14 +114,6 @@ def test_contrast_roles_and_names(shared: Opened, content: Any, view: str) -> No
     assert faults(shared) == []
     shared.page.emulate_media(color_scheme="dark")
     assert faults(shared, ["color-contrast"]) == []  # nothing else differs: no script knows the theme
-
-
-def test_paper_shows_pictures_and_no_controls(shared: Opened) -> None:
-    shared.show("overview")
-    shared.page.emulate_media(media="print", color_scheme="dark")
-    assert not shared.page.locator("nav").is_visible()
-    assert shared.page.locator("#overview-grid svg").is_visible()
-    assert shared.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def faults(found: Opened, rules: Sequence[str] = ()) -> list[tuple[str, list[str]]]:

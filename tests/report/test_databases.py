@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 from browsing import Opened, opened
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
@@ -23,11 +23,10 @@ from servers import PASSWORD, on_both
 
 import fp8tune
 from fp8tune.adapter import read_studies, studies_of
-from fp8tune.commands.report import ReportFormat, ReportOptions, report
-from fp8tune.errors import MachineError, UsageError
+from fp8tune.commands.report import ReportOptions, report
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
-from fp8tune.report import changes, contents, page, step, views
+from fp8tune.report import contents, page, step, views
 from fp8tune.report.contents import Contents, Row
 from fp8tune.report.view import Column, Part, View, table
 from fp8tune.store.results import Store
@@ -148,36 +147,6 @@ def test_no_path_and_no_password_is_in_the_file(
     assert not [secret for secret in (str(tmp_path), PASSWORD, quote(PASSWORD, safe="")) if secret in text]
 
 
-@on_both
-def test_a_row_has_the_same_link_in_every_report(
-    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ids = []
-    for db, extra in ((str(tmp_path / "one.db"), []), (database, [problem(K=512)])):
-        with Store.open(db, create=True) as store:
-            finished_sweep(store, {of: {config(): 100.0} for of in [problem(), *extra]})
-        report(ReportOptions(db=db, output=tmp_path / "report.html"))
-        ids.append({one["id"] for one in content_of(tmp_path / "report.html")["problems"]})
-    assert ids[0] < ids[1]
-
-
-def test_what_is_not_shown_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "ALL", 2)
-    monkeypatch.setattr(contents, "DETAILED", 1)
-    with Store.open(str(tmp_path / "large.db"), create=True) as store:
-        finished_sweep(store, {problem(K=K): {config(): 100.0} for K in (512, 1024, 2048)})
-        sweep = begin(store, request="finals")
-        for round in range(4):
-            store.add(sweep, row(99.0, of=problem(K=2048), stage="final", process="final 00", round=round))
-        end_finals(store, sweep, problem(K=2048))
-        store.finish_sweep(sweep)
-    report(ReportOptions(db=str(tmp_path / "large.db"), output=tmp_path / "report.html"))
-    content = content_of(tmp_path / "report.html")
-    assert "2 of 3 problems are shown without their configs" in json.dumps(content["views"])
-    (detailed,) = (one for one in content["problems"] if one["parts"])
-    assert "K=2048" in detailed["title"]
-
-
 # The step
 
 
@@ -229,7 +198,7 @@ def hostile_contents(texts: list[str]) -> Contents:
                 for block in (32, 64)
             ]
             (found,) = studies_of(evidence)
-            rows.append(Row(found, text, contents.Explanation(found, {}, None)))
+            rows.append(Row(found, text, contents.Explanation(found)))
     return Contents(texts[0], rows, {(text, Kind.STATIC): 1 for text in texts}, left_out=texts[0])
 
 
@@ -354,57 +323,7 @@ def test_a_comparison_is_drawn_row_by_row(tmp_path: Path, browser: Browser) -> N
     found.page.context.close()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"rows": [{}]}', '{"before": 1, "after": 2, "rows": []}', "[" * 100_000, "\x00"]
-)
-def test_a_file_that_is_no_comparison_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "change.json").write_text(text)
-    with pytest.raises(UsageError, match=r"no JSON|no comparison"):
-        changes.view(changes.read(tmp_path / "change.json"))
-
-
 # Files
-
-
-def test_pictures_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Store.open(str(tmp_path / "one.db"), create=True) as store:
-        times = {config(block, warps): 100.0 + block + warps for block in (32, 64) for warps in (4, 8)}
-        finished_sweep(store, {problem(): times})
-    folder = tmp_path / "figures"
-    report(ReportOptions(kernels=("colwise",), format=ReportFormat.SVG, db=str(tmp_path / "one.db"), output=folder))
-    names = {path.name for path in folder.iterdir()}
-    assert {"overview-grid.svg", "limits-memory.svg", "lookups-losses.svg"} <= names
-    (dots,) = folder.glob("colwise-*-configs.svg")
-    text = dots.read_text("utf-8")
-    assert text.startswith("<svg")
-    assert "Every config" in text
-    assert text.count('aria-roledescription="point"') == 4
-    assert f"{len(names)} pictures" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"output": Path(".")}, "is a folder"),
-        ({"format": ReportFormat.SVG, "output": Path(__file__)}, "is a file"),
-        ({"compare": "a..b", "arch": "sm_90"}, "leave out --arch"),
-        ({"compare": "missing.json"}, "cannot read missing.json"),
-        ({"arch": "sm_9"}, "sm_9"),
-        ({"kernels": ("colwize",)}, "colwize"),
-        ({"device": "no such GPU"}, "no such GPU"),
-    ],
-)
-def test_a_misuse_is_one_line(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    with Store.open(str(tmp_path / "one.db"), create=True) as store:
-        finished_sweep(store, {problem(): {config(): 100.0}})
-    with pytest.raises(UsageError, match=re.escape(said)):
-        report(ReportOptions(**{"db": str(tmp_path / "one.db"), "output": tmp_path / "r.html", **options}))
-
-
-def test_without_what_draws_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MachineError, match="pip install altair"):
-        report(ReportOptions())
 
 
 def content_of(path: Path) -> Any:

@@ -8,13 +8,11 @@ from sqlalchemy import create_engine
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
 from fp8tune.store.columns import (
-    KERNEL,
     LARGEST,
     LINE,
     AxesJson,
     KeyNames,
     NamedIntsText,
-    ShapeText,
     Text,
     pack_samples,
     parse_named_ints,
@@ -32,11 +30,6 @@ named_ints = st.dictionaries(names, st.integers(0, LARGEST), max_size=6).map(Nam
 def test_samples_come_back_to_the_nanosecond(nanoseconds):
     samples = [value / 1000 for value in nanoseconds]
     assert unpack_samples(pack_samples(samples)) == tuple(samples)
-
-
-def test_samples_of_a_typical_block_are_small():
-    ticks = [(2_800 + (index * 7919) % 60) * 32 / 1000 for index in range(110)]
-    assert len(pack_samples(ticks)) < 200
 
 
 def test_damaged_samples_are_one_line():
@@ -104,34 +97,3 @@ def test_no_config_and_an_empty_config_differ():
     column = NamedIntsText()
     assert column.process_result_value(column.process_bind_param(None, DIALECT), DIALECT) is None
     assert column.process_result_value(column.process_bind_param(NamedInts(), DIALECT), DIALECT) == NamedInts()
-
-
-def test_axes_keep_their_order():
-    axes = (("BLOCK_SIZE", (64, 32)), ("num_warps", (4, 8)))
-    column = AxesJson()
-    assert column.process_result_value(column.process_bind_param(axes, DIALECT), DIALECT) == axes
-
-
-@pytest.mark.parametrize("text", ["[]x", "{}", '[["a b", [1]]]', '[["a", ["x"]]]', "[1]", "null", "3"])
-def test_other_axes_are_refused(text):
-    if text == "{}":
-        assert AxesJson().process_result_value(text, DIALECT) == ()
-        return
-    with pytest.raises(DatabaseError, match="declared grid"):
-        AxesJson().process_result_value(text, DIALECT)
-
-
-@pytest.mark.parametrize("name", ["colwise", "torchao.prototype.kernels.jagged_float8_scales:_kernel", "a:B.kernel"])
-def test_a_kernel_is_named_by_a_name_or_by_where_it_is_imported_from(name):
-    assert KERNEL.fullmatch(name)
-
-
-@pytest.mark.parametrize("name", ["", "a:", ":a", "a:b:c", "a/b:c", "a:../b", "a b:c", "a:" + "b" * 200])
-def test_what_names_no_kernel(name):
-    assert not KERNEL.fullmatch(name)
-
-
-@pytest.mark.parametrize("shape", [NamedInts(), NamedInts(n=2**31 - 1, m=2**31 - 1, k=2**31 - 1)])
-def test_a_recorded_launch_has_any_integers(shape):
-    column = ShapeText()
-    assert column.process_result_value(column.process_bind_param(shape, DIALECT), DIALECT) == shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import lzma
 import shutil
 import sqlite3
 import subprocess
@@ -13,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
 
 from fp8tune.adapter import read_studies
-from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Code, Facts, Kind, NamedInts, Row, Status, Subject, Telemetry
-from fp8tune.store import archives, compacting
-from fp8tune.store.compacting import Compacted, compact
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Code, Facts, Kind, Row, Status, Subject, Telemetry
+from fp8tune.store import compacting
+from fp8tune.store.compacting import compact
 from fp8tune.store.importing import import_file
 from fp8tune.store.outcomes import History
 from fp8tune.store.results import Store
@@ -199,29 +198,6 @@ def test_packed_rows_are_imported(path: Path, tmp_path: Path) -> None:
     assert rows(tmp_path / "ours.db") == before
 
 
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-40], lambda raw: raw[:60] + b"\0" * 40 + raw[100:]])
-def test_a_broken_archive_is_one_line(path: Path, tmp_path: Path, damage) -> None:
-    archive = tmp_path / "full.db.xz"
-    archives.write(path, archive)
-    archive.write_bytes(damage(archive.read_bytes()))
-    with Store.open(str(tmp_path / "ours.db"), create=True) as store:
-        with pytest.raises(DatabaseError, match=r"full\.db\.xz is damaged .*fetch it again"):
-            import_file(store, archive)
-        assert store.counts() == {}
-
-
-def test_an_archive_of_something_else_or_without_end_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = tmp_path / "full.db.xz"
-    archive.write_bytes(lzma.compress(b"no database" * 100))
-    with pytest.raises(DatabaseError, match="holds no database"), archives.unpacked(archive):
-        pass
-    monkeypatch.setattr(archives, "LARGEST_DATABASE", 100)
-    with pytest.raises(DatabaseError, match="comes to more than 100 bytes"), archives.unpacked(archive):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "left"), [("candidates:1", 16 - 4), ("trials:1", 16), ("sweeps:1", 4), ("configs:1", 17 - 4 - 1 - 1 - 1)]
 )
@@ -250,17 +226,6 @@ def test_a_damaged_packed_row_is_named_left_out_and_forgotten(path: Path, caplog
         assert store.unreadable() == {}
 
 
-def test_what_a_packed_row_refers_to_is_missed(path: Path) -> None:
-    compact(path, None, None)
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM workers WHERE process = 'final 01'")
-    with Store.open(str(path)) as store:
-        (name,) = store.unreadable()
-        assert name[0] == "workers"
-        store.forget([name])
-        assert store.unreadable() == {}
-
-
 def test_rows_that_cannot_be_read_stay_as_they_are(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE trials SET time_us = -1 WHERE id = 1")
@@ -268,13 +233,6 @@ def test_rows_that_cannot_be_read_stay_as_they_are(path: Path) -> None:
     assert done.problems == 2
     with Store.open(str(path), writable=False) as store:
         assert list(store.unreadable()) == [("trials", 1)]
-
-
-def test_rows_that_would_be_read_otherwise_stay_as_they_are(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = said(path)
-    monkeypatch.setattr(compacting, "packed_summaries", lambda pool: ())
-    assert compact(path, None, None).problems == 0
-    assert said(path) == before
 
 
 HOLDS = """
@@ -313,14 +271,6 @@ def test_what_breaks_off_leaves_the_file_and_nothing_beside_it(path: Path, monke
     assert [one.name for one in path.parent.iterdir()] == ["results.db"]
 
 
-def test_a_file_that_is_there_is_not_replaced(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("x")
-    for output, archive in ((tmp_path / "there", None), (None, tmp_path / "there")):
-        with pytest.raises(UsageError, match="is there already: give another name"):
-            compact(path, output, archive)
-    assert (tmp_path / "there").read_text() == "x"
-
-
 def test_the_committed_database_is_light() -> None:
     assert (ROOT / "results.db").stat().st_size <= LIMIT_BYTES
 
@@ -334,11 +284,3 @@ def test_the_committed_database_has_the_picks_of_its_rows_and_tables() -> None:
     """``fp8tune show`` takes three times as long to decide them. After an export: ``fp8tune doctor --repair``."""
     with Store.open(str(ROOT / "results.db"), writable=False) as store:
         assert picks.are_current(store)
-
-
-def test_a_report_counts(path: Path, tmp_path: Path) -> None:
-    done = compact(path, tmp_path / "small.db", None)
-    assert isinstance(done, Compacted)
-    assert done.bytes_after == (tmp_path / "small.db").stat().st_size
-    assert done.bytes_before == path.stat().st_size
-    assert KERNEL.default == NamedInts(BLOCK_SIZE=64, num_warps=4, num_stages=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -119,25 +118,6 @@ def test_a_replaced_file_beside_the_log_of_a_killed_writer(path: Path, how: str)
     assert not logs.beside(path)
 
 
-def test_rows_come_back_where_the_file_was_committed_on_what_is_no_branch_any_more(path: Path) -> None:
-    add(path, *(f"more {number}" for number in range(100)))
-    commit(path, "three")
-    kill_a_writer(path)
-    git(path.parent, "reset", "-q", "--hard", "HEAD~1")
-    assert [found.level for found in repair(str(path))] == [Level.OK, Level.OK]
-    assert processes(path) >= {"first", "second", "more 99", *KILLED}
-
-
-def test_rows_of_a_log_whose_file_is_nowhere_are_kept_aside(path: Path) -> None:
-    add(path, *(f"never committed {number}" for number in range(300)))
-    kill_a_writer(path)
-    REPLACED["checkout"](path)
-    levels = [found.level for found in repair(str(path))]
-    assert levels == [Level.OK, Level.WARNING]
-    assert processes(path) == {"first", "second"}
-    assert list(path.parent.glob("*.left-behind/results.db-wal"))
-
-
 def test_the_log_of_the_file_itself_is_taken_in(path: Path) -> None:
     kill_a_writer(path)
     with Store.open(str(path), writable=False) as store:
@@ -156,16 +136,6 @@ def test_a_file_that_is_replaced_under_a_writer_costs_no_row(path: Path) -> None
         with pytest.raises(DatabaseError, match=r"was replaced or removed .*fp8tune import"):
             store.add(sweep, row(process="too late"))
     assert processes(path) == {"first"}
-    assert processes(path.with_name("results.db.saved")) == {"first", "second", "mine"}
-    assert not logs.beside(path)
-
-
-def test_a_file_that_is_replaced_before_a_writer_closes_costs_no_row(path: Path) -> None:
-    store = Store.open(str(path))
-    store.add(begin(store), row(process="mine"))
-    REPLACED["reset"](path)
-    with pytest.raises(DatabaseError, match=r"results\.db\.saved"):
-        store.close()
     assert processes(path.with_name("results.db.saved")) == {"first", "second", "mine"}
     assert not logs.beside(path)
 
@@ -201,46 +171,3 @@ def test_a_rollback_journal_of_the_file_itself_is_rolled_back(path: Path) -> Non
     assert logs.foreign(path) is None
     add(path, "third")
     assert processes(path) == {"first", "second", "third"}
-
-
-def test_a_rollback_journal_of_another_file_is_set_aside(path: Path) -> None:
-    add(path, "third")
-    kill_in_a_rollback_journal(path)
-    REPLACED["reset"](path)
-    with pytest.raises(DatabaseError, match=r"results\.db-journal"):
-        Store.open(str(path))
-    repair(str(path))
-    assert {"first"} <= processes(path)
-    assert not logs.beside(path)
-
-
-def test_the_way_back_of_a_damaged_file_takes_the_log_away_too(path: Path) -> None:
-    """What an older fp8tune or the sqlite3 shell makes of it; then doctor's advice, word for word."""
-    kill_a_writer(path)
-    REPLACED["copy"](path)
-    connection = sqlite3.connect(path)
-    with contextlib.suppress(sqlite3.DatabaseError):
-        connection.execute("SELECT * FROM sqlite_master")
-    connection.close()  # the log's pages go into the file
-    Path(f"{path}-wal").write_bytes(b"what is left")
-    (finding, *_) = doctor.check_database(str(path))
-    assert finding.level is Level.ERROR
-    commands = finding.fix.partition(" for the rows")[0].replace("then ", "")
-    subprocess.run(commands, shell=True, check=True, cwd=path.parent, capture_output=True)
-    assert processes(path) == {"first", "second"}
-    assert not logs.beside(path)
-
-
-def test_beside_processes_that_open_and_close_no_log_is_taken_for_foreign(path: Path) -> None:
-    children = []
-    for number in range(2):
-        child = os.fork()
-        if child == 0:
-            for turn in range(5):
-                add(path, f"{number} {turn}")
-            os._exit(0)
-        children.append(child)
-    while children:
-        assert logs.foreign(path) is None
-        children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
-    assert len(processes(path)) == 12

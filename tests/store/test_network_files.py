@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import begin, config, finished_sweep, problem, row
-from hypothesis import given
-from hypothesis import strategies as st
+from database_rows import config, finished_sweep, problem
 
 from fp8tune.errors import DatabaseError
 from fp8tune.store import network_files
@@ -26,19 +24,6 @@ def escaped(path: str) -> str:
     return path
 
 
-@pytest.mark.parametrize(
-    ("type_", "is_network"),
-    [
-        *((name, True) for name in ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs")),
-        *((name, True) for name in ("fuse.sshfs", "fuse.ceph-fuse", "fuse.gcsfuse", "fuse.juicefs")),
-        *((name, False) for name in ("ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "9p", "virtiofs", "fuse", "")),
-        *((name, False) for name in ("fuse.fuse-overlayfs", "sshfs", "nfsd", "fuse.nfs", "fuseblk")),
-    ],
-)
-def test_types(type_: str, is_network: bool) -> None:
-    assert (network_files.network_type(type_) is not None) == is_network
-
-
 def test_the_longest_place_counts_and_of_two_at_one_place_the_last() -> None:
     mounts = "\n".join(
         [LOCAL, LINE.format("/data", "nfs4"), LINE.format("/data/local", "xfs"), LINE.format("/data/local", "lustre")]
@@ -53,31 +38,6 @@ def test_the_longest_place_counts_and_of_two_at_one_place_the_last() -> None:
         "/data/local": "lustre",
     }
     assert {path: network_files.mounted_type(path, mounts) for path in found} == found
-
-
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=8).filter(
-    lambda name: name not in (".", "..")
-)
-PLACES = st.lists(NAMES, max_size=4).map(lambda names: "/" + "/".join(names))
-
-
-@given(st.lists(st.tuples(PLACES, st.sampled_from(["nfs4", "ext4", "fuse.sshfs", "xfs"])), max_size=6), PLACES)
-def test_any_places_are_found_as_a_slow_search_finds_them(mounted: list[tuple[str, str]], path: str) -> None:
-    mounts = "\n".join(LINE.format(escaped(place), type_) for place, type_ in mounted)
-    expected = None
-    parents = [path, *map(str, Path(path).parents)] if path != "/" else ["/"]
-    for parent in parents:
-        here = [type_ for place, type_ in mounted if place == parent]
-        if here:
-            expected = here[-1]
-            break
-    assert network_files.mounted_type(path, mounts) == expected
-
-
-@given(st.text(max_size=200))
-def test_any_text_is_read(text: str) -> None:
-    network_files.mounted_type("/a/b", text)
-    network_files.mounted_type("/a/b", f"{LOCAL}\n{text}")
 
 
 @pytest.fixture
@@ -113,24 +73,6 @@ def test_a_file_there_is_read_and_never_written(shared: Path, tmp_path: Path) ->
     Store.open(str(link), writable=False).close()
 
 
-def test_a_file_that_another_host_writes_is_not_read(shared: Path, tmp_path: Path) -> None:
-    local, path = tmp_path / "local.db", shared / "results.db"
-    with Store.open(str(local), create=True) as store:
-        store.add(begin(store), row())
-        path.write_bytes(local.read_bytes())
-        with pytest.raises(DatabaseError, match="was not closed: let its writer end"):
-            Store.open(str(path), writable=False)
-
-
-def test_who_knows_better_says_so(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(network_files.VARIABLE, "1")
-    with Store.open(str(shared / "results.db"), create=True) as store:
-        assert store.add(begin(store), row())
-    monkeypatch.setenv(network_files.VARIABLE, "0")
-    with pytest.raises(DatabaseError, match="network file system"):
-        Store.open(str(shared / "results.db"))
-
-
 def test_a_command_ends_with_one_line(shared: Path) -> None:
     db = str(shared / "results.db")
     sweep = ("sweep", "--kernel", "colwise", "--shapes", "tiny", "--timer", "simulated:1")
@@ -139,8 +81,3 @@ def test_a_command_ends_with_one_line(shared: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.count("\n") <= 2
     assert "is on a network file system (nfs4)" in fp8tune(*sweep, "--db", db).stderr
-
-
-def test_without_mountinfo_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_files, "_MOUNTS", tmp_path / "missing")
-    assert network_files.type_of(tmp_path) is None

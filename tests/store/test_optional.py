@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from servers import on_both
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Evidence, NamedInts, Problem
-from fp8tune.store.columns import LARGEST_DOCUMENT
 from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
 from fp8tune.store.schema import OPTIONAL
@@ -134,17 +131,6 @@ def test_the_next_write_makes_them(older: Path) -> None:
     assert tables_of(older) >= NAMES
 
 
-def test_the_committed_database_is_read_in_place(tmp_path: Path) -> None:
-    committed = Path(__file__).parents[2] / "results.db"
-    with Store.open(str(committed), writable=False) as store:
-        assert store.recorded_launches() == {}
-    ours = tmp_path / "results.db"
-    shutil.copy(committed, ours)
-    with Store.open(str(ours)) as store:
-        store.record_launches({RECORDED: document()})
-        assert store.recorded_launches() == {RECORDED: document()}
-
-
 @on_both
 def test_an_import_brings_them_along(database: str, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.db"
@@ -154,70 +140,6 @@ def test_an_import_brings_them_along(database: str, tmp_path: Path) -> None:
         assert import_file(store, theirs).added == 2
         assert import_file(store, theirs).added == 0
     assert facts(database) == facts(theirs)
-
-
-@on_both
-def test_an_import_of_a_database_without_them_takes_nothing_away(db: str, tmp_path: Path) -> None:
-    older = tmp_path / "older.db"
-    with Store.open(str(older), create=True) as store:
-        filled(store)
-    execute(older, *(f"DROP TABLE {name}" for name in NAMES))
-    expected = facts(db)
-    with Store.open(db) as store:
-        import_file(store, older)
-    assert facts(db) == expected
-
-
-def test_the_order_of_imports_makes_no_difference(tmp_path: Path) -> None:
-    for number in range(3):
-        with Store.open(str(tmp_path / f"{number}.db"), create=True) as store:
-            filled(store, count=number, flops=number, check=f"tolerance 1e-{number}")
-    merged = []
-    for order in itertools.permutations(range(3)):
-        target = tmp_path / f"{order}.db"
-        shutil.copy(tmp_path / f"{order[0]}.db", target)
-        with Store.open(str(target)) as store:
-            for number in order[1:]:
-                import_file(store, tmp_path / f"{number}.db")
-        merged.append(facts(target))
-    assert all(one == merged[0] for one in merged)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "1", "[" * 100_000, '{"a":"' + "x" * LARGEST_DOCUMENT + '"}', None, b"\xff"]
-)
-def test_a_document_that_would_not_be_read_is_not_stored(tmp_path: Path, text: str) -> None:
-    with Store.open(str(tmp_path / "results.db"), create=True) as store:
-        with pytest.raises(DatabaseError, match="refused"):
-            store.record_launches({RECORDED: text})
-        assert store.recorded_launches() == {}
-
-
-@pytest.mark.parametrize(
-    ("statement", "name"),
-    [
-        ("UPDATE recorded_launches SET document = '{' WHERE id = 1", "recorded_launches:1"),
-        ("UPDATE recorded_launches SET document = CAST(x'ff' AS TEXT) WHERE id = 1", "recorded_launches:1"),
-        ("UPDATE problem_flops SET flops = -1", "problem_flops:1"),
-        ("UPDATE problem_flops SET flops = 'many'", "problem_flops:1"),
-        ("""UPDATE checks_used SET "check" = 'two' || char(10) || 'lines'""", "checks_used:1"),
-        ("UPDATE recorded_launches SET problem_id = 999 WHERE id = 1", "problems:999"),
-    ],
-)
-def test_a_damaged_row_costs_only_itself(
-    path: Path, statement: str, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Store.open(str(path)) as store:
-        store.record_launches({problem(): document()})
-    execute(path, "PRAGMA foreign_keys=OFF", statement)
-    with Store.open(str(path)) as store:
-        assert store.recorded_launches()[problem()] == document()
-        assert [item.times_us for item in evidence(store)] == [(100.0,), (50.0,)]
-        assert f"left out {name}" in caplog.text
-        assert list(store.unreadable()) == [(name.split(":")[0], int(name.split(":")[1]))]
-        store.forget(store.unreadable())
-        assert store.unreadable() == {}
-        assert len(evidence(store)) == 2
 
 
 @on_both

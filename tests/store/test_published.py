@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import itertools
 import shutil
-import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_rows import H100, config, finished_sweep, problem
-from hypothesis import given
-from hypothesis import strategies as st
 from places import PUBLISHED, PUBLISHED_OPERATIONS
 
-from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
+from fp8tune.errors import UsageError
 from fp8tune.records import Device, NamedInts, Published
 from fp8tune.store import published
 from fp8tune.store.importing import ImportReport, import_file, load
@@ -141,40 +136,3 @@ def test_a_bad_line_is_named_and_nothing_is_written(
         assert str(raised.value).startswith(f"{path} line ")
         assert "\n" not in str(raised.value)
     assert store.published() == []
-
-
-def test_a_header_that_lacks_a_column_is_named(tmp_path: Path, store: Store) -> None:
-    (tmp_path / "x.csv").write_text("source,recipe\n")
-    with pytest.raises(UsageError, match="line 1: the header lacks the column device"):
-        import_file(store, tmp_path / "x.csv")
-    with pytest.raises(UsageError, match="cannot be read"):
-        published.read_operations(tmp_path / "missing.csv")
-
-
-@given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=40)))
-def test_any_text_is_a_row_or_one_line(fields: dict[str, str]) -> None:
-    values = [(GOOD | fields)[name] for name in COLUMNS]
-    try:
-        row = published.read_line(Path("x.csv"), 2, COLUMNS, values, published._operation)
-    except Fp8tuneError as error:
-        assert "\n" not in str(error)
-        return
-    assert row.speedup > 0
-    with Store.open("sqlite://", create=True) as kept:
-        assert kept.add_published([row]) == 1
-        assert kept.published() == [row]
-
-
-@pytest.mark.parametrize("time", TIMES)
-def test_a_time_of_nothing_is_refused_whoever_wrote_it(tmp_path: Path, time: str) -> None:
-    path = tmp_path / "results.db"
-    with Store.open(str(path), create=True) as opened:
-        import_file(opened, PUBLISHED_OPERATIONS)
-        (row, *_) = opened.published()
-        with pytest.raises(DatabaseError, match="no time above 0"):
-            opened.add_published([replace(row, **{time: 0.0})])
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE published_operations SET {time} = 0 WHERE id = 1")
-    with Store.open(str(path), writable=False) as opened:
-        assert len(opened.published()) == 7
-        assert list(opened.unreadable()) == [("published_operations", 1)]

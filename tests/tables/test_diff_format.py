@@ -126,7 +126,7 @@ def test_a_pre_hook_that_has_a_name_stays() -> None:
     "configs", ["[C({}, pre_hook=lambda args: None)]", "[C({}, pre_hook=hook), C({}, pre_hook=b)]", "elsewhere()"]
 )
 def test_a_pre_hook_without_one_name_is_refused(configs) -> None:
-    with pytest.raises(UsageError, match="pre_hook .* is not one function of the module"):
+    with pytest.raises(UsageError, match=r"pre_hook .* is not one function of the module"):
         changed(f"{HEAD}{HOOK}@triton.autotune(configs={configs}, key=['n'])\n{JIT}", HOOKED)
 
 

@@ -65,22 +65,22 @@ def test_a_module_holds_the_rows_and_where_they_come_from() -> None:
     assert run(LaunchTable("sm_90").render()).ROWS == ()
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_a_table_that_is_cut_is_refused(arch: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = (SHIPPED / f"{arch}.py").read_text()
-    draw = random.Random(0)
-    rows = [match + 1 for match in range(len(whole)) if whole.startswith(",\n", match)]
-    for end in (0, len(whole) - 3, *draw.sample(rows, 13), *(draw.randrange(len(whole) - 2) for _ in range(25))):
-        with pytest.raises(ValueError):
-            user_tables.parsed(whole[:end])
-        (tmp_path / f"{arch}.py").write_text(whole[:end])
-        monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
-        user_tables.user_table.cache_clear()
-        with pytest.raises(ValueError, match="is no table"):
-            user_tables.user_table(arch)
-        with pytest.raises((SyntaxError, NameError, AttributeError)):  # as the shipped table is imported
-            _ = (module := run(whole[:end])).ROWS, module.NEAREST
+@pytest.mark.parametrize("place", range(40))
+def test_a_table_that_is_cut_is_refused(place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = (SHIPPED / "gfx942.py").read_text()
+    lines = [match + 1 for match in range(len(whole)) if whole.startswith("\n", match)][:-1]
+    draw = random.Random(place)
+    end = (0, len(whole) - 3, draw.choice(lines), draw.randrange(len(whole) - 2))[place if place < 2 else 2 + place % 2]
+    (tmp_path / "gfx942.py").write_text(whole[:end])
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
     user_tables.user_table.cache_clear()
+    with pytest.raises(ValueError, match="is no table"):
+        user_tables.user_table("gfx942")
+    user_tables.user_table.cache_clear()
+    with pytest.raises((SyntaxError, AttributeError)):  # as the shipped table is imported
+        _ = (module := run(whole[:end])).ROWS, module.NEAREST
+    with pytest.raises(UsageError, match="is no table"):
+        merge_file(tmp_path / "gfx942.py", Selection(LaunchTable("gfx942")))
 
 
 def test_any_order_of_rows_gives_the_same_bytes() -> None:

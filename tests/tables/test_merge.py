@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +117,7 @@ def test_exports_in_turn_lose_no_row_and_a_second_time_change_nothing(exports: l
     for is_h200, K, block in exports:
         selection = measured(K, device=H200 if is_h200 else H100, block=block)
         merged = merge(old, selection)
-        assert {entry.place for entry in merged.table.entries} >= {entry.place for entry in old.entries}
+        assert {entry[:3] for entry in merged.table.entries} >= {entry[:3] for entry in old.entries}
         assert merged.removed == ()
         again = merge(merged.table, selection)
         assert again.table.render() == merged.table.render()
@@ -222,11 +221,7 @@ def test_an_installed_fp8tune_writes_the_users_own_table(
     assert "FP8TUNE_TABLES is empty" in fp8tune("export", "--arch", "sm_90", "--db", toy).stderr
 
 
-@pytest.fixture(params=["sm_90", "gfx942"])
-def arch(request: pytest.FixtureRequest) -> Iterator[str]:
-    yield request.param
-
-
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
     text = (SHIPPED / f"{arch}.py").read_text()
     assert parse(text, arch).render() == text

@@ -113,8 +113,8 @@ def test_launches_with_one_key_get_the_config_whose_largest_slowdown_is_least(la
         (picks(ROW, kernel="missing"), "cannot import .*:missing: AttributeError"),
         (picks(({"dtype": "tl.float32"}, True, "", None)), "can be written"),
         (replace(picks(ROW), device=replace(made.H200, triton="3.5.1")), "measured under triton 3.5.1, and"),
-        (replace(picks(ROW), device=Device("interpreter")), "interpreter, which has no cache"),
-        (replace(picks(ROW), recorded=None), "has no triton.autotune: export it --for python"),
+        (replace(picks(ROW), device=Device("interpreter")), "on interpreter has no triton.autotune or no GPU"),
+        (replace(picks(ROW), recorded=None), "no GPU: export it --for python"),
     ],
 )
 def test_what_triton_would_not_read_is_refused_with_the_reason(kernel: KernelPicks, reason: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from fp8tune.export.selecting import Basis
-
 from fp8tune.check.finding import Level
 from fp8tune.check.lint import KeyVerdict
 from fp8tune.compare.verdicts import ChangeVerdict
@@ -24,7 +22,6 @@ WORDS: dict[str, type[StrEnum]] = {
     "`verdict` of a pick": Verdict,
     "`verdict` of `fp8tune compare`": ChangeVerdict,
     "`verdict` of `fp8tune lint`": KeyVerdict,
-    "`evidence` of a table's row": Basis,
     "`step` of a lookup": Step,
     "`level` of `fp8tune doctor`": Level,
 }

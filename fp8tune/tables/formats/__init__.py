@@ -6,16 +6,14 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import cast
 
 from fp8tune.errors import UsageError, one_line, unknown
 from fp8tune.tables.files import File
 from fp8tune.tables.picks import KernelPicks
 
 GROUP = "fp8tune.formats"
-
-DIFF = "diff"
-"""The format that changes a source file: see :mod:`fp8tune.tables.formats.diff`."""
-
+DIFF = "diff"  # the format that changes a source file
 _SHIPPED = {
     DIFF: "diff:FORMAT",
     "python": "python_file:FORMAT",
@@ -23,8 +21,7 @@ _SHIPPED = {
     "vllm": "by_size:VLLM",
     "sglang": "by_size:SGLANG",
     "hf": "by_size:HUGGING_FACE",
-}
-"""Formats that come with fp8tune. Modules are imported on demand: one of them needs Triton."""
+}  # modules are imported on demand: one of them needs Triton
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,7 @@ def load(name: str) -> Format:
     """Import a format. Raises UsageError if there is no such format, or it cannot be imported."""
     if name in _SHIPPED:
         module, _, attribute = _SHIPPED[name].partition(":")
-        shipped: Format = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        return shipped
+        return cast(Format, getattr(importlib.import_module(f"{__name__}.{module}"), attribute))
     points = metadata.entry_points(group=GROUP, name=name)
     if not points:
         raise unknown("format", name, names())

@@ -1,11 +1,8 @@
 """JSON files named by sizes and device, as Hugging Face kernels, vLLM and SGLang read them: one more size -> config.
 
-Hugging Face: docs/source/builder/triton-autotune.md of huggingface/kernels, and its example gemm-triton-autotune. Each
-kernel chooses the sizes in the name; the reader takes the nearest M.
-
-vLLM: ``get_config_file_name`` and ``get_moe_configs`` of its fused MoE. All of the H200 family are ``NVIDIA_H200``.
-SGLang: fused_moe_triton_config.py, with a blank in ``block_shape=[128, 128]``, and a folder for each version of Triton
-instead of the entry ``triton_version``.
+Hugging Face: triton-autotune.md of huggingface/kernels; each kernel chooses the sizes in the name. vLLM:
+``get_config_file_name``; all H200s are ``NVIDIA_H200``. SGLang: fused_moe_triton_config.py, with a blank in
+``block_shape=[128, 128]``, and a folder for each version of Triton instead of an entry ``triton_version``.
 """
 
 from __future__ import annotations
@@ -21,24 +18,13 @@ from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune.text import NAME, visible
 
-DTYPES = {
-    "bfloat16": "",
-    "float16": "",
-    "float32": "float32",
-    "int8": "int8_w8a8",
-    "float8_e4m3fn": "fp8_w8a8",
-    "float8_e4m3fnuz": "fp8_w8a8",
-}
+DTYPES = {"bfloat16": "", "float16": "", "float32": "float32", "int8": "int8_w8a8"}
+DTYPES |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), "fp8_w8a8")
 """Dtype of the activations -> its name in vLLM's and SGLang's file names."""
 
-_ORDER = ("E", "N", "K")
-"""Sizes that come first in Hugging Face's file names."""
-
-_NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-"""Names that the code of vLLM and SGLang takes from a config."""
-
-_BLOCK = ("block_n", "block_k")
-"""Sizes of weights that are quantized by blocks, written as ``block_shape``."""
+_ORDER = ("E", "N", "K")  # sizes that come first in Hugging Face's file names
+_NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # names that vLLM and SGLang take from a config
+_BLOCK = ("block_n", "block_k")  # sizes of weights that are quantized by blocks, written as block_shape
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
@@ -76,51 +62,44 @@ def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list
 
 def write_vllm(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Write a file for each E, N and dtype."""
-    (kernel,) = kernels
-    device = _device(kernel)
+    device = _device(kernels[0])
     family = "NVIDIA_H200" if "H200" in device.split("_") else device
-    path = _fused_moe_path(kernel, options, PurePosixPath(), family, ",")
-    return _files(kernel, options, "M", path, {"triton_version": kernel.device.triton})
+    head = {"triton_version": kernels[0].device.triton}
+    return _write_fused_moe(kernels[0], options, PurePosixPath(), family, ",", head)
 
 
 def write_sglang(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Write a file for each E, N and dtype, in a folder of the Triton version."""
-    (kernel,) = kernels
-    folder = PurePosixPath("configs", "triton_" + _file_name(kernel.device.triton).replace(".", "_"))
-    return _files(kernel, options, "M", _fused_moe_path(kernel, options, folder, _device(kernel), ", "), {})
+    version = _file_name(kernels[0].device.triton).replace(".", "_")
+    folder = PurePosixPath("configs", f"triton_{version}")
+    return _write_fused_moe(kernels[0], options, folder, _device(kernels[0]), ", ", {})
 
 
-def _fused_moe_path(
-    kernel: KernelPicks, options: Options, folder: PurePosixPath, device: str, comma: str
-) -> Callable[[Pick], PurePosixPath]:
+def _write_fused_moe(
+    kernel: KernelPicks, options: Options, folder: PurePosixPath, device: str, comma: str, head: Mapping[str, str]
+) -> list[File]:
     if options.dtype and not NAME.fullmatch(options.dtype):
         raise UsageError(f"--dtype {visible(options.dtype)!r} is no name: give one as vLLM does, such as fp8_w8a8")
-    for pick in kernel.picks:
-        if missing := [name for name in _NEEDED if name not in pick.config]:
-            advice = "vLLM and SGLang read configs of a fused MoE, use --for python"
-            raise UsageError(f"{kernel.kernel} has no {missing[0]}: {advice}")
+    missing = [name for name in _NEEDED for pick in kernel.picks if name not in pick.config]
+    if missing:
+        raise UsageError(f"{kernel.kernel} has no {missing[0]}, which fused-MoE kernels have: use --for python")
     dims = {*options.sizes, *(dim for pick in kernel.picks for dim in pick.problem.shape)}
-    has_blocks = dims.issuperset(_BLOCK)
+    blocks = _BLOCK if dims.issuperset(_BLOCK) else ()
 
     def path(pick: Pick) -> PurePosixPath:
-        in_dtype = pick.problem.in_dtype
-        if options.dtype is None and in_dtype not in DTYPES:
-            raise UsageError(f"vLLM has no name for the dtype {in_dtype or 'unknown'}: give --dtype, such as fp8_w8a8")
-        dtype = DTYPES[in_dtype] if options.dtype is None else options.dtype
+        dtype = DTYPES.get(pick.problem.in_dtype) if options.dtype is None else options.dtype
+        if dtype is None:
+            raise UsageError(f"vLLM has no name for the dtype {pick.problem.in_dtype}: give --dtype, such as fp8_w8a8")
         parts = [*(f"{name}={_size(pick, name, options)}" for name in ("E", "N")), f"device_name={device}"]
         parts += [f"dtype={dtype}"] if dtype else []
-        parts += [f"block_shape=[{comma.join(str(_size(pick, n, options)) for n in _BLOCK)}]"] if has_blocks else []
-        return folder / (_file_name(",".join(parts)) + ".json")
+        parts += [f"block_shape=[{comma.join(str(_size(pick, name, options)) for name in blocks)}]"] if blocks else []
+        return folder / f"{_file_name(','.join(parts))}.json"
 
-    return path
+    return _files(kernel, options, "M", path, head)
 
 
 def _files(
-    kernel: KernelPicks,
-    options: Options,
-    inside: str,
-    path: Callable[[Pick], PurePosixPath],
-    head: Mapping[str, str],
+    kernel: KernelPicks, options: Options, inside: str, path: Callable[[Pick], PurePosixPath], head: Mapping[str, str]
 ) -> list[File]:
     """Return the files: for each size inside, the config whose largest slowdown is least."""
     groups: dict[PurePosixPath, dict[int, list[Pick]]] = {}

@@ -21,12 +21,12 @@ from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 from fp8tune.stats.shared import Cover, cover
 from fp8tune.tables.files import File, read
-from fp8tune.tables.formats import Format, Options
+from fp8tune.tables.formats import Format
 from fp8tune.tables.literals import literal
 from fp8tune.tables.picks import KernelPicks, Pick
 
-BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)
-"""Other bounds on the loss, for the reader of a pull request."""
+BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)  # other bounds on the loss, for the reader of a pull request
+_DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,13 @@ def shrink(kernel: KernelPicks, within: float) -> Shrunk:
     return Shrunk(kernel, picks, chosen, tuple(others), wrong, before, headline, diff, tuple(notes))
 
 
-def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
-    """Write the diff as one file."""
-    return [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within).diff)]
-
-
 def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
     """Return the file that defines a kernel, and its path below the folder of the package. Nothing is imported."""
     module = kernel.name.partition(":")[0]
     parts = module.split(".")
     if not all(map(str.isidentifier, parts)):
         raise UsageError(f"{kernel.name} has no importable module: there is no source to change")
-    names = (PurePosixPath(*parts).with_suffix(".py"), PurePosixPath(*parts, "__init__.py"))
-    for name in names:
+    for name in (names := (PurePosixPath(*parts).with_suffix(".py"), PurePosixPath(*parts, "__init__.py"))):
         if kernel.file.endswith(f"/{name}") and Path(kernel.file).is_file():
             return Path(kernel.file), name
     spec = importlib.util.find_spec(parts[0]) or PathFinder.find_spec(parts[0], [str(Path.cwd())])
@@ -120,131 +114,119 @@ def _lines(text: str) -> list[str]:
 def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
     """Put other configs into the decorator of a kernel. Return the new source, and notes for the maintainer."""
     try:
-        tree = ast.parse(text)
+        source_text = _Source(text, name)
     except SyntaxError as error:
         raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}; mend the file") from None
-    names = _imported(tree)
-    call, value = _declared_configs(tree, names, kernel.name.rpartition(":")[2], name)
-    lines = _lines(text)
-    new = _config_list(value, lines, configs, tree, names, f"{name}:{value.lineno}")
-    if lines[value.lineno - 1].endswith("\r\n"):
-        new = new.replace("\n", "\r\n")
-    start, end = _offset(lines, value.lineno, value.col_offset), _offset(lines, value.end_lineno, value.end_col_offset)
-    changed = text[:start] + new + text[end:]
+    call = source_text.autotuner(kernel.name.rpartition(":")[2])
+    value = next((keyword.value for keyword in call.keywords if keyword.arg == "configs"), (*call.args, None)[0])
+    if value is None or isinstance(value, ast.Starred):
+        raise UsageError(f"{name}:{call.lineno}: @triton.autotune does not name its configs: see its **")
+    start, end = source_text.span(value)
+    changed = text[:start] + source_text.config_list(configs, value.lineno) + text[end:]
     try:
         compile(changed, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{name}:{value.lineno}: the list cannot be replaced ({error}): do it by hand") from None
-    if ast.dump(tree) == ast.dump(ast.parse(changed)):  # the same list in another style
+    if ast.dump(source_text.tree) == ast.dump(ast.parse(changed)):  # the same list in another style
         return text, ["the file has exactly these configs already"]
     notes = []
     elements = value.elts if isinstance(value, ast.List | ast.Tuple) else []
-    are_calls = bool(elements) and all(isinstance(element, ast.Call) for element in elements)
-    if are_calls and len(elements) != len(kernel.configs):
+    if all(isinstance(item, ast.Call) for item in elements) and len(elements) not in (0, len(kernel.configs)):
         notes.append(f"{name} lists {len(elements)} configs, {len(kernel.configs)} were recorded: record it again")
     if any(keyword.arg == "prune_configs_by" for keyword in call.keywords):
         notes.append("`prune_configs_by` stays: see that it leaves one of these configs for each key")
     return changed, notes
 
 
-def _offset(lines: Sequence[str], line: int | None, column: int | None) -> int:
-    """Return the position in the text; the parser counts columns in bytes of UTF-8."""
-    assert line is not None
-    assert column is not None
-    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+class _Source:
+    """A parsed file."""
 
+    def __init__(self, text: str, name: str) -> None:
+        self.tree, self.lines, self.name = ast.parse(text), _lines(text), name
+        self.names: dict[str, str] = {}  # imported name -> full name: tl -> triton.language
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.names[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
 
-def _imported(tree: ast.Module) -> dict[str, str]:
-    """Return the full name of each imported name: ``tl`` -> ``triton.language``."""
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                names[alias.asname or top] = alias.name if alias.asname else top
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def _is_triton(node: ast.AST, names: Mapping[str, str], attribute: str) -> bool:
-    """Return True for ``triton.ATTRIBUTE`` under whatever name the file has for it."""
-    root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
-    full = f"{names.get(root, '')}.{rest}".rstrip(".")
-    return full.startswith("triton.") and full.rpartition(".")[2] == attribute
-
-
-def _declared_configs(
-    tree: ast.Module, names: Mapping[str, str], attribute: str, file: str
-) -> tuple[ast.Call, ast.expr]:
-    """Return the call of ``triton.autotune`` for a function, and the value of its ``configs``."""
-    candidates: list[ast.expr] = []
-    name = attribute.rpartition(".")[2]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            candidates += node.decorator_list
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = triton.autotune(...)(function)
-            candidates += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
-    calls = [node for node in candidates if isinstance(node, ast.Call) and _is_autotune(node, names)]
-    if len(calls) != 1:
-        lines = f"several in lines {', '.join(str(call.lineno) for call in calls)}" if calls else "none"
-        raise UsageError(f"{file} must have one @triton.autotune on {attribute}, it has {lines}: change it by hand")
-    (call,) = calls
-    values = [keyword.value for keyword in call.keywords if keyword.arg == "configs"] or call.args[:1]
-    if not values or isinstance(values[0], ast.Starred):
-        raise UsageError(f"{file}:{call.lineno}: @triton.autotune of {attribute} does not name its configs: see its **")
-    return call, values[0]
-
-
-def _is_autotune(call: ast.Call, names: Mapping[str, str]) -> bool:
-    """Return True for Triton's decorator and those derived from it, such as flash-linear-attention's."""
-    has_configs = any(keyword.arg == "configs" for keyword in call.keywords)
-    return _is_triton(call.func, names, "autotune") or (has_configs and "autotune" in ast.unparse(call.func))
-
-
-def _config_list(
-    value: ast.expr,
-    lines: Sequence[str],
-    configs: Sequence[Config],
-    tree: ast.Module,
-    names: Mapping[str, str],
-    at: str,
-) -> str:
-    """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_triton(node.func, names, "Config")]
-    spellings = [ast.unparse(call.func) for call in calls]
-    spellings += [f"{name}.Config" for name, full in names.items() if full == "triton"]
-    spellings += [name for name, full in names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
-    if not spellings:
-        raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
-    hook = _pre_hook(calls, tree, names, at) if any(config.has_pre_hook for config in configs) else ""
-    modules = {full: name for name, full in names.items()}
-    if "triton" in modules:
-        modules.setdefault("triton.language", f"{modules['triton']}.language")
-    dtypes = {kind: modules[full] for kind, full in (("tl", "triton.language"), ("torch", "torch")) if full in modules}
-    line = lines[value.lineno - 1]
-    indent = line[: len(line) - len(line.lstrip(" \t"))]
-    rows = []
-    for config in configs:
-        kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
-        options = [f"{name}={int(number)}" for name, number in config.options.items()]
-        options += [f"pre_hook={hook}"] if config.has_pre_hook else []
-        rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),\n")
-    return "".join(["[\n", *rows, f"{indent}]"])
-
-
-def _pre_hook(calls: Sequence[ast.Call], tree: ast.Module, names: Mapping[str, str], at: str) -> str:
-    """Return the one expression that configs of the file have as ``pre_hook``, of names that the whole module has."""
-    hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
-    known = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)} | set(names)
-    used = {node.id for hook in hooks.values() for node in ast.walk(hook) if isinstance(node, ast.Name)}
-    own = {node.arg for hook in hooks.values() for node in ast.walk(hook) if isinstance(node, ast.arg)}
-    if len(hooks) != 1 or not used - own <= known:
-        raise UsageError(
-            f"{at}: the pre_hook of the configs is not one function of the module: export --for python, and use "
-            "fp8tune.pin, which adds it"
+    def span(self, node: ast.expr) -> tuple[int, int]:
+        """Return the positions of an expression in the text; the parser counts columns in bytes of UTF-8."""
+        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset))
+        start, end = (
+            sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
+            for line, column in ends
         )
-    return next(iter(hooks))
+        return start, end
+
+    def is_triton(self, node: ast.expr, attribute: str) -> bool:
+        """Return True for ``triton.ATTRIBUTE`` under whatever name the file has for it."""
+        root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
+        full = f"{self.names.get(root, '')}.{rest}".rstrip(".")
+        return full.startswith("triton.") and full.rpartition(".")[2] == attribute
+
+    def autotuner(self, attribute: str) -> ast.Call:
+        """Return the call of ``triton.autotune`` for a function, or of a decorator that somebody derived from it."""
+        candidates: list[ast.expr] = []
+        name = attribute.rpartition(".")[2]
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                candidates += node.decorator_list
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = triton.autotune(...)(f)
+                candidates += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
+        calls = [
+            node
+            for node in candidates
+            if isinstance(node, ast.Call)
+            if self.is_triton(node.func, "autotune")
+            or ("autotune" in ast.unparse(node.func) and any(keyword.arg == "configs" for keyword in node.keywords))
+        ]
+        if len(calls) != 1:
+            count = f"several in lines {', '.join(str(call.lineno) for call in calls)}" if calls else "none"
+            advice = f"it has {count}: change it by hand"
+            raise UsageError(f"{self.name} must have one @triton.autotune on {attribute}, {advice}")
+        return calls[0]
+
+    def config_list(self, configs: Sequence[Config], line: int) -> str:
+        """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
+        at = f"{self.name}:{line}"
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        calls = [node for node in nodes if self.is_triton(node.func, "Config")]
+        spellings = [ast.unparse(call.func) for call in calls]
+        spellings += [f"{name}.Config" for name, full in self.names.items() if full == "triton"]
+        spellings += [name for name, full in self.names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
+        if not spellings:
+            raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
+        hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
+        inside = [node for hook in hooks.values() for node in ast.walk(hook)]
+        functions = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)} | set(self.names)
+        parameters = {node.arg for node in inside if isinstance(node, ast.arg)}
+        strange = {node.id for node in inside if isinstance(node, ast.Name)} - functions - parameters
+        if any(config.has_pre_hook for config in configs) and (len(hooks) != 1 or strange):
+            raise UsageError(
+                f"{at}: the pre_hook of the configs is not one function of the module: export --for python, and use "
+                "fp8tune.pin, which adds it"
+            )
+        modules = {full: name for name, full in self.names.items()}
+        if "triton" in modules:
+            modules.setdefault("triton.language", f"{modules['triton']}.language")
+        dtypes = {kind: modules[full] for kind, full in _DTYPE_MODULES.items() if full in modules}
+        declaration = self.lines[line - 1]
+        indent = declaration[: len(declaration) - len(declaration.lstrip(" \t"))]
+        newline = "\r\n" if declaration.endswith("\r\n") else "\n"
+        rows = []
+        for config in configs:
+            kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
+            options = [f"{name}={int(number)}" for name, number in config.options.items()]
+            options += [f"pre_hook={next(iter(hooks))}"] if config.has_pre_hook else []
+            rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),{newline}")
+        return "".join([f"[{newline}", *rows, f"{indent}]"])
 
 
-FORMAT = Format(write, "in the folder above the package: git apply FILE, or patch -p1 < FILE", ("within",))
+FORMAT = Format(
+    lambda kernels, options: [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within).diff)],
+    "in the folder above the package: git apply FILE, or patch -p1 < FILE",
+    ("within",),
+)

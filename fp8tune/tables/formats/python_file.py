@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune.text import visible
 
 _IMPORTS = {"torch": "import torch", "tl": "import triton.language as tl"}
+_literal = functools.partial(literal, modules={module: module for module in _IMPORTS})
 _STRING = re.compile(r"'(?:\\.|[^'\\])*'" r'|"(?:\\.|[^"\\])*"')
 
 _TEXT = '''\
@@ -82,28 +84,27 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     names = _key_names(first)
     if any(_key_names(kernel) != names for kernel in kernels):
         raise UsageError(f"{first.kernel} was recorded with other keys on other devices: name one with --device")
-    table, evidence = [], []
+    table, evidence = "", ""
     for kernel in kernels:
         by_key = grouped(kernel.picks, lambda pick: _literal(pick.key))
         table += _block(kernel, {key: _config(kernel, shared_config(picks)) for key, picks in by_key.items()})
         evidence += _block(kernel, {key: _literal(_note(picks)) for key, picks in by_key.items()})
-    devices = ", ".join(kernel.device.name for kernel in kernels)
-    code = _STRING.sub("", "".join(table))
+    code = _STRING.sub("", table)
     text = _TEXT.format(
-        title=visible(f"{first.kernel} for {first.device.arch}, {devices}")[:500],
+        title=visible(f"{first.kernel} for {first.device.arch}")[:500],
         imports="".join(f"{line}\n" for module, line in _IMPORTS.items() if f"{module}." in code),
         key=_literal(names),
-        table="".join(table),
-        evidence="".join(evidence),
+        table=table,
+        evidence=evidence,
         kernel=_literal(first.kernel),
     )
     name = re.sub(r"\W+", "_", f"{first.bare_name}_{first.device.arch}", flags=re.ASCII)
     return [File(PurePosixPath(f"{f'_{name}' if name[:1].isdigit() else name}.py"), text)]
 
 
-def _block(kernel: KernelPicks, rows: Mapping[str, str]) -> list[str]:
-    lines = [f"        {key}: {value},\n" for key, value in rows.items()]
-    return [f"    {_literal(kernel.device.name)}: {{\n", *lines, "    },\n"]
+def _block(kernel: KernelPicks, rows: Mapping[str, str]) -> str:
+    lines = "".join(f"        {key}: {value},\n" for key, value in rows.items())
+    return f"    {_literal(kernel.device.name)}: {{\n{lines}    }},\n"
 
 
 def _note(picks: Sequence[Pick]) -> str:
@@ -112,9 +113,9 @@ def _note(picks: Sequence[Pick]) -> str:
 
 
 def _key_names(kernel: KernelPicks) -> tuple[str, ...]:
-    if kernel.recorded:
-        return (*kernel.recorded.key, "the dtype of each tensor")
-    return tuple(kernel.picks[0].study.lookup_key or ())
+    if kernel.recorded is None:
+        return tuple(kernel.picks[0].study.lookup_key or ())
+    return (*kernel.recorded.key, "the dtype of each tensor")
 
 
 def _config(kernel: KernelPicks, name: NamedInts) -> str:
@@ -123,10 +124,6 @@ def _config(kernel: KernelPicks, name: NamedInts) -> str:
     kwargs = ", ".join(f"{_literal(name)}: {_literal(value)}" for name, value in config.kwargs.items())
     options = "".join(f', "{name}": {int(value)}' for name, value in config.options.items())
     return f'{{"kwargs": {{{kwargs}}}{options}}}'
-
-
-def _literal(value: object) -> str:
-    return literal(value, {module: module for module in _IMPORTS})
 
 
 FORMAT = Format(write, "put the file beside the kernel; its docstring has the lines that use it", has_all_devices=True)

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,14 +52,10 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
 def _autotuner(kernel: KernelPicks) -> Any:
     """Return the kernel's Autotuner. Raises UsageError for one that Triton's cache cannot serve from here."""
     arch, measured, installed = kernel.device.arch, kernel.device.triton, metadata.version("triton")
-    other_triton = f"triton {measured}, and {installed}, installed here, makes other keys"
-    for is_unfit, problem in (
-        (not (kernel.recorded and kernel.recorded.is_autotuned), "has no triton.autotune: export it --for python"),
-        (arch not in ARCHES, f"was measured on {arch}, which has no cache of Triton's: export it --for python"),
-        (measured not in ("", installed), f"was measured under {other_triton}: export there, or {_ADVICE}"),
-    ):
-        if is_unfit:
-            raise UsageError(f"{kernel.kernel} {problem}")
+    if kernel.recorded is None or not kernel.recorded.is_autotuned or arch not in ARCHES:
+        raise UsageError(f"{kernel.kernel} on {arch} has no triton.autotune or no GPU: export it --for python")
+    if measured not in ("", installed):
+        raise UsageError(f"measured under triton {measured}, {installed} makes other keys: export there, or {_ADVICE}")
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
@@ -72,14 +67,11 @@ def _autotuner(kernel: KernelPicks) -> Any:
     while (inner := getattr(chain[-1], "fn", None)) is not None:
         chain.append(inner)
     autotuner: Any = next((item for item in chain if isinstance(item, Autotuner)), None)
-    if autotuner is None:
-        raise UsageError(f"{kernel.kernel} has no triton.autotune any more: record it again")
-    if not any(isinstance(item, JITFunction) for item in chain):
-        raise UsageError(f"{kernel.kernel} is interpreted here: unset TRITON_INTERPRET")
-    has_other_lists = any(pick.launch and pick.launch.configs for pick in kernel.picks)
+    if autotuner is None or not any(isinstance(item, JITFunction) for item in chain):
+        raise UsageError(f"{kernel.kernel} has no triton.autotune any more or is interpreted: record it again")
     for is_unfit, problem in (
         (autotuner.early_config_prune or autotuner.perf_model, "prunes its configs"),
-        (has_other_lists, "launches configs that its program sets"),
+        (any(pick.launch and pick.launch.configs for pick in kernel.picks), "launches configs that its program sets"),
         (any(config.pre_hook for config in autotuner.configs), "has a pre_hook"),
         (len(autotuner.configs) < 2, "has a single config"),
     ):
@@ -93,28 +85,10 @@ def _files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> list[F
     key = tuple(map(decoded, picks[0].key))
     if not key or not all(map(_is_plain, key)):
         raise UsageError(f"Triton does not cache the key {key!r}: {_ADVICE}")
-    name = kernel.device.name or kernel.device.arch
-    folder = PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", name).strip("_.") or "device")
-    timings = _timings(kernel, shared_config(picks), picks)
+    folder = PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", kernel.device.name).strip("_.") or kernel.device.arch)
+    chosen = shared_config(picks)
+    timings = {_triton_config(kernel, chosen): [picks[0].study.times_us[chosen] / 1000]}  # Triton launches the fastest
     return [File(folder / path, text) for path, text in _cached(autotuner, key, timings).items()]
-
-
-def _timings(kernel: KernelPicks, chosen: NamedInts, picks: Sequence[Pick]) -> dict[Any, list[float] | None]:
-    """Return the mean time of each config over the launches in ms, the chosen one first.
-
-    Triton launches the fastest, so configs as fast as the chosen one are left out. Without a time it stands alone.
-    """
-    first, *others = (pick.study.times_us for pick in picks)
-    times_us = {
-        config: fmean([time_us, *(times[config] for times in others)])
-        for config, time_us in first.items()
-        if all(config in times for times in others)
-    }
-    best_us = times_us.get(chosen, math.inf)
-    slower = {config: time_us for config, time_us in times_us.items() if best_us < time_us < math.inf}
-    first_timing = [best_us / 1000] if chosen in times_us else None
-    others_timings = {_triton_config(kernel, config): [time_us / 1000] for config, time_us in slower.items()}
-    return {_triton_config(kernel, chosen): first_timing, **others_timings}
 
 
 def _triton_config(kernel: KernelPicks, name: NamedInts) -> Any:
