@@ -26,7 +26,7 @@ class Storage:
     arguments: tuple[Tensor, ...]
     is_written: bool
     is_kept: bool
-    """Whether its first contents count: it is read, only in part an argument, or nobody knows."""
+    """True if its first contents count: it is read, only in part an argument, or nobody knows."""
 
     @cached_property
     def dtype(self) -> Any:
@@ -36,12 +36,12 @@ class Storage:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether the memory is one row of elements that the arguments are views of."""
+        """True if the memory is one row of elements that the arguments are views of."""
         return not _are_alike(self.arguments)
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has one value throughout, which is no input for a check of contents."""
+        """True if it has one value throughout, which is no input for a check of contents."""
         return all(_constant(item) is not None for item in self.arguments)
 
     @property
@@ -97,14 +97,14 @@ class Case:
     """``reset_to_zero``: the caller hands these over as zeros."""
     restored: frozenset[str] = frozenset()
     is_exact: bool = False
-    """Whether sums of values are to be exact: ``check="exact-inputs"``."""
+    """True if sums of values are to be exact: ``check="exact-inputs"``."""
     untouched: dict[int, Any] = field(default_factory=dict)
     """Output -> the elements that the config declared first leaves as they are: no other config may write them."""
     _named: tuple[Any, ...] = ()
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
-        """In the order of the arguments."""
+        """Memory of the launch, in the order of the arguments."""
         groups: dict[int, list[Tensor]] = {}
         for argument in self.launch.tensors:
             groups.setdefault(argument.storage, []).append(argument)

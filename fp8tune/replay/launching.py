@@ -88,7 +88,7 @@ class Launcher:
 
     @property
     def has_hook(self) -> bool:
-        """Whether the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
+        """True if the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
         return bool(getattr(self.autotuner, "user_defined_pre_hook", False))
 
     def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:

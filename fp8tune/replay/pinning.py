@@ -101,7 +101,7 @@ class _Read:
 
     source: str
     devices: Mapping[str, Mapping[Key, Any]]
-    """By device name; ``""`` for every device."""
+    """Device name, or ``""`` for every device -> key -> arguments of ``triton.Config``."""
     evidence: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     """The arguments of a key."""

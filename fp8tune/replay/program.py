@@ -28,7 +28,7 @@ class Ended:
     """A program that has ended."""
 
     exit_code: int
-    """As a shell has it: 128 and the signal's number for one that a signal ended."""
+    """Exit code; 128 and the signal's number for a program that a signal ended, as in a shell."""
     recording: Recording | None
     """None where no process imported Triton."""
 

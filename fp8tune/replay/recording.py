@@ -36,7 +36,7 @@ class Tensor:
     """``bfloat16``, without ``torch.``"""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements."""
+    """Elements from an index to the next one."""
     alignment: int = 16
     """The largest power of two, at most 16, that divides the address."""
     storage: int = 0
@@ -44,13 +44,13 @@ class Tensor:
     offset: int = 0
     """Elements from the first that any argument in the same storage has."""
     is_loaded: bool | None = None
-    """Whether the compiled code reads it; None if unknown."""
+    """True if the compiled code reads it; None if unknown."""
     is_stored: bool | None = None
-    """Whether the compiled code writes it; None if unknown. An atomic reads and writes."""
+    """True if the compiled code writes it; None if unknown. An atomic reads and writes."""
     values: tuple[int, ...] | None = None
     """All elements of a small integer tensor, in row-major order."""
     packed: str = ""
-    """The same of a larger one, see :func:`pack`."""
+    """All elements of a larger integer tensor, see :func:`pack`."""
     least: float | None = None
     most: float | None = None
     """Extremes of the finite elements; None if nothing was read, as in the capture of a CUDA graph."""
@@ -63,7 +63,7 @@ class Tensor:
     constant: Value = None
     """The value of all elements of a floating-point tensor, infinities and NaN included; None where they differ."""
     is_sorted: bool = False
-    """Whether an integer tensor never decreases, as group ends do."""
+    """True if an integer tensor never decreases, as group ends do."""
     descriptor: tuple[int, ...] | None = None
     """The block shape, where the argument is a TensorDescriptor."""
 
@@ -74,7 +74,7 @@ class Tensor:
 
     @property
     def is_integer(self) -> bool:
-        """Whether elements are integers or flags."""
+        """True if elements are integers or flags."""
         return not self.dtype.startswith(("float", "bfloat", "complex"))
 
 
@@ -146,7 +146,7 @@ class Launch:
     """Launches that differ in nothing but the values of tensors."""
 
     arguments: tuple[Argument, ...]
-    """In the order of the kernel's parameters, without those that the config sets."""
+    """All but those that the config sets, in the order of the kernel's parameters."""
     grid: Grid
     key: tuple[Value, ...] = ()
     """The key under which an autotuner looks its config up: values of key arguments, then the dtype of each tensor."""
@@ -161,9 +161,9 @@ class Launch:
     configs: tuple[Config, ...] | None = None
     """The autotuner's list at this launch, where the program had set another one than the declared."""
     in_graph: bool = False
-    """Whether no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
+    """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
     is_traced: bool = False
-    """Whether torch.compile traced it: the program launched a copy of the kernel."""
+    """True if torch.compile traced it: the program launched a copy of the kernel."""
     addresses: tuple[str, ...] | None = None
     """Arguments whose integers become pointers in the compiled code (None: unknown). Such a launch cannot be repeated:
     the addresses are those of a process that has ended."""
@@ -241,7 +241,7 @@ class Kernel:
     key: tuple[str, ...] = ()
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
-    """As declared, in their order; then those that a launch had beside them."""
+    """Declared configs in their order; then those that a launch had beside them."""
     pruner_configs: tuple[Config, ...] = ()
     """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
     swept; empty in its file."""

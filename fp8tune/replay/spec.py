@@ -45,16 +45,16 @@ class RecordedSpec(KernelSpec):
     """The spec of a kernel that has none."""
 
     kernel: Kernel = field(default_factory=lambda: Kernel(""))
-    """As recorded; a bare function with the configs that its launches have."""
+    """The recorded kernel; a bare function has the configs of its launches."""
     launches: Mapping[Problem, Launch] = field(default_factory=dict)
     module: str = ""
     """The module that defines its function, in this process."""
     agrees: bool = False
-    """Whether right is what the config declared first gives: no reference was named."""
+    """True if outputs are compared with the first config, because no reference was named."""
     untried_sizes: str = ""
     """The reason why nothing is checked on other sizes than were recorded; empty where it is."""
     has_odd_sizes: bool = False
-    """Whether any launch is checked on other sizes."""
+    """True if any launch is checked on other sizes."""
     hook: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None] | None = None
     """``(config, inputs, outputs)``, called after ``prepare``: the kernel's own ``pre_hook``."""
     unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None

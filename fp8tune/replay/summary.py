@@ -31,7 +31,7 @@ class Row:
 
     @property
     def is_sweepable(self) -> bool:
-        """Whether a sweep can make launches of it."""
+        """True if a sweep can make launches of it."""
         return bool(self.distinct) and not self.refusal
 
 

@@ -38,7 +38,7 @@ class Use(NamedTuple):
     is_stored: bool = False
     """An atomic does both."""
     is_address: bool = False
-    """Whether the argument is an integer, or holds values, that become pointers."""
+    """True if the argument is an integer, or holds values, that become pointers."""
 
 
 Usage = Mapping[str, Use]

@@ -17,7 +17,7 @@ MOST_ENTRIES = 4096
 LARGEST_POWER = {1: 16, 2: 13}
 """Number of axes -> the power of two up to which an axis of blocks is widened; 10 for more axes."""
 COUNTS = tuple(range(1, 9))
-"""The same of any other axis."""
+"""Values beside the declared ones of any other axis."""
 
 
 class _Noting(UserDict[str, Any]):

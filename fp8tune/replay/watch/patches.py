@@ -20,7 +20,7 @@ STRIDES = (5, 11, 3, 8, 13, 2, 7)
 """Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 7 in the mean."""
 
 _tuning = threading.local()
-"""Per thread: whether an autotuner's launch is going on."""
+"""Depth of the autotuners' launches that are going on in a thread."""
 
 
 def patch_autotuner(module: ModuleType) -> None:
@@ -152,7 +152,7 @@ def _marked_as_tuning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tuned_without_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """On Triton's interpreter nothing can be timed: an unknown key takes the first config."""
+    """Return ``run`` that gives an unknown key the first config on Triton's interpreter, where nothing can be timed."""
     from triton import knobs
 
     if not knobs.runtime.interpret:
