@@ -100,7 +100,7 @@ ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=
             by_size.write_hugging_face,
             made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD), kernel=ODD),
             {},
-            "more than JSON values",
+            "have a pre_hook: export --for python",
         ),
     ],
 )
