@@ -220,7 +220,7 @@ def formats() -> Values:
 def planted_faults() -> Values:
     """List what the checks say of planted faults: of a kernel in plain torch, and of copies of our kernels."""
     folder = printed.ROOT / "tests"
-    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --trial-timeout 5 --format json"
+    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --trial-timeout 20 --format json"
     _, text, _ = run(f"{command} --db faults.db")
     rows = [row for row in document(text) if "config" in row]
     values = {f"FAULT={row['config']['FAULT']}": f"{row['status']}: {_plain(row['reason'])}" for row in rows}

@@ -7,8 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -57,4 +55,6 @@ def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
 @functools.cache
 def t_quantile(share: float, degrees: float) -> float:
     """Return the value that a share of Student's t distribution lies below."""
+    from scipy.special import stdtrit  # 0.3 s, which a command that decides nothing does not take
+
     return float(stdtrit(degrees, share))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtr
 
 from fp8tune.records import NamedInts
 from fp8tune.stats.decide import PLAN, MeasuringPlan
@@ -47,7 +47,8 @@ def choose_finalists(
 
 def _chances(slowdowns: Matrix, plan: MeasuringPlan) -> Matrix:
     """Return each config's chance to be within the tie band while no config before it is, in canonical order."""
-    chances_of_tie = ndtr((math.log1p(plan.tie_band) - slowdowns) / plan.screen_error)
+    in_band = NormalDist(0, plan.screen_error).cdf
+    chances_of_tie = np.array([in_band(math.log1p(plan.tie_band) - slowdown) for slowdown in slowdowns.tolist()])
     none_before = np.concatenate([[1.0], np.cumprod(1 - chances_of_tie)[:-1]])
     chances: Matrix = chances_of_tie * none_before
     return chances

@@ -275,5 +275,4 @@ class Study:
         """Time of today's config over the pick's: 1 if the pick is in use, None if today's config has no time."""
         if self.today is None:
             return None
-        rival = self.rival(self.today.config)
-        return rival.ratio if rival else None
+        return rival.ratio if (rival := self.rival(self.today.config)) else None
