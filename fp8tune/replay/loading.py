@@ -279,7 +279,7 @@ def _refused_checks(spec: KernelSpec, kernel: str) -> Iterator[str]:
     if (spec.check == "tolerance") != isinstance(spec.tolerance, Tolerance):
         yield f"{kernel}: check {spec.check!r} with tolerance={spec.tolerance!r} is refused: declare both or neither"
     if isinstance(spec.tolerance, Tolerance):
-        bounds = (spec.tolerance.relative, spec.tolerance.absolute)
+        bounds = (spec.tolerance.relative, spec.tolerance.absolute, spec.tolerance.rms)
         if not any(bounds) or not all(0 <= bound < math.inf for bound in bounds):
             yield f"{kernel}: {spec.tolerance!r} is refused: use numbers from 0, and one of them above"
     if spec.prepare is not None and not callable(spec.prepare):

@@ -397,7 +397,7 @@ def test_finals_prepare_as_well(device: str) -> None:
     [
         ({"check": "roughly"}, "check 'roughly' is refused: use one of exact, exact-inputs, tolerance"),
         ({"check": "tolerance"}, "check 'tolerance' with tolerance=None is refused"),
-        ({"tolerance": Tolerance(1e-3)}, "check 'exact' with tolerance=Tolerance(relative=0.001, absolute=0.0)"),
+        ({"tolerance": Tolerance(1e-3)}, "check 'exact' with tolerance=Tolerance(relative=0.001, absolute=0.0"),
         ({"check": "tolerance", "tolerance": Tolerance(0.0)}, "is refused: use numbers from 0, and one of them above"),
         ({"check": "tolerance", "tolerance": Tolerance(-1.0, 1.0)}, "use numbers from 0"),
         ({"check": "tolerance", "tolerance": Tolerance(nan)}, "use numbers from 0"),
