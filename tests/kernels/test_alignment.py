@@ -9,6 +9,7 @@ import torch
 from cases import SHORT_LEAD, assert_same_bits, inputs_of, leads, poisoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_tables import table_of
 
 from fp8tune_kernels import catalog, quantize_colwise, quantize_colwise_dual, quantize_rowwise_colwise
 from fp8tune_kernels.gemm import token_groups
@@ -27,7 +28,7 @@ def short_lead(device: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
     """The interpreter takes ten milliseconds a turn: wrappers launch with few that have nothing to do."""
     rows = tuple((kernel, "", None, (("LEAD", SHORT_LEAD),)) for kernel in KERNELS)
     if device == "cpu":
-        (tmp_path / "interpreter.py").write_text(f"ROWS: tuple[object, ...] = {rows!r}\n")
+        (tmp_path / "interpreter.py").write_text(table_of(*rows))
         monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
         lookup.forget()
     yield

@@ -10,6 +10,7 @@ import torch
 from cases import SHORT_LEAD, assert_same_bits, poisoned
 from hypothesis import given
 from hypothesis import strategies as st
+from own_tables import table_of
 
 from fp8tune_kernels import (
     catalog,
@@ -33,7 +34,7 @@ def short_lead(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     if device == "cpu":
         waiting = [kernel for kernel in catalog.KERNELS if catalog.load(kernel).default.get("LEAD")]
         rows = tuple((kernel, "", None, (("LEAD", SHORT_LEAD),)) for kernel in waiting)
-        (tmp_path / "interpreter.py").write_text(f"ROWS: tuple[object, ...] = {rows!r}\n")
+        (tmp_path / "interpreter.py").write_text(table_of(*rows))
         monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
         lookup.forget()
     yield

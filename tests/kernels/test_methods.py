@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_tables import table_of
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.gemm import methods, passes
@@ -37,8 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write(folder: Path, *rows: Row, nearest: tuple[str, ...] = ()) -> None:
-    text = f"NEAREST: tuple[str, ...] = {nearest!r}\n\nROWS: tuple[object, ...] = {rows!r}\n"
-    (folder / "interpreter.py").write_text(text)
+    (folder / "interpreter.py").write_text(table_of(*rows, nearest=nearest))
     lookup.forget()
 
 
@@ -101,7 +101,7 @@ def test_methods_have_the_names_that_tables_print() -> None:
 def test_meta_tensors_have_the_table_of_the_arch_that_is_compiled_for(folder: Path) -> None:
     meta, spec = torch.device("meta"), catalog.load("grouped-mm-forward")
     key = (16384, 768, 2048, 128, ANY)
-    (folder / "sm_90.py").write_text(f"ROWS: tuple[object, ...] = {(row(BF16, ANY),)!r}\n")
+    (folder / "sm_90.py").write_text(table_of(row(BF16, ANY)))
     lookup.forget()
     assert lookup.running_arch(meta) == "interpreter"
     assert lookup.nearest_row(spec, key, meta) is None

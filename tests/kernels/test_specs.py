@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_tables import table_of
 
 from fp8tune.bench.kernel_contenders import public_wrapper
 from fp8tune_kernels import catalog
@@ -72,7 +73,7 @@ def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
     refused = tuple((name, 3) for name in spec.axes if name.startswith(size))
     short_lead = (("LEAD", 1),) if spec.default.get("LEAD") else ()
     rows = ((spec.name, "", tuple(sorted(key.items())), short_lead), (spec.name, "", None, refused))
-    (tmp_path / f"{lookup.running_arch(torch.device(device))}.py").write_text(f"ROWS: tuple[object, ...] = {rows!r}")
+    (tmp_path / f"{lookup.running_arch(torch.device(device))}.py").write_text(table_of(*rows))
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
     lookup.forget()
     inputs = spec.inputs(problem, device)

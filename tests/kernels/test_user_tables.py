@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from own_tables import table_of
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import lookup, user_tables
@@ -29,11 +30,6 @@ HEAD = "NEAREST: tuple = ()\nORIGINS: tuple = ((),)\n"
 
 def row(warps: int, key: Key | None = NEAR, device: str = "", kernel: str = "colwise") -> Row:
     return kernel, device, key, (("num_warps", warps),)
-
-
-def module(*rows: Row, nearest: tuple[str, ...] = ()) -> str:
-    placed = tuple((*row, 0) for row in rows)
-    return f"NEAREST: tuple = {nearest!r}\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {placed!r}\n"
 
 
 @pytest.fixture
@@ -56,21 +52,21 @@ def test_a_users_row_comes_before_the_shipped_one(folder: Path, monkeypatch: pyt
     shipped.ROWS = ((*row(2), 0), (*row(4, OTHER), 0), (*row(16, None), 0))  # type: ignore[attr-defined]
     shipped.NEAREST = ()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, shipped.__name__, shipped)
-    (folder / f"{ARCH}.py").write_text(module(row(32)))
+    (folder / f"{ARCH}.py").write_text(table_of(row(32)))
     assert looked_up() == 32
     assert looked_up(OTHER) == 4  # which the user's table has not
     assert looked_up((("G", 1), ("K", 1), ("M_bucket", 1))) == 16
 
 
 def test_a_table_is_read_once(folder: Path) -> None:
-    (folder / f"{ARCH}.py").write_text(module(row(32), row(4, OTHER)))
+    (folder / f"{ARCH}.py").write_text(table_of(row(32), row(4, OTHER)))
     assert looked_up() == 32
     (folder / f"{ARCH}.py").write_text("no table")
     assert looked_up(OTHER) == 4
 
 
 def test_nothing_in_a_users_table_runs(folder: Path) -> None:
-    text = f"open({str(folder / 'ran')!r}, 'w')\n" + module(row(32))
+    text = f"open({str(folder / 'ran')!r}, 'w')\n" + table_of(row(32))
     (folder / f"{ARCH}.py").write_text(text)
     assert looked_up() == 32
     assert not (folder / "ran").exists()
