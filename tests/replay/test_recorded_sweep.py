@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fp8tune.store.results import Store
 def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
     yield
     load_spec.cache_clear()
 
@@ -36,7 +37,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store
     toy_recording.write(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRITON_INTERPRET", "1")
-        patched.setenv("PYTHONPATH", str(FOLDER))
+        patched.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
         patched.syspath_prepend(str(FOLDER))
         said = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", cwd=folder)
     assert said.returncode == 0, said.stderr
