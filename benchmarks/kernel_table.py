@@ -43,6 +43,7 @@ WRITES = {
     "gathered-transpose": ("`transposed-codes` on rows of tokens", "row-major → column-major"),
     "gather-sum": ("nothing: rows, added up per token", "row-major → row-major"),
     "shifted-transpose-3d": ("weights, from a scale a row to one an expert", "transposed in memory"),
+    "cast-transpose-3d": ("`colwise-3d` and a transpose of its codes in one read", "row-major → both"),
 }
 """Kernel -> what it quantizes or multiplies, and how operands and results lie."""
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.moe_layer                                # three models at 4,096 and 16,384 tokens
 python -m benchmarks.moe_layer --layers OLMoE --tokens 4096   # one of them
+python -m benchmarks.moe_layer --compiled                     # also moe_layer as torch.compile returns it
 python -m benchmarks.moe_layer --sonic                        # beside SonicMoE, if it is installed
 python -m benchmarks.moe_layer --layers tiny --tokens 64      # anywhere: without a GPU nothing is timed
 
@@ -42,6 +43,9 @@ LAYERS = {
     "gpt-oss-20b": (2880, 2880, 32, 4),
     "Mixtral-8x7B": (4096, 14336, 8, 2),
     "Qwen3-235B-A22B-EP8": (4096, 1536, 16, 8),
+    "Granite-3.1-3B-A800M": (1536, 512, 40, 8),
+    "GLM-4.5-Air": (4096, 1408, 128, 8),
+    "Qwen3-Next-80B-A3B": (2048, 512, 512, 10),
     "tiny": (64, 48, 5, 3),
 }
 """Name -> hidden size, size of an expert, experts, experts a token."""
@@ -140,18 +144,22 @@ class _Unpermute(torch.autograd.Function):
 
 
 _permute: Callable[..., Tensor] = _Permute.apply
-_unpermute: Callable[..., Tensor] = _Unpermute.apply
+unpermute: Callable[..., Tensor] = _Unpermute.apply
 
 
-def ordered(layer: Layer, route: Route | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return rows, their groups' ends, weights, order and its inverse, by torch's operations."""
-    logits = functional.linear(layer.x, layer.router)
-    ids, weights = torch_route(logits, layer.top_k) if route is None else route(logits)
-    experts, order = torch.sort(ids.reshape(-1), stable=True)
-    number = torch.arange(layer.router.shape[0], device=ids.device, dtype=experts.dtype)
-    offs = torch.searchsorted(experts, number, right=True, out_int32=True)
+def ordered(x: Tensor, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return rows, their groups' ends, their order and its inverse, by torch's operations."""
+    expert_of_row, order = torch.sort(ids.reshape(-1), stable=True)
+    number = torch.arange(experts, device=ids.device, dtype=expert_of_row.dtype)
+    offs = torch.searchsorted(expert_of_row, number, right=True, out_int32=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
-    return _permute(layer.x, order, place, layer.top_k), offs, weights, order, place
+    return _permute(x, order, place, ids.shape[1]), offs, order, place
+
+
+def routed(layer: Layer, route: Route | None) -> tuple[Tensor, Tensor]:
+    """Return ids and weights of the router, by torch's operations."""
+    logits = functional.linear(layer.x, layer.router)
+    return torch_route(logits, layer.top_k) if route is None else route(logits)
 
 
 def _swiglu(y: Tensor) -> Tensor:
@@ -173,20 +181,26 @@ def grouped(rows: Tensor, w: Tensor, offs: Tensor) -> Tensor:
 
 def torch_layer(layer: Layer, route: Route | None = None) -> Tensor:
     """Run torch's grouped GEMMs in bfloat16."""
-    rows, offs, weights, order, place = ordered(layer, route)
+    ids, weights = routed(layer, route)
+    rows, offs, order, place = ordered(layer.x, ids, layer.router.shape[0])
     swiglu = _compiled_swiglu if rows.is_cuda else _swiglu
     out = grouped(swiglu(grouped(rows, layer.w13, offs)), layer.w2, offs)
-    out = _unpermute(out, order, place).view(-1, layer.top_k, out.shape[1])
+    out = unpermute(out, order, place).view(-1, layer.top_k, out.shape[1])
     return (out * weights.to(out.dtype).unsqueeze(-1)).sum(1)
 
 
-def mlp_layer(layer: Layer, route: Route | None = None, once: tuple[Any, Any] | None = None) -> Tensor:
+def mlp(x: Tensor, w13: Any, w2: Any, ids: Tensor, weights: Tensor, experts: int) -> Tensor:
     """Run ``fp8_moe_mlp`` on rows that torch orders."""
-    rows, offs, weights, order, place = ordered(layer, route)
-    row_weights = _unpermute(weights.reshape(-1), place, order)
+    rows, offs, order, place = ordered(x, ids, experts)
+    out = fp8_moe_mlp(rows, w13, w2, offs, row_weights=unpermute(weights.reshape(-1), place, order))
+    return unpermute(out, order, place).view(*ids.shape, out.shape[1]).sum(1)
+
+
+def mlp_layer(layer: Layer, route: Route | None = None, once: tuple[Any, Any] | None = None) -> Tensor:
+    """Run :func:`mlp` with torch's router."""
+    ids, weights = routed(layer, route)
     w13, w2 = once or (layer.w13, layer.w2)
-    out = fp8_moe_mlp(rows, w13, w2, offs, row_weights=row_weights)
-    return _unpermute(out, order, place).view(-1, layer.top_k, out.shape[1]).sum(1)
+    return mlp(layer.x, w13, w2, ids, weights, layer.router.shape[0])
 
 
 def our_layer(
@@ -220,7 +234,7 @@ def sonic_layer() -> Callable[[Layer, Route | None], Tensor]:
     return call
 
 
-def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor]]:
+def contenders(layer: Layer, *, with_sonic: bool, with_compiled: bool) -> dict[str, Callable[..., Tensor]]:
     """Return name -> function of a layer and a route, torch's first."""
     with torch.no_grad():
         mlp_once = quantize_weights(layer.w13, recipe="folded"), quantize_weights(layer.w2, recipe="folded")
@@ -233,6 +247,9 @@ def contenders(layer: Layer, with_sonic: bool) -> dict[str, Callable[..., Tensor
         "moe_layer, once": lambda layer, route=None: our_layer(layer, route, once),
         "moe_layer, bf16": lambda layer, route=None: our_layer(layer, route, precision="bf16"),
     }
+    if with_compiled:
+        torch._dynamo.reset()  # each layer is compiled for its own sizes
+        functions["moe_layer, compiled"] = torch.compile(our_layer, fullgraph=True, dynamic=False)
     if with_sonic:
         functions["SonicMoE"] = sonic_layer()
     return functions
@@ -310,11 +327,13 @@ def measure(layer: Layer, result: Result, call: Callable[..., Tensor], milliseco
         del graph
 
 
-def compare(name: str, tokens: int, device: str, with_sonic: bool, milliseconds: int) -> list[Result]:
+def compare(
+    name: str, tokens: int, device: str, milliseconds: int, *, with_sonic: bool = False, with_compiled: bool = False
+) -> list[Result]:
     """Check and time all contenders on one layer. A contender that fails has its error."""
     layer = random_layer(name, tokens, device)
     results, right = [], None
-    for key, call in contenders(layer, with_sonic).items():
+    for key, call in contenders(layer, with_sonic=with_sonic, with_compiled=with_compiled).items():
         result = Result(key)
         results.append(result)
         try:
@@ -353,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.moe_layer", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", default=",".join(DEFAULT_LAYERS), help=f"of {', '.join(LAYERS)}; or all")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers, separated by commas")
+    parser.add_argument("--compiled", action="store_true", help="time moe_layer compiled by torch.compile too")
     parser.add_argument("--sonic", action="store_true", help="time SonicMoE, which has to be installed")
     parser.add_argument("--milliseconds", type=int, default=150, help="of each timing")
     options = parser.parse_args(arguments)
@@ -366,7 +386,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for tokens in map(int, options.tokens.split(",")):
             hidden, inner, experts, top_k = LAYERS[name]
             print(f"\n{name}: {tokens} tokens, hidden {hidden}, expert {inner}, {experts} experts, top {top_k}")
-            results = compare(name, tokens, device, options.sonic, options.milliseconds)
+            wanted = {"with_sonic": options.sonic, "with_compiled": options.compiled}
+            results = compare(name, tokens, device, options.milliseconds, **wanted)
             print(table(results), flush=True)
             failed |= any(result.error for result in results)
             if device == "cuda":

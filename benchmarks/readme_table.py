@@ -11,13 +11,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fp8tune.adapter import read_studies
+from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import KERNELS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,15 +30,14 @@ def complete_studies(db: Path) -> Sequence[Study]:
 @functools.lru_cache(1)  # two tables of the pages are made of them
 def _complete_studies(db: Path, changed_ns: int) -> Sequence[Study]:
     with Store.open(str(db), writable=False) as store:
-        studies = read_studies(store, kinds=[Kind.MEASURED])
+        studies = read_studies(store, kinds=[Kind.MEASURED], tables=NO_TABLES)
     return [study for study in studies if study.complete and study.bytes_moved]
 
 
 def markdown(studies: Iterable[Study]) -> str:
-    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes. Passes of
-    an operation are no kernels."""
+    """A line a kernel and device, in the family's order: how near the ceiling, and its problem of most bytes."""
     groups: dict[tuple[str, str], list[Study]] = {}
-    for study in (each for each in studies if each.problem.kernel not in PASSES):
+    for study in studies:
         groups.setdefault((study.device.name, study.problem.kernel), []).append(study)
     order = {name: number for number, name in enumerate(KERNELS)}
     header = "| device | kernel | problems | of ceiling: least | median | most | of them the largest | us | GB/s |"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fp8tune.adapter import read_studies
+from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.errors import Fp8tuneError
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
@@ -106,7 +106,7 @@ def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
     kinds = (Kind.MEASURED, Kind.SIMULATED)
     found = {
         (candidates.problem.kernel, candidates.problem.input_layout): candidates
-        for candidates in read_studies(store, kinds=kinds)
+        for candidates in read_studies(store, kinds=kinds, tables=NO_TABLES)
     }
     return [_studied(kernel, recordings, found, store) for kernel in recordings[0].kernels]
 

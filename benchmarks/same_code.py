@@ -46,10 +46,11 @@ ROWS = (
 def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Sample]:
     """What is compiled of a kernel; the same for the same arguments."""
     draw = random.Random(f"{spec.name} {arch} {seed}")
-    shapes = [next(spec.problems(row)) for row in ROWS]
-    configs = [
+    shapes = [shape for row in ROWS for shape in itertools.islice(spec.problems(row), 1)]
+    configs = spec.configs or [
         NamedInts(dict(zip(spec.axes, values, strict=True))) for values in itertools.product(*spec.axes.values())
     ]
+    dtypes = ("bfloat16", "bfloat16", "float16", "float32") if spec.in_dtypes == ("bfloat16",) else spec.in_dtypes
     valid = [config for config in configs if spec.invalid(config, shapes[0], ARCHES[arch].limits()) is None]
     chosen = [spec.default, *draw.sample(valid, min(count, len(valid)))]
     for name in (name for name in spec.axes if "BLOCK" in name or name == "LEAD"):
@@ -61,9 +62,9 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
             shape=draw.choice(shapes),
             routing="balanced" if spec.routed else "none",
             input_layout=draw.choice(spec.input_layouts),
-            in_dtype=draw.choice(("bfloat16", "bfloat16", "float16", "float32")),
+            in_dtype=draw.choice(dtypes),
             fp8_dtype=draw.choice((ARCHES[arch].fp8_dtype, "float8_e5m2")),
-            scale_mode=draw.choice(spec.scale_modes),
+            scale_mode=draw.choice(spec.scale_modes or ("",)),
         )
         yield spec.name, problem, config, arch
 

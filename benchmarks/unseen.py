@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fp8tune.adapter import read_studies
+from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
     with Store.open(given.db, writable=False) as store:
-        found = read_studies(store, arch=given.arch, kinds=kinds)
+        found = read_studies(store, arch=given.arch, kinds=kinds, tables=NO_TABLES)
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
     lookups = look_up([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
     show(lookups)

@@ -32,7 +32,7 @@ from fp8tune.replay.configs import encoded
 from fp8tune.replay.problems import in_words
 from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.decide import MeasuringPlan, decide_study, pairs_of, plan_of
-from fp8tune.stats.means import grouped, median
+from fp8tune.stats.means import group_by, median
 from fp8tune.stats.pairs import Pairs
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Origin, Result, Stage, Study, Today, Verdict, process_us
@@ -183,12 +183,12 @@ def compiled_studies(evidence: Iterable[Evidence]) -> list[Study]:
     static = [row for row in evidence if row.kind is Kind.STATIC]
     return [
         replace(_study_of(rows), results=tuple(map(_result_of, sorted(rows, key=_order))))
-        for rows in grouped(static, _pool).values()
+        for rows in group_by(static, _pool).values()
     ]
 
 
 def _grouped(evidence: Iterable[Evidence]) -> list[Study]:
-    return [_study_of(rows) for rows in grouped(evidence, _pool).values()]
+    return [_study_of(rows) for rows in group_by(evidence, _pool).values()]
 
 
 def _pool(row: Evidence) -> tuple[object, ...]:
@@ -273,7 +273,7 @@ class KernelSummary:
 
 def summarize(picks: Iterable[Pick]) -> list[KernelSummary]:
     """Summarize the picks of each kernel, by name."""
-    by_kernel = grouped(picks, lambda pick: pick.problem.kernel)
+    by_kernel = group_by(picks, lambda pick: pick.problem.kernel)
     return [_summary(kernel, by_kernel[kernel]) for kernel in sorted(by_kernel)]
 
 
@@ -382,7 +382,7 @@ def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None)
         UsageError: Nothing was swept to the end, there is no such device, or several have as many problems.
     """
     studies = _named_studies(store, arch, kernel)
-    name, notices = _chosen_device(grouped(studies, lambda study: study.device.name), device)
+    name, notices = _chosen_device(group_by(studies, lambda study: study.device.name), device)
     here = [study for study in studies if study.device.name == name]
     usable = [study for study in here if study.is_usable]
     left_out = "left out, not swept to the end: run fp8tune sweep again"

@@ -118,7 +118,7 @@ def seed(value: int) -> int:
 
 
 def module_path(path: Path | None) -> Path | None:
-    """Where a table may be written. Raises UsageError for a folder."""
+    """Check that a table may be written to a path. Raises UsageError for a folder."""
     if path is not None and (path.is_dir() or not path.name):
         raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
     return path

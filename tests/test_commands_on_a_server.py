@@ -170,7 +170,7 @@ def test_views_show_the_same(both: dict[str, str], postgresql: Server) -> None:
             mine, theirs = file.execute(query).fetchall(), postgresql.execute(query, name)
             if view == "v_picks":  # the moment of deciding is each database's own
                 mine, theirs = [row[:-2] for row in mine], [row[:-2] for row in theirs]
-            theirs = [tuple(int(cell) if cell in (True, False) else cell for cell in row) for row in theirs]
+            theirs = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in row) for row in theirs]
             for one, other in zip(sorted(map(repr, theirs)), sorted(map(repr, mine)), strict=True):
                 assert one == other
     file.close()

@@ -201,6 +201,37 @@ def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, step(alone), strict=True))
 
 
+def test_the_layer_of_the_page_runs_in_torchtitan_and_on_a_mesh(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for block in code_blocks("howto/moe-layer.md"):
+        exec(block, names)
+    assert not names["w13"].grad.isnan().any()
+    assert names["buffer"].any()
+    spec = importlib.util.spec_from_file_location("stand_ins", ROOT / "tests" / "distributed" / "grouped_experts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    stand_ins = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stand_ins)
+    routed = stand_ins.RoutedExperts(stand_ins.GroupedExperts(64, 32, 4))
+    ids, weights = names["ids"], names["weights"].detach()
+    arguments = names["x"].detach(), weights, ids, torch.bincount(ids.flatten(), minlength=4)
+    in_bf16 = routed(*arguments)
+    names["in_torchtitan"](stand_ins.RoutedExperts)
+    assert 0 < (routed(*arguments) - in_bf16).norm() < 0.1 * in_bf16.norm()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        operands = [names[name].detach() for name in ("x", "router", "w13", "w2")]
+        out = names["by_expert"](mesh, *operands)
+        assert torch.equal(out.to_local(), names["moe_layer"](operands[0], *operands[2:], ids, weights))
+        blocks = torch.nn.Sequential(names["Block"](), names["Block"]()).bfloat16()
+        right = blocks(operands[0])
+        names["shard"](blocks, mesh)
+        assert torch.equal(blocks(operands[0]), right)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
     """Each GEMM called by hand, on codes made by hand, gives the bytes that the whole operation gives."""
     generator = torch.Generator().manual_seed(0)

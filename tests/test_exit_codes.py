@@ -97,7 +97,6 @@ LONG = "x" * 300
     ("arguments", "says"),
     [
         (["export", "--arch", "sm_90", "--output", "."], "is a folder"),
-        (["export", "--arch", "sm_90", "--output", "x.json"], "name the module"),
         (["export", "--arch", "sm_90", "--output", f"{LONG}.py"], "File name too long"),
         (["show", "--db", LONG], "File name too long"),
         (["show", "--db", "\udcff.db"], "\\udcff.db does not exist"),

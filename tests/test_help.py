@@ -13,7 +13,7 @@ from fp8tune import cli
 from fp8tune.options import Example
 from fp8tune.plan.shapes import list_sets
 from fp8tune.render.help import Commands
-from fp8tune_kernels.catalog import KERNELS, NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 PROGRAM = cli.program()
 COMMANDS = PROGRAM.commands  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def asked(shell: str, line: str, **more: str) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("fp8tune sweep --kernel ", NAMES),
+        ("fp8tune sweep --kernel ", KERNELS),
         ("fp8tune lint mxfp8-dim", ["mxfp8-dim0", "mxfp8-dim1"]),
         ("fp8tune export --arch gfx", ["gfx90a", "gfx942", "gfx950"]),
         ("fp8tune sweep --shapes ", list_sets()),

@@ -203,7 +203,7 @@ def test_the_committed_rows_come_small_without_samples_and_with_the_same_picks(t
     assert len(zlib.compress(rows.read_bytes(), 1)) < LARGEST_ROWS
     with contextlib.closing(sqlite3.connect(rows)) as connection:
         assert connection.execute("SELECT count(*) FROM trials WHERE samples != x''").fetchone() == (0,)
-    assert picks(rows, "grouped-mm-forward") == picks(committed, "grouped-mm-forward") != []
+    assert picks(rows, "colwise-transpose-3d") == picks(committed, "colwise-transpose-3d") != []
 
 
 def test_packed_trials_lose_the_same_columns():

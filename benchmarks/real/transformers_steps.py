@@ -11,6 +11,7 @@ same weights and tokens. Differences from bfloat16 (``grouped_mm`` of transforme
 the same without.
 
 ``eager`` is bfloat16 too: what another order of sums does. So is ``permuted``: our forward pass with torch's GEMMs.
+``gemms`` is that with ``fp8_grouped_mm``, in place of the layer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from fp8tune_kernels.gemm.expert_bias import add_bias
-from fp8tune_kernels.transformers_experts import forward, weights_once
+from fp8tune_kernels.transformers_experts import forward, register, weights_once
 
 Sizes = dict[str, Any]
 
@@ -45,7 +46,9 @@ BF16 = "grouped_mm"
 
 PERMUTED = "permuted"
 
-OURS = ("fp8tune", "fp8tune-auto", "fp8tune-folded", "fp8tune-mlp")
+GEMMS = "gemms"
+
+OURS = (GEMMS, "fp8tune", "fp8tune-auto")
 
 ONCE = "-once"
 """Ends the label of an implementation that is measured with weights quantized once."""
@@ -64,10 +67,11 @@ def in_bfloat16(rows: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, **
 def permuted(*operands: Any) -> Tensor:
     """Our forward pass in bfloat16."""
     with mock.patch.object(forward, "fp8_grouped_mm", in_bfloat16):
-        return forward.experts_forward(*operands, options=forward.Options())
+        return forward.experts_forward(*operands, options=forward.Options(is_layer=False))
 
 
 ALL_EXPERTS_FUNCTIONS.register(PERMUTED, permuted)
+register(GEMMS, forward.Options(is_layer=False))
 
 
 def implemented(model: Any, label: str) -> contextlib.AbstractContextManager[None]:
@@ -257,18 +261,21 @@ def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
     return {}
 
 
-def step_ms(model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int) -> dict[str, list[float]]:
+def step_ms(
+    model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int, *, is_compiled: bool
+) -> dict[str, list[float]]:
     """Times of a step a micro-batch, of implementations in turn."""
     times: dict[str, list[float]] = {name: [] for name in implementations}
+    calls = {name: torch.compile(model, dynamic=False) if is_compiled else model for name in implementations}
     for turn in range(-1, rounds):
-        for name in implementations:
-            block = implemented(model, name)
+        for name, call in calls.items():
+            block = implemented(call, name)
             model.zero_grad(set_to_none=True)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             with block:
                 for _ in range(micro):
-                    model(input_ids=ids, labels=ids).loss.backward()
+                    call(input_ids=ids, labels=ids).loss.backward()
             end.record()
             torch.cuda.synchronize()
             if turn >= 0:
@@ -304,7 +311,8 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     timed = [other for other in options.implementations if other in measured]
     times: dict[str, list[float]] = {}
     if options.device != "cpu":
-        times = step_ms(model, ids, timed, options.micro_batches, options.rounds)
+        micro, rounds = options.micro_batches, options.rounds
+        times = step_ms(model, ids, timed, micro, rounds, is_compiled=options.compiled)
     rows = []
     for other, differing in measured.items():
         row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": other, **differing}
@@ -348,6 +356,7 @@ def main() -> int:
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--times-only", action="store_true", help="measure no differences from bfloat16")
+    parser.add_argument("--compiled", action="store_true", help="time models that torch.compile returns")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so long")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU")
     parser.add_argument("--json", help="write the rows here too")

@@ -1,6 +1,6 @@
 """Train a small mixture-of-experts language model in several precisions, with several seeds, and compare the losses.
 
-    python -m benchmarks.training                          # 5 arms, 5 seeds, 1,000 steps: minutes on one GPU
+    python -m benchmarks.training                          # 7 arms, 5 seeds, 1,000 steps: minutes on one GPU
     python -m benchmarks.training --size tiny --steps 20   # on a CPU, to see it run
     python -m benchmarks.training --plot training.json     # the pictures of a file that was written before
 
@@ -108,7 +108,7 @@ def _trained(options: argparse.Namespace, settings: Settings, folder: Path) -> l
             left = spent / len(found) * (len(wishes) - len(found))
             loss = found[arm, seed]["held_out"]
             print(f"{len(found)}/{len(wishes)} {arm} {seed}: {loss:.4f}, {spent:.0f} s, {left:.0f} s left", flush=True)
-    return [found[wish] for wish in sorted(wishes, key=lambda wish: (list(ARMS).index(wish[0]), wish[1]))]
+    return [found[wish] for wish in sorted(wishes, key=lambda wish: (ARMS.index(wish[0]), wish[1]))]
 
 
 def _are_settings_of(folder: Path, settings: Settings) -> bool:
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=5, help="of each arm; 0 times the arms alone")
     parser.add_argument("--steps", type=int, help="of each run; those of the size")
     parser.add_argument("--size", choices=tuple(SIZES), default="small")

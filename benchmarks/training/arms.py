@@ -1,15 +1,18 @@
-"""The arms of the comparison: which function multiplies the rows of experts."""
+"""The arms of the comparison: functions that multiply the rows of experts, or run the experts of a layer."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
+from benchmarks.moe_layer import mlp
+from fp8tune_kernels import fp8_grouped_mm, moe_layer, mxfp8_grouped_mm
 
 GroupedMM = Callable[[Tensor, Tensor, Tensor], Tensor]
 """rows of expert after expert (M, K), weights (E, K, N), end row of each expert (E,) -> (M, N), bfloat16"""
@@ -29,27 +32,42 @@ def _of_bf16(multiply: Callable[..., Tensor], **options: object) -> GroupedMM:
     return in_fp8
 
 
-ARMS: Mapping[str, GroupedMM] = {
+def moe_layer_experts(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Run the experts of a module of transformers, tokens to tokens."""
+    return moe_layer(x, module.gate_up_proj, module.down_proj, ids, weights).to(x.dtype)
+
+
+def moe_mlp_experts(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Run the experts on rows that torch orders."""
+    return mlp(x, module.gate_up_proj, module.down_proj, ids, weights, module.num_experts).to(x.dtype)
+
+
+PRODUCTS: Mapping[str, GroupedMM] = {
     "bf16": in_bf16,
     "fp8": _of_bf16(fp8_grouped_mm),
     "folded": _of_bf16(fp8_grouped_mm, recipe="folded"),
     "auto": _of_bf16(fp8_grouped_mm, precision="auto"),
     "mxfp8": _of_bf16(mxfp8_grouped_mm, pad_token_groups=True),
 }
-"""Name -> function. ``mxfp8`` is emulated everywhere but on sm_100, so its times say nothing."""
+"""Name -> function that multiplies. ``mxfp8`` is emulated everywhere but on sm_100, so its times say nothing."""
+
+EXPERTS: Mapping[str, Callable[..., Tensor]] = {"mlp": moe_mlp_experts, "layer": moe_layer_experts}
+"""Name -> function of a module of experts, tokens, their experts and weights."""
+
+ARMS = (*PRODUCTS, *EXPERTS)
 
 
 @contextmanager
-def in_transformers(multiply: GroupedMM) -> Iterator[None]:
-    """Within, the grouped GEMMs of a model of transformers with ``grouped_mm`` experts are this function."""
+def in_transformers(arm: str) -> Iterator[None]:
+    """Within, models of transformers with ``grouped_mm`` experts multiply as this arm does."""
     from transformers.integrations import moe
 
-    kept = moe._grouped_mm
-    moe._grouped_mm = functools.partial(_called, multiply)
-    try:
-        yield
-    finally:
-        moe._grouped_mm = kept
+    if arm in EXPERTS:
+        with mock.patch.dict(moe.ALL_EXPERTS_FUNCTIONS._local_mapping, {"grouped_mm": EXPERTS[arm]}):
+            yield
+    else:
+        with mock.patch.object(moe, "_grouped_mm", functools.partial(_called, PRODUCTS[arm])):
+            yield
 
 
 def _called(multiply: GroupedMM, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:

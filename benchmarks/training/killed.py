@@ -31,7 +31,7 @@ COMPARED = ("losses", "held_out", "digest")
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where the bits are the same, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--size", default="small")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--save-every", type=int, default=20)

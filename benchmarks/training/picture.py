@@ -17,7 +17,15 @@ from fp8tune.report.charts import BLUE, CONFIG, GREEN, GREY, ORANGE, PINK
 
 __all__ = ["svgs", "write"]
 
-COLOURS = {"bf16": GREY, "fp8": BLUE, "folded": ORANGE, "auto": GREEN, "mxfp8": PINK}
+COLOURS = {
+    "bf16": GREY,
+    "fp8": BLUE,
+    "folded": ORANGE,
+    "auto": GREEN,
+    "mxfp8": PINK,
+    "mlp": "#8a6d1d",
+    "layer": "#6f55c0",
+}
 
 POINTS = 50
 """Of a curve: each is a mean over the steps since the one before."""

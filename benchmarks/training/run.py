@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from benchmarks.training.arms import ARMS, in_transformers
+from benchmarks.training.arms import in_transformers
 from benchmarks.training.language import Language
 
 HELD_OUT = 1_000_003
@@ -161,7 +161,7 @@ class Trainer:
     def _losses(self, text: Tensor, arm: str = "") -> tuple[Tensor, Tensor]:
         """The mean cross entropy of the tokens after a text's first, and the loss of balance."""
         with (
-            in_transformers(ARMS[arm or self.arm]),
+            in_transformers(arm or self.arm),
             torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False),
         ):
             out = self.model.model(input_ids=text[:, :-1], output_router_logits=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from fp8tune.api import frames
 from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
-from fp8tune.options import OperationName, Option
+from fp8tune.options import Option
 from fp8tune.records import Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import location
@@ -60,7 +60,6 @@ def sweep(
     *,
     db: str | os.PathLike[str] | None = None,
     callback: Callable[[Event], object] | None = None,
-    op: str | None = None,
     routing: str = "jagged",
     recording: str | os.PathLike[str] | None = None,
     check: str | None = None,
@@ -96,7 +95,6 @@ def sweep(
     given: dict[str, Any] = {
         **({} if kernel is None else {"kernels": several(kernel)}),
         "shapes": several(shapes),
-        "op": None if op is None else _operation(op),
         "routing": routing,
         "recording": None if recording is None else os.fspath(recording),
         "check": check,
@@ -150,13 +148,6 @@ def _run(plan: Plan, db: str, callback: Callable[[Event], object] | None, notice
         notices=tuple(notices),
         is_right=all(tally.has_right for tally in tallies),
     )
-
-
-def _operation(name: str) -> OperationName:
-    try:
-        return OperationName(name)
-    except ValueError:
-        raise UsageError(f"unknown operation {name!r:.80}: known: {', '.join(OperationName)}") from None
 
 
 def _values(values: int | Sequence[int]) -> str:

@@ -116,7 +116,7 @@ def _rows(function: Function, inputs: Inputs) -> Any:
 
 
 def _contraction(function: Function, inputs: Inputs) -> Any:
-    a, b, offs, scale_a, scale_b, alignment = inputs
+    a, b, offs, scale_a, scale_b, alignment, _ = inputs
     return _scaled(function, a.t(), b, scale_a, scale_b, aligned_ends(offs, alignment))
 
 

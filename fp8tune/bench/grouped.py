@@ -13,7 +13,7 @@ from fp8tune.bench.cells import Cells, Timing, check_times
 from fp8tune.bench.grouped_contenders import (
     PartOfStep,
     Step,
-    chosen_methods,
+    auto_precision,
     is_padded,
     operation_of,
     parts_of,
@@ -64,8 +64,8 @@ class Row:
     """With the other GEMMs; see :attr:`Operation.all_parts`."""
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     """Contender -> what forward and backward allocate at their peak, beyond operands."""
-    methods: Mapping[str, tuple[str, ...]] | None = None
-    """Contender -> what it multiplies by in each pass; None where it was not asked."""
+    auto: str | None = None
+    """Precision that ``precision="auto"`` takes; None without that contender or a GPU."""
 
     @property
     def operation(self) -> Operation:
@@ -257,5 +257,5 @@ def _row(cells: Cells, problem: Layer, extent: Extent) -> Row:
         steps={(step.name, step.step): timed[step].with_check(checks[step.name]) for step in steps},
         parts={part.part: timing for part, timing in parts.items()},
         peak_bytes={name: cells.ask(peak_memory, name, problem) for name in contenders if name not in refused},
-        methods=cells.ask(chosen_methods, problem) if AUTO in contenders else None,
+        auto=cells.ask(auto_precision, problem) if AUTO in contenders else None,
     )

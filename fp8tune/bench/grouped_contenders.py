@@ -15,7 +15,6 @@ from fp8tune.bench.operation import (
     BF16,
     BOTH,
     FORWARD,
-    FP8,
     GRAPH,
     QUANTIZE_WEIGHTS,
     Call,
@@ -23,7 +22,6 @@ from fp8tune.bench.operation import (
     Operation,
     elements,
 )
-from fp8tune.bench.operation_fp8 import AUTO, AUTO_ONCE
 from fp8tune.bench.operations import OPERATIONS
 from fp8tune.measure import memory
 from fp8tune.measure.arms import Arm, Work
@@ -223,17 +221,12 @@ def peak_memory(contender: str, problem: Layer) -> int:
     return made + torch.cuda.max_memory_allocated() - before
 
 
-def chosen_methods(layer: Layer) -> dict[str, tuple[str, ...]]:
-    """What contenders multiply by in the forward pass, the input gradient and the weight gradient on this device."""
-    from fp8tune_kernels.gemm import methods, passes
+def auto_precision(layer: Layer) -> str:
+    """Return the precision that ``precision="auto"`` takes on this device."""
+    from fp8tune_kernels.gemm.precision import is_fp8_product
 
-    device = operands_of(layer, "cuda").A.device
     M, N, K, G = (layer.shape[dim] for dim in "MNKG")
-    precisions = {FP8: methods.FP8_ONLY, AUTO: methods.ANY, AUTO_ONCE: methods.ANY_ONCE}
-    return {
-        who: tuple(passes.METHODS[methods.method_for(name, M, N, K, G, precision, device)] for name in methods.PASSES)
-        for who, precision in precisions.items()
-    }
+    return "fp8" if is_fp8_product(M, K, N, G, operands_of(layer, "cuda").A.device) else "bf16"
 
 
 _operands: dict[Layer, Operands] = {}

@@ -45,6 +45,7 @@ WRAPPERS = {
     "gathered-transpose": "transpose_gathered_codes",
     "gather-sum": "sum_rows_of_tokens",
     "shifted-transpose-3d": "transpose_codes_to_one_scale",
+    "cast-transpose-3d": "cast_and_transpose",
 }
 """The wrappers that take the inputs of a kernel as they are."""
 

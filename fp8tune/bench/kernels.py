@@ -25,7 +25,7 @@ from fp8tune.bench.kernel_contenders import (
 from fp8tune.bench.options import AGAINST, BenchOptions
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import Bound, CeilingShare, ceiling_gb_per_s, ceiling_share, gb_per_s
-from fp8tune.errors import UsageError, unknown
+from fp8tune.errors import unknown
 from fp8tune.measure.engine import Backend
 from fp8tune.measure.trial import GEMM_SIZE
 from fp8tune.plan import problems as plan
@@ -34,7 +34,7 @@ from fp8tune.records import Device, Problem, is_recorded
 from fp8tune.replay.loading import check_reference, load_spec
 from fp8tune.stats.means import geomean
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import CHECKS
 
 SHAPES = "starting-line"
@@ -185,8 +185,6 @@ def planned(options: BenchOptions, backend: Backend) -> Plan:
             raise unknown("contender", rival, AGAINST)
     references = tuple(dict.fromkeys(options.kernels or KERNELS))
     for reference in references:
-        if reference in PASSES:
-            raise UsageError(f"{reference} is a pass of an operation: time it with fp8tune bench --op grouped-mm")
         check_reference(reference)
     rows = [row for name in options.shapes or (SHAPES,) for row in shapes.load(name).rows]
     arch = backend.device.arch

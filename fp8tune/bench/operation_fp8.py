@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 AUTO, FOLDED = "auto", "folded"
-FP8_ONCE, AUTO_ONCE, FOLDED_ONCE = (f"{who}, weights once" for who in (FP8, AUTO, FOLDED))
+FP8_ONCE, FOLDED_ONCE = (f"{who}, weights once" for who in (FP8, FOLDED))
 MULTIPLE = 16
 
 
@@ -123,13 +123,17 @@ def _bf16_of_torch(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Call
     return partial(torch._grouped_mm, a, b, offs=offs)
 
 
-def _bf16_of_ours(name: str, *operands: torch.Tensor) -> Call:
-    """With a copy of the weights in the input gradient: our GEMM reads them along what it contracts."""
-    import torch
+def _bf16_rows(rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> Call:
+    """Multiply by our GEMM, with a copy of weights that do not lie along what it contracts."""
+    from fp8tune_kernels.gemm.grouped_rows import multiply_rows
 
-    from fp8tune_kernels.gemm import passes
+    return lambda: multiply_rows(rows, weights.mT.contiguous(), offs)
 
-    return partial(getattr(passes, name), *operands, passes.BF16, torch.float8_e4m3fn)
+
+def _bf16_contraction(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> Call:
+    from fp8tune_kernels.gemm.grouped_contraction import contract_rows
+
+    return partial(contract_rows, a, b, offs)
 
 
 FP8_GROUPED_MM = Operation(
@@ -143,12 +147,11 @@ FP8_GROUPED_MM = Operation(
         FP8: _ours,
         FP8_ONCE: _once,
         AUTO: partial(_ours, precision="auto"),
-        AUTO_ONCE: partial(_once, precision="auto"),
         FOLDED: partial(_ours, recipe="folded"),
         FOLDED_ONCE: partial(_once, recipe="folded"),
         TORCHAO: _torchao,
     },
-    once={FP8_ONCE: FP8, AUTO_ONCE: FP8, FOLDED_ONCE: FOLDED},
+    once={FP8_ONCE: FP8, FOLDED_ONCE: FOLDED},
     quantize_weights={
         FP8: lambda given: partial(_handle, given),
         FOLDED: lambda given: partial(_handle, given, "folded"),
@@ -171,9 +174,7 @@ FP8_GROUPED_MM = Operation(
             BF16_OF_TORCH: Part(
                 ("A", "B_t"), lambda given: _bf16_of_torch(given.A, given.B_t, given.offs), "out", width=2
             ),
-            BF16_OF_OURS: Part(
-                ("A", "B_t"), lambda given: _bf16_of_ours("forward", given.A, given.B_t, given.offs), "out", width=2
-            ),
+            BF16_OF_OURS: Part(("A", "B_t"), lambda given: _bf16_rows(given.A, given.B_t, given.offs), "out", width=2),
             FP8_OF_TORCH: Part(("A", "B_t"), lambda given: _rows_of_torch(_forward_codes(given), given.offs), "out"),
         },
         "GEMM grad_A": {
@@ -182,7 +183,7 @@ FP8_GROUPED_MM = Operation(
             ),
             BF16_OF_OURS: Part(
                 ("grad", "B_t"),
-                lambda given: _bf16_of_ours("input_gradient", given.grad, given.B_t, given.offs),
+                lambda given: _bf16_rows(given.grad, given.B_t.mT, given.offs),
                 "grad_A",
                 width=2,
             ),
@@ -196,7 +197,7 @@ FP8_GROUPED_MM = Operation(
             ),
             BF16_OF_OURS: Part(
                 ("grad", "A"),
-                lambda given: _bf16_of_ours("weight_gradient", given.grad, given.A, given.offs),
+                lambda given: _bf16_contraction(given.grad, given.A, given.offs),
                 "grad_B",
                 width=2,
             ),

@@ -142,8 +142,8 @@ def _grouped_rows(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any) -> Tens
     return (torch._grouped_mm(a, b.mT, offs=offs).masked_fill((rows >= offs[-1])[:, None], 0),)
 
 
-def _grouped_contraction(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, alignment: int) -> Tensors:
-    """The same; scales are those of the output's rows and columns here."""
+def _grouped_contraction(a: Any, b: Any, offs: Any, scale_a: Any, scale_b: Any, alignment: int, added: Any) -> Tensors:
+    """Multiply as above, with scales of the output's rows and columns, and nothing to add to."""
     import torch
 
     from fp8tune.bench.counterparts import aligned_ends

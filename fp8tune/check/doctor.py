@@ -19,7 +19,7 @@ from fp8tune.store import database, location
 from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store, Versions
 from fp8tune.store.sqlite import ForeignLogError
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 
 def diagnose(db: str | None = None) -> list[Finding]:
@@ -81,7 +81,7 @@ def check_own(own: str) -> list[Finding]:
 
 def check_changed(timed: Mapping[str, Collection[str]]) -> Iterator[Finding]:
     """Which of our kernels have rows of an older code alone. ``timed``: kernel -> source hashes that have rows."""
-    for kernel in (name for name in NAMES if name in timed):
+    for kernel in (name for name in KERNELS if name in timed):
         if source.source_hash(kernel, source.installed(kernel)) not in timed[kernel]:
             what = f"{kernel}: its code has changed since you timed it"
             yield Finding(Level.WARNING, what, f"fp8tune sweep --kernel {kernel}")

@@ -15,7 +15,7 @@ from fp8tune.store.results import Store
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 
 def check_tables(store: Store, table_path: Callable[[str], Path] = default_path) -> Iterator[Finding]:
@@ -54,4 +54,4 @@ def check_sources(timed: Mapping[str, Collection[str]], hashes: Mapping[str, str
 @functools.cache  # no code changes under a running process
 def current_hashes() -> Mapping[str, str]:
     """Kernel -> the hash of its timed code as installed."""
-    return {kernel: source.source_hash(kernel, source.installed(kernel)) for kernel in NAMES}
+    return {kernel: source.source_hash(kernel, source.installed(kernel)) for kernel in KERNELS}

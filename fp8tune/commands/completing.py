@@ -13,7 +13,7 @@ from fp8tune.options import Names
 from fp8tune.plan.shapes import list_sets
 from fp8tune.stats.study import Verdict
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 VARIABLE = "_FP8TUNE_COMPLETE"
 """Set by a shell that asks for names: ``complete_bash``, ``complete_zsh`` or ``complete_fish``."""
@@ -23,7 +23,7 @@ def names(kind: Names) -> Sequence[str]:
     """All names of a kind, empty where they cannot be read."""
     try:
         found: dict[Names, Callable[[], Sequence[str]]] = {
-            Names.KERNEL: lambda: NAMES,
+            Names.KERNEL: lambda: KERNELS,
             Names.ARCH: lambda: tuple(ARCHES),
             Names.SHAPES: list_sets,
             Names.VERDICT: lambda: list(Verdict),

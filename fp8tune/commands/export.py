@@ -147,9 +147,9 @@ def _export_table(options: ExportOptions) -> None:
     arch, output = options.arch, module_path(options.output)
     if options.kernels and output is None:
         raise UsageError("--kernel makes a table of that kernel alone: say where with --output PATH")
-    path = output or default_path(arch)
     with opened_to_read(options.db) as (store, _):
         names.check_arch(arch, store)
+        path = output or default_path(arch)
         kernels = names.stored_kernels(options.kernels, store) if options.kernels else ()
         is_own = output is None and path != shipped_path(arch)
         tables = adapter.INSTALLED if is_own else adapter.SHIPPED

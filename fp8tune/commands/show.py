@@ -15,7 +15,6 @@ from fp8tune.errors import UsageError
 from fp8tune.options import Arch, Group, Kernels, Names, OperationName, Option, ReadDatabase, examples
 from fp8tune.render.terminal import notice
 from fp8tune.stats.study import Verdict
-from fp8tune_kernels.catalog import PASSES
 
 if TYPE_CHECKING:
     from fp8tune.stats.study import Study
@@ -72,21 +71,10 @@ class ShowOptions:
         OperationName | None,
         Option(
             "--op",
-            "grouped-mm or mxfp8-grouped-mm, instead: the method of each pass, as it was measured here (grouped-mm), "
-            "and what others published, in any recipe.",
+            "grouped-mm or mxfp8-grouped-mm: what others published of the whole operation, instead.",
             placeholder="NAME",
         ),
     ] = None
-    shapes: Annotated[
-        tuple[str, ...],
-        Option(
-            "--shapes",
-            "With --op: the layers of a shape set or a path.toml alone. Repeatable.",
-            "all",
-            placeholder="SET",
-            completes=Names.SHAPES,
-        ),
-    ] = ()
     failed: Annotated[bool, Option("--failed", "How many configs of each problem failed and why, instead.")] = False
     recording: Annotated[
         str | None,
@@ -131,13 +119,10 @@ def show(options: ShowOptions) -> None:
 
     The ceiling is what memory gives: a copy in the same sweep, or the device's fastest kernel where that is faster.
 
-    With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op the
-    method that each pass of a layer multiplies by, with the times of all methods, and what others published, the rows
-    that cannot be right marked. With --arch interpreter what was checked without a GPU. With
-    --recording which kernels a program ran, and which to sweep first.
+    With --kernel also the one config that loses least over all its problems, and what it loses on each. With --op what
+    others published of a whole operation, the rows that cannot be right marked. With --arch interpreter what was
+    checked without a GPU. With --recording which kernels a program ran, and which to sweep first.
     """
-    if options.shapes and options.op is None:
-        raise UsageError("--shapes chooses layers of an operation: give --op grouped-mm, or leave it out")
     is_else = options.failed or options.arch == INTERPRETER
     if (is_else or options.op) and (options.rows_only or options.explain):
         raise UsageError(
@@ -226,31 +211,13 @@ def _studies(options: ShowOptions) -> tuple[list[Study], str]:
 
 
 def _show_operation(options: ShowOptions, op: OperationName) -> None:
-    from fp8tune.adapter import read_studies
-    from fp8tune.choose import passes
-    from fp8tune.plan import shapes
     from fp8tune.render.evidence import print_published
-    from fp8tune.render.passes import print_operation
 
-    rows = [row for name in options.shapes for row in shapes.load(name).rows]
-    layers = {layer for row in rows if (layer := passes.layer_of(row))} if options.shapes else None
     with opened_to_read(options.db) as (store, db):
-        of_passes = [name for name in PASSES if op is OperationName.GROUPED_MM and name in store.kernels()]
-        studies = [study for name in of_passes for study in read_studies(store, name, options.arch)]
         published = [row for row in store.published() if op.covers(row) and options.arch in (None, row.device.arch)]
-    choices = passes.choices(studies, layers)
-    if options.shapes:
-        published = []
-        if not choices:
-            notice(f"no timed passes of these layers in {db}: run fp8tune sweep --op {op} --shapes {options.shapes[0]}")
-    if not choices and not published and not options.shapes and options.format is Format.TABLE:
+    if not published and options.format is Format.TABLE:
         notice(f"no published rows of {op} in {db}: run fp8tune import sweeps/published/grouped_mm.csv")
-    if options.format is Format.CSV:
-        if choices:
-            notice("the measured choices are in the table and in JSON: use --format json")
-        print_published(published, options.format)
-    else:
-        print_operation(choices, published, options.format)
+    print_published(published, options.format)
 
 
 def _show_tallies(options: ShowOptions) -> None:

@@ -1,7 +1,7 @@
 """What launching a config makes the device do, as one hash: two sides with the same one run the same code.
 
 Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides; not
-the constants, which are in the binary), and every torch operation beside it, in order. Line info has to be off
+constants and None, which are in the binary), and every torch operation beside it, in order. Line info has to be off
 (``TRITON_DISABLE_LINE_INFO=1``), or a comment would change binaries.
 """
 
@@ -41,7 +41,8 @@ def _launches(notes: list[str]) -> Iterator[None]:
     def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(function, *args, grid=grid, warmup=warmup, **options)
         blocks = grid({**dict(zip(function.arg_names, args, strict=False)), **options}) if callable(grid) else grid
-        given = [value for value, parameter in zip(args, function.params, strict=False) if not parameter.is_constexpr]
+        values = zip(args, function.params, strict=False)
+        given = [value for value, parameter in values if value is not None and not parameter.is_constexpr]
         notes.append(f"{_binary(kernel)} {tuple(blocks)} {_described(given, options)}")
         return kernel
 

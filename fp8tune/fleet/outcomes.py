@@ -17,8 +17,6 @@ class Outcomes:
     """That were run, not found in the database."""
     right: set[Problem] = field(default_factory=set)
     """With a config that is right."""
-    wrong: set[Problem] = field(default_factory=set)
-    """With a config whose bytes were wrong."""
     failed: dict[Problem, Status] = field(default_factory=dict)
     """How the first config of a problem failed, of those that did; pruned where none was tried."""
 
@@ -30,8 +28,6 @@ class Outcomes:
             self.right.add(problem)
         elif self.failed.get(problem, Status.PRUNED) is Status.PRUNED:
             self.failed[problem] = status
-        if status is Status.WRONG:
-            self.wrong.add(problem)
 
     @property
     def without_right(self) -> Mapping[Problem, Status]:

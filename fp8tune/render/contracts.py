@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fp8tune.bench.kernels import Row as BenchRow
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
-    from fp8tune.choose.passes import Choice
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.fleet.events import OwnEvent
     from fp8tune.lookups import Lookup
@@ -192,32 +191,6 @@ def published(row: Published) -> Object:
     }
 
 
-def choice(found: Choice) -> Object:
-    """The method of one pass of a layer, ``show --op``: ``methods`` has each method's time, ``speedup`` is that of
-    torch's bf16 GEMM over the pick's. ``slowdown`` bounds the pick's: above it against no other method, below it
-    against the next best; ``null`` where there were no finals."""
-    study, decision = found.study, found.study.choice
-    return {
-        "row": "choice",
-        "pass": found.of_pass,
-        "precision": found.precision,
-        **_device(study.device),
-        "kind": study.kind,
-        "shape": dict(found.layer),
-        **_fields(study.problem, "routing", "seed"),
-        **_fields(found, "method"),
-        **_fields(study.pick, "config"),
-        "time_us": decision.time_us,
-        "methods": dict(found.times_us),
-        **_fields(found, "bf16_us", "speedup"),
-        "verdict": decision.verdict,
-        "noise_floor": study.noise,
-        "n": decision.processes,
-        "ratio": decision.ratio,
-        "slowdown": [bound if math.isfinite(bound) else None for bound in (decision.lower, decision.upper)],
-    }
-
-
 # calibrate, lint, doctor
 
 
@@ -361,7 +334,7 @@ def grouped_row(row: grouped.Row) -> Object:
     """One problem of ``bench --op``: sizes in bytes, speedups above 1: bf16 is slower. An SQNR of null is exact or,
     beside a reason, nothing like the reference. ``steps`` are what was timed; ``fwd_bwd_us`` has the share of
     ``quantize_weights`` in the steps whose weights were quantized once. ``groups`` are sizes that were given.
-    ``methods``: what a contender multiplies by in the forward pass, input gradient and weight gradient."""
+    ``auto``: the precision that ``precision="auto"`` took."""
     operation = row.operation
     return {
         "row": operation.name,
@@ -378,7 +351,7 @@ def grouped_row(row: grouped.Row) -> Object:
         ],
         "fwd_bwd_us": {who: row.time_us(who, "fwd+bwd") for who in ("bf16", *operation.compared)},
         "speedups_fwd_bwd": {who: row.speedup("fwd+bwd", who) for who in operation.compared},
-        "methods": {who: list(methods) for who, methods in row.methods.items()} if row.methods else None,
+        "auto": row.auto,
         "sqnr_db": {who: _finite(timing.sqnr_db) for (who, _), timing in row.steps.items() if timing.sqnr_db},
         "speedup_fwd": row.speedup("fwd"),
         "speedup_fwd_bwd": row.speedup("fwd+bwd"),

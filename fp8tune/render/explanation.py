@@ -24,7 +24,7 @@ from fp8tune.render.terminal import (
     terminal_width,
 )
 from fp8tune.stats.pairs import Pairs
-from fp8tune.stats.study import Precedence, Rival, Stage
+from fp8tune.stats.study import Precedence, Stage
 from fp8tune_kernels.runtime.chain import Step
 
 PASSED = {
@@ -150,14 +150,11 @@ def _verdict(found: Explanation) -> Iterator[str]:
     for step in reasons(found):
         yield from folded(step, width, "  ")
     rival, precedence = found.study.next_best, found.study.precedence
-    if rival is not None and precedence is not Precedence.NONE:
-        why = legend.WHY_NOT[precedence].meaning
-        yield from folded(f"The next best, {rival.config}, is {_gap(rival)} and is not the pick: {why}.", width, "  ")
-
-
-def _gap(rival: Rival) -> str:
-    share_slower = 100 * abs(rival.ratio - 1)
-    return f"{share_slower:.1f} % {'faster' if rival.ratio < 1 else 'slower'}"
+    if rival is None or precedence is Precedence.NONE:
+        return
+    gap = f"{100 * abs(rival.ratio - 1):.1f} % {'faster' if rival.ratio < 1 else 'slower'}"
+    end = f" and is not the pick: {legend.WHY_NOT[precedence].meaning}" if rival.ratio < 1 else " by the screen alone"
+    yield from folded(f"The next best, {rival.config}, is {gap}{end}.", width, "  ")
 
 
 def _lookup(found: Explanation, result: Lookup | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from fp8tune.records import Device, Kind, NamedInts
 from fp8tune.render.terminal import kernel_name, microseconds, share, slower
 from fp8tune.stats.study import Origin, Study, Verdict
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 ORIGINS = {
     Origin.OWN_TABLE: "your table's config",
@@ -95,7 +95,7 @@ def next_lines(found: Sequence[Study], kind: Kind, device: Device, command: str,
         named = "".join(f" --kernel {shlex.quote(kernel)}" for kernel in kernels)
         yield f"next: fp8tune show{named}{of_db} (simulated times are not for export)"
     elif any(change(each) is not Change.OPEN for each in found):
-        own = [kernel for kernel in kernels if kernel not in NAMES]
+        own = [kernel for kernel in kernels if kernel not in KERNELS]
         given = f" --for diff --kernel {shlex.quote(own[0])}" if own else ""
         yield f"next: fp8tune export --arch {device.arch}{given}{of_db}"
     if is_open := [each for each in found if change(each) is Change.OPEN]:

@@ -18,7 +18,6 @@ from fp8tune.bench.operation import (
     MICRO_BATCHES,
     TORCHAO,
 )
-from fp8tune.bench.operation_fp8 import AUTO
 from fp8tune.records import Published
 from fp8tune.render import contracts
 from fp8tune.render.bench import reasons
@@ -115,13 +114,8 @@ def _steps(rows: Sequence[Row]) -> Iterator[Column[Row]]:
     yield right("peak bf16", lambda row: _gib(row.peak_bytes.get(BF16)))
     for who in (ours, *tuple(operation.once)[:1]):
         yield right(f"peak {who}", _peak(who))
-    if any(row.methods for row in rows):
-        yield left("auto takes", lambda row: "; ".join(map(_short, (row.methods or {}).get(AUTO, ()))))
-
-
-def _short(method: str) -> str:
-    """``fp8, ours`` for ``FP8, our GEMM``."""
-    return method.replace("FP8", "fp8").replace("our GEMM", "ours").replace(" GEMM", "")
+    if any(row.auto for row in rows):
+        yield left("auto takes", lambda row: row.auto or "")
 
 
 def _valid_time(who: str, step: str) -> Callable[[Row], str]:

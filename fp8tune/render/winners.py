@@ -10,7 +10,7 @@ from fp8tune.records import NamedInts, is_recorded
 from fp8tune.render import contracts, legend
 from fp8tune.render.report import Column, Report, left, print_report, right
 from fp8tune.render.terminal import AT_MOST, checked, layout_name, microseconds, rate, share, slower
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study, Verdict
 
 ALWAYS = ("us", "GB/s", "of ceiling", "next best")
@@ -24,7 +24,7 @@ def print_winners(studies: Sequence[Study], output_format: str, *, explain: bool
     """The best config of each problem, as a table, markdown, JSON or CSV; ``explain``: with a legend."""
     tables = [
         _report(f"{kernel} on {name} ({arch})", found)
-        for (kernel, name, arch), found in grouped(studies, _kernel_and_device).items()
+        for (kernel, name, arch), found in group_by(studies, _kernel_and_device).items()
     ]
     fields = contracts.winner
     if any(study.flops is not None or study.pick.check != "exact" for study in studies):

@@ -79,8 +79,8 @@ def load_spec(reference: str) -> KernelSpec:
 def check_reference(reference: str) -> None:
     """Raise the UsageError of :func:`load_spec` for a text or a name that nobody declared; imports nothing."""
     kernel = KernelReference.parse(reference).kernel
-    if ":" not in kernel and kernel not in catalog.NAMES:
-        raise unknown("kernel", kernel, catalog.NAMES)
+    if ":" not in kernel and kernel not in catalog.KERNELS:
+        raise unknown("kernel", kernel, catalog.KERNELS)
 
 
 def recorded_kernel(named: KernelReference) -> Kernel:
@@ -249,7 +249,7 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
         rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
         yield f"kernel name {spec.name!r} is refused: {rule}"
-    if spec.name in catalog.NAMES and not module.__name__.startswith("fp8tune_kernels."):
+    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
         yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
     if set(spec.default) != set(spec.axes):
         yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"

@@ -10,7 +10,7 @@ from fp8tune.records import Kind
 from fp8tune.report.charts import BLUE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, cut
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Moved:
 def moved(rows: Sequence[Row]) -> Iterator[Moved]:
     """Each measured pick on each other device that has the problem."""
     timed = [row for row in rows if row.study.kind is not Kind.PUBLISHED]
-    for same in grouped(timed, lambda row: (row.study.problem, row.study.kind)).values():
+    for same in group_by(timed, lambda row: (row.study.problem, row.study.kind)).values():
         for here, there in permutations(same, 2):
             config = here.study.pick.config
             if config is not None:

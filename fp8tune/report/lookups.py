@@ -13,7 +13,7 @@ from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, WIDTH, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.stats.shared import hold_out, regret
 from fp8tune.stats.study import OPEN, Verdict
 from fp8tune.tables.select import nearest_of
@@ -39,7 +39,7 @@ class Loss:
 def _places(rows: Sequence[Row]) -> list[list[Row]]:
     """The timed rows of each kernel and device."""
     timed = [row for row in rows if row.study.kind is not Kind.PUBLISHED]
-    return list(grouped(timed, lambda row: (row.kernel, row.study.device.name, row.study.kind)).values())
+    return list(group_by(timed, lambda row: (row.kernel, row.study.device.name, row.study.kind)).values())
 
 
 def losses(rows: Sequence[Row]) -> Iterator[Loss]:
@@ -151,7 +151,7 @@ def _means(lost: Sequence[Loss]) -> Part:
         return loss.row.kernel, loss.row.device, loss.rule
 
     found = []
-    for (kernel, device, rule), of_rule in grouped(lost, place).items():
+    for (kernel, device, rule), of_rule in group_by(lost, place).items():
         loss = regret(loss.slowdown for loss in of_rule)
         found.append(_Mean(kernel, device, rule, len(of_rule), loss.unknown, loss.mean, loss.worst))
     found.sort(key=lambda mean: (mean.kernel, mean.device, list(RULES).index(mean.rule)))
@@ -185,7 +185,7 @@ def _next(rows: Sequence[Row]) -> Part:
         ("screened only: no finals", (Verdict.QUICK,), ""),
     ):
         open_rows = [row for row in rows if row.study.choice.verdict in verdicts and row.study.kind is Kind.MEASURED]
-        by_place = grouped(open_rows, lambda row: (row.kernel, row.study.device.arch))
+        by_place = group_by(open_rows, lambda row: (row.kernel, row.study.device.arch))
         for (kernel, arch), of_place in by_place.items():
             found.append(_Todo(why, kernel, arch, len(of_place), _command(kernel, of_place, option)))
     found.sort(key=lambda todo: (-todo.problems, todo.kernel))

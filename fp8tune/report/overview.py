@@ -11,7 +11,7 @@ from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.stats.study import OPEN, SETTLED, Verdict
 
 
@@ -32,7 +32,7 @@ class _Cell:
 
 
 def _grid(found: Contents) -> Part:
-    by_device = grouped(found.rows, lambda row: row.device)
+    by_device = group_by(found.rows, lambda row: row.device)
     cells = [
         _Cell(device, of)
         for device, rows in sorted(by_device.items())
@@ -157,7 +157,7 @@ class _Place:
 
 
 def _devices(found: Contents) -> Part:
-    by_device = grouped(found.rows, lambda row: (row.study.device, row.study.kind))
+    by_device = group_by(found.rows, lambda row: (row.study.device, row.study.kind))
     places = [_Place(device, kind, rows) for (device, kind), rows in by_device.items()]
     places.sort(key=lambda place: (place.device.fingerprint, place.kind))
     columns: list[Column[_Place]] = [

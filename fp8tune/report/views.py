@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fp8tune.report import devices, limits, lookups, overview, problems, step
+from fp8tune.report import devices, limits, lookups, overview, problems
 from fp8tune.report.contents import Contents
 from fp8tune.report.view import View
 
@@ -13,7 +13,7 @@ from fp8tune.report.view import View
 def views(found: Contents) -> Iterator[View]:
     """The views that have something to show; the overview always."""
     yield overview.view(found)
-    for module in (limits, lookups, step, devices):
+    for module in (limits, lookups, devices):
         view = module.view(found)
         if view is not None:
             yield view

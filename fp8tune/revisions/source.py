@@ -60,11 +60,11 @@ class Reference:
 def parse_reference(text: str) -> Reference:
     """Where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
     text = KernelReference.parse(text).kernel
-    if text in catalog.NAMES:
+    if text in catalog.KERNELS:
         return Reference(catalog.module_name(text), "SPEC")
     where, colon, attribute = text.rpartition(":")
     if not colon:
-        raise errors.unknown("kernel", text, catalog.NAMES)
+        raise errors.unknown("kernel", text, catalog.KERNELS)
     attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
@@ -111,7 +111,7 @@ def folder_hash(kernel: str) -> str:
     folder = next(((start / path).parent for path in paths if (start / path).is_file()), None)
     if folder is None:
         raise NoSuchKernel(f"{kernel} is not installed: there is no {paths[0]} below {start}")
-    root, files = (folder.parent, "**/*.py") if kernel in catalog.NAMES else (folder, "*.py")
+    root, files = (folder.parent, "**/*.py") if kernel in catalog.KERNELS else (folder, "*.py")
     texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Noise of a device, and the measuring plan that follows from it."""
+"""Measured noise of a device, and the measuring plan derived from it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ COPY = "copy_ceiling_gb_per_s"
 REFERENCE_US = "reference_launch_us"
 COUNTED = "calibration_processes"
 
-SHARED = (PROCESS_SD, BLOCK_SD, TICK_US)  # values that peers lend: none that tells devices apart
+SHARED = (PROCESS_SD, BLOCK_SD, TICK_US)  # values that a device may take from its peers
 
-PROCESSES = 4, 12
-ROUNDS = 4, 6
-MORE = 2, 4, 8  # times the first processes, for later decisions
-SPARE = 0.8  # of the keep band, for the bound between two equal configs at the first decision
+PROCESSES = 4, 12  # fewest and most processes for the first decision
+ROUNDS = 4, 6  # fewest and most rounds of a process
+MORE = 2, 4, 8  # process counts of the later decisions, as multiples of the first
+SPARE = 0.8  # share of the keep band that the bound between two equal configs may reach at the first decision
 
 
 def is_calibrated(values: Mapping[str, float]) -> bool:
-    """Return True if the values are a calibration's: a sweep alone measures the copy rate."""
+    """Return True if the values come from a calibration; a sweep alone measures only the copy rate."""
     return PROCESS_SD in values and BLOCK_SD in values
 
 
 def calibration_of(device: Device, measured: Mapping[Device, Mapping[str, float]]) -> tuple[dict[str, float], bool]:
-    """Return the values that a device uses, and True if they are its own, of all of its name, the newest last.
+    """Return the values to use for a device, and True if a calibration of this very GPU is among them.
 
-    Its own calibration comes first, also one with another torch or Triton: noise is the hardware's and the driver's.
-    Else the largest spreads and tick of its peers, which differ in nothing but the UUID. Without any, only what sweeps
-    measured of the device.
+    ``measured`` holds the values of all devices with the same name, oldest first. A calibration of the same GPU comes
+    first, even with another version of torch or Triton, because noise depends on hardware and driver. Without one, the
+    device takes the largest spreads and tick of its peers. Without peers, it has only the values from its own sweeps.
     """
     own = dict(measured.get(device, {}))
     if is_calibrated(own):
@@ -59,32 +59,32 @@ def _is_same_gpu(first: Device, second: Device) -> bool:
 
 
 def are_peers(first: Device, second: Device) -> bool:
-    """Return True if two devices differ in their UUID alone."""
+    """Return True if two devices differ only in their UUID."""
     return replace(first, uuid_hash="") == replace(second, uuid_hash="") and first.uuid_hash != second.uuid_hash
 
 
 def plan_for(values: Mapping[str, float], standard: MeasuringPlan = PLAN) -> MeasuringPlan:
-    """Return the measuring plan of a calibrated device; ``standard`` without a calibration.
+    """Return the measuring plan for a calibrated device, or ``standard`` for a device without calibration.
 
-    Rounds are the fewest with which blocks add at most a quarter to a process's variance. Processes are the fewest that
-    prove two equal configs to be within the keep band at the first decision; where even the most do not, the keep band
-    becomes what they prove, the tie band keeps its proportion to it, and that of the coarse pass is at least 4 sigmas.
+    Rounds: the fewest for which block noise adds at most a quarter to the variance between processes.
+    Processes: the fewest that prove two equal configs to be within the keep band at the first decision.
+    Bands: keep band and tie band are widened to what the last decision can prove, the coarse band to 4 sigmas.
     """
     if not is_calibrated(values):
         return standard
     process, block = values[PROCESS_SD], values[BLOCK_SD]
     rounds = next((n for n in range(*ROUNDS) if 4 * block**2 <= n * process**2), ROUNDS[1])
-    difference = math.sqrt(2 * (process**2 + block**2 / rounds))
+    difference_sd = math.sqrt(2 * (process**2 + block**2 / rounds))
     alpha = standard.alpha / ((standard.finalists - 1) * standard.decisions)
 
     def bound(count: int) -> float:
-        return t_quantile(1 - alpha, count - 1) * difference / math.sqrt(count)
+        return t_quantile(1 - alpha, count - 1) * difference_sd / math.sqrt(count)
 
     processes = next((n for n in range(*PROCESSES) if bound(n) <= SPARE * standard.keep_band), PROCESSES[1])
     keep_band = max(standard.keep_band, bound(MORE[-1] * processes) / SPARE)
-    in_coarse_pass = math.sqrt(2 * (process**2 + block**2 / standard.screen_rounds))
+    coarse_sd = math.sqrt(2 * (process**2 + block**2 / standard.screen_rounds))
     return MeasuringPlan(
-        screen_band=max(standard.screen_band, standard.screen_sigmas * in_coarse_pass),
+        screen_band=max(standard.screen_band, standard.screen_sigmas * coarse_sd),
         processes=processes,
         rounds=rounds,
         more_processes=tuple(times * processes for times in MORE),
@@ -94,29 +94,29 @@ def plan_for(values: Mapping[str, float], standard: MeasuringPlan = PLAN) -> Mea
 
 
 def floor_us(values: Mapping[str, float], tick_us: float | None) -> float:
-    """Return the time of which the timer's tick is 0.25 %; 0 where no tick is known.
+    """Return the time of which one timer tick is 0.25 %; 0 if no tick is known.
 
-    Below it the tick widens what a comparison proves. ``tick_us`` is the tick that the samples at hand show.
+    For shorter times, a tick widens the bounds of a comparison. ``tick_us`` is the tick seen in the current samples.
     """
     ticks = [tick for tick in (tick_us, values.get(TICK_US)) if tick is not None]
     return min(ticks, default=0.0) / TICK_SHARE
 
 
 def spreads(blocks: Sequence[Block]) -> dict[str, float]:
-    """Return the spreads from process to process and from block to block: standard deviations of log times.
+    """Return the standard deviations of log times between processes, and between the blocks of one process.
 
-    The blocks' spread is the median process's: now and then a block takes several times as long, and one of four times
-    among 360 would make 0.5 % look like 7 %.
+    The spread of blocks is the median over processes, because a few blocks take several times as long as the others. In
+    a mean, a single block of four times the usual time among 360 blocks would turn 0.5 % into 7 %.
     """
     rows = sorted((block.process, block.config.canonical, block.round, block.time_us) for block in blocks)
-    processes, configs, rounds = (len({row[place] for row in rows}) for place in range(3))
-    logs = np.log([time_us for *_, time_us in rows]).reshape(processes, configs, rounds)
-    block_variance = float(np.median([_variance(of_process) for of_process in logs]))
-    of_processes = np.array([list(of_config.values()) for of_config in process_values(blocks).values()])
-    process_variance = max(0.0, _variance(of_processes) - block_variance / rounds)
+    processes, configs, rounds = (len({row[column] for row in rows}) for column in range(3))
+    log_times = np.log([time_us for *_, time_us in rows]).reshape(processes, configs, rounds)
+    block_variance = float(np.median([_residual_variance(matrix) for matrix in log_times]))
+    process_means = np.array([list(by_process.values()) for by_process in process_values(blocks).values()])
+    process_variance = max(0.0, _residual_variance(process_means) - block_variance / rounds)
     return {PROCESS_SD: math.sqrt(process_variance), BLOCK_SD: math.sqrt(block_variance)}
 
 
-def _variance(logs: Matrix) -> float:
-    """Return the variance of a matrix of log times without the levels of its rows and columns."""
-    return float((residuals(logs) ** 2).sum() / ((logs.shape[0] - 1) * (logs.shape[1] - 1)))
+def _residual_variance(log_times: Matrix) -> float:
+    """Return the residual variance of log times after removing row and column effects."""
+    return float((residuals(log_times) ** 2).sum() / ((log_times.shape[0] - 1) * (log_times.shape[1] - 1)))

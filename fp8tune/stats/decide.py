@@ -13,36 +13,36 @@ from fp8tune.records import Kind, NamedInts, ProcessTimes, is_recorded
 from fp8tune.stats.pairs import Axes, Finals, Pairs, Values, blocks_of, canonical_order, process_values
 from fp8tune.stats.study import CACHED_RATE, Decision, Precedence, Result, Study, Verdict
 
-TICK_SHARE = 0.0025  # of a time that a tick of the timer may be before it counts: a quarter of the tie band
+TICK_SHARE = 0.0025  # a timer tick above this share of a time widens the bounds: a quarter of the tie band
 
 
 @dataclass(frozen=True)
 class MeasuringPlan:
-    """Amount of measuring, and the error rates that picks are held to. A device's calibration may change it."""
+    """Sample counts, bands and error rates for measuring and deciding a study. A calibration may change them."""
 
     screen_rounds: int = 3
-    screen_band: float = 0.04  # finalists lie within this share of the apparent best, or within the sigmas below
-    screen_sigmas: float = 4.0
+    screen_band: float = 0.04  # largest slowdown of a finalist in the coarse pass, or screen_sigmas if more
+    screen_sigmas: float = 4.0  # the same bound in standard errors
     finalists: int = 8
     processes: int = 6
     rounds: int = 6
     more_processes: tuple[int, ...] = (12, 24, 48)
-    """Totals that an open study is extended to: two sweeps agree on 89 % of rows with 24, and on 91.5 % with 48."""
-    tie_band: float = 0.01  # configs this near the fastest are equally good: repeated sweeps swap them at random
+    """Process counts of later decisions: two sweeps agree on 89 % of rows with 24 processes, on 91.5 % with 48."""
+    tie_band: float = 0.01  # configs this close to the fastest are ties: repeated sweeps reorder them at random
     keep_band: float = 0.015  # the current config stays until another is proven faster by more than this
     alpha: float = 0.025
-    fastest: int = 2  # finalists by their coarse time alone; the others are the likeliest picks
+    fastest: int = 2  # number of finalists chosen by coarse time alone; the others are the likeliest picks
     screen_error: float = 0.006  # standard deviation of a coarse log time
-    edge_sigmas: float = 1.5  # a config this near the edge of the tie band may change sides in the next sweep
+    edge_sigmas: float = 1.5  # a config this close to the edge of the tie band may cross it in the next sweep
 
     @property
     def decisions(self) -> int:
-        """Number of times a study may be decided."""
+        """Largest number of decisions of one study."""
         return 1 + len(self.more_processes)
 
     @property
     def alpha_per_look(self) -> float:
-        """Error rate of one decision: every look is another chance to be wrong."""
+        """Error rate of one decision: an equal share of ``alpha``, as each decision is a chance to be wrong."""
         return self.alpha / self.decisions
 
 
@@ -52,58 +52,58 @@ PLAN = MeasuringPlan()
 def decide(
     values: Values, current: NamedInts | None, default: NamedInts | None, axes: Axes, plan: MeasuringPlan = PLAN
 ) -> Decision:
-    """Decide between finalists by one value for each config and process. Raises ValueError without values.
+    """Choose between finalists by one value for each config and process. Raises ValueError without values.
 
-    The current config stays unless another is proven faster by more than the keep band. Otherwise the pick is the first
-    within the tie band of the fastest: the default, then canonical order. Nothing replaces the default that is not
-    proven faster.
+    The current config stays unless another is proven faster by more than the keep band. If it does not stay, the pick
+    is a config within the tie band of the fastest: the default if it is one of them, else the first in canonical order
+    that is proven faster than the default. If no config is, the pick is the default.
     """
     return _decide(Pairs.compare(values, default, axes, plan.alpha_per_look), current, default, plan)
 
 
 def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, plan: MeasuringPlan) -> Decision:
     tie, keep = math.log1p(plan.tie_band), math.log1p(plan.keep_band)
-    fresh = pairs.first_tied(tie, pairs.position(default))
-    place = pairs.position(current)
-    if place is not None and pairs.lower[place].max() <= keep:
-        return _explained(_describe(pairs, place, keep, is_fresh=place == fresh), Precedence.CURRENT)
-    is_tied = bool((pairs.mean + pairs.error)[fresh, pairs.fastest] <= tie)
-    decision = _describe(pairs, fresh, keep, is_fresh=True)
-    decision = replace(decision, is_contested=pairs.is_contested(fresh, tie, plan.edge_sigmas))
-    return _explained(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
+    preferred = pairs.first_tied(tie, pairs.position(default))
+    index = pairs.position(current)
+    if index is not None and pairs.lower[index].max() <= keep:
+        return _with_precedence(_describe(pairs, index, keep, is_fresh=index == preferred), Precedence.CURRENT)
+    is_tied = bool((pairs.mean + pairs.error)[preferred, pairs.fastest] <= tie)
+    decision = _describe(pairs, preferred, keep, is_fresh=True)
+    decision = replace(decision, is_contested=pairs.is_contested(preferred, tie, plan.edge_sigmas))
+    return _with_precedence(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
 
 
 def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts | None, axes: Axes) -> Decision:
-    """Decide between finalists by the bands that their sweep used. Raises ValueError without finals.
+    """Choose between finalists with the bands of the sweeps that timed them. Raises ValueError without finals.
 
-    Below the floor, a tick of the timer is over 0.25 % of a time and widens every bound. Only a difference that is
-    proven by more than a tick then replaces the config that a launch uses today: the current one, else the default.
+    If the pick's time is below the floor, a timer tick is over 0.25 % of it and widens every bound. The config in use,
+    which is the current one or else the default, is then replaced only by a config proven faster by more than a tick.
     """
-    floor_us, plan = max(times.run.floor_us for times in _all(finals)), plan_of(finals)
+    floor_us, plan = max(times.run.floor_us for times in _process_times(finals)), plan_of(finals)
     values = process_values(blocks_of(finals))
     pairs = Pairs.compare(values, default, axes, plan.alpha_per_look)
-    times_us = {config: math.exp(fmean(logs.values())) for config, logs in values.items()}
+    times_us = {config: math.exp(fmean(log_times.values())) for config, log_times in values.items()}
     decision = replace(_decide(pairs, current, default, plan), times_us=times_us)
     if decision.time_us >= floor_us:
         return decision
     tick = math.log1p(TICK_SHARE * floor_us / decision.time_us)
     pick = pairs.configs.index(decision.pick)
-    in_use = next((place for place in map(pairs.position, (current, default)) if place is not None), pick)
+    in_use = next((index for index in map(pairs.position, (current, default)) if index is not None), pick)
     if in_use != pick and pairs.lower[in_use, pick] <= tick:
         decision = _unproven(pairs.configs[in_use], Verdict.UNRESOLVABLE, times_us, decision.processes)
-        return _explained(decision, Precedence.TOO_SHORT)
-    loss = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
-    if loss < -tick:
+        return _with_precedence(decision, Precedence.TOO_SHORT)
+    slowdown = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
+    if slowdown < -tick:
         return decision
-    if loss + tick > math.log1p(plan.keep_band):  # more processes do not help: no contest
+    if slowdown + tick > math.log1p(plan.keep_band):  # more processes cannot help, so the pick is not contested
         return replace(decision, verdict=Verdict.UNRESOLVABLE, is_contested=False)
-    if decision.verdict is Verdict.CERTIFIED:  # by less than a tick
+    if decision.verdict is Verdict.CERTIFIED:  # faster by less than a tick
         return replace(decision, verdict=Verdict.NEAR_TIE)
     return decision
 
 
 def decide_study(study: Study) -> Study:
-    """Return the study with its decision, by its finals or else by the coarse pass. Raises ValueError without times."""
+    """Return the study with its decision, from its finals or else its coarse pass. Raises ValueError without times."""
     if not study.finals or study.version is None:
         return replace(study, decision=_reject_cached(study, _decide_coarse(study)))
     decision = decide_finals(study.finals, study.current, study.default, study.axes)
@@ -113,7 +113,7 @@ def decide_study(study: Study) -> Study:
 
 
 def _decide_coarse(study: Study) -> Decision:
-    """Decide by one pass, which proves nothing: the bands apply to plain times."""
+    """Decide from the coarse pass. One process gives no error estimate, so the bands apply to the plain times."""
     candidates = [result for result in study.results if result.config is not None] or list(study.results)
     if not candidates:
         raise ValueError(f"no timed result of {study.problem}")
@@ -122,8 +122,8 @@ def _decide_coarse(study: Study) -> Decision:
     order = canonical_order(study.axes)
 
     def rank(result: Result) -> tuple[object, ...]:
-        place = () if result.config is None else order(result.config)
-        return *place, result.value_us, result.source, result.note
+        config_key = () if result.config is None else order(result.config)
+        return *config_key, result.value_us, result.source, result.note
 
     holders = [r for r in candidates if r.config == study.current and r.value_us <= best_us * (1 + PLAN.keep_band)]
     if holders and not is_published and study.current is not None:
@@ -133,11 +133,11 @@ def _decide_coarse(study: Study) -> Decision:
         pick, precedence = min(ties, key=rank), Precedence.TIED
     verdict = Verdict.PUBLISHED if is_published else Verdict.QUICK
     times_us = study.coarse_us or {NamedInts(): pick.value_us}
-    return _explained(_unproven(pick.config or NamedInts(), verdict, times_us, pick.figures), precedence)
+    return _with_precedence(_unproven(pick.config or NamedInts(), verdict, times_us, pick.figures), precedence)
 
 
 def _reject_cached(study: Study, decision: Decision) -> Decision:
-    """Mark a pick whose rate is beyond what memory can deliver. A recorded launch may move less than its tensors."""
+    """Mark a pick as unresolvable if its data rate exceeds memory bandwidth. Recorded launches may skip some data."""
     if study.kind is Kind.PUBLISHED or is_recorded(study.problem) or not study.bytes_moved:
         return decision
     pick = next((result for result in study.results if result.config == decision.pick), None)
@@ -148,17 +148,17 @@ def _reject_cached(study: Study, decision: Decision) -> Decision:
 
 
 def plan_of(finals: Finals) -> MeasuringPlan:
-    """Return the plan with the widest bands of all runs that some finals come from."""
-    runs = [times.run for times in _all(finals)]
+    """Return a plan with the widest tie band and the widest keep band of all runs that timed the finals."""
+    runs = [times.run for times in _process_times(finals)]
     return MeasuringPlan(tie_band=max(run.tie_band for run in runs), keep_band=max(run.keep_band for run in runs))
 
 
 def pairs_of(finals: Finals, default: NamedInts | None, axes: Axes) -> Pairs:
-    """Compare all pairs of finalists, as :func:`decide_finals` does."""
+    """Compare all pairs of finalists with the error rate that :func:`decide_finals` uses."""
     return Pairs.compare(process_values(blocks_of(finals)), default, axes, plan_of(finals).alpha_per_look)
 
 
-def _all(finals: Finals) -> list[ProcessTimes]:
+def _process_times(finals: Finals) -> list[ProcessTimes]:
     times = [process for processes in finals.values() for process in processes]
     if not times:
         raise ValueError("no finals")
@@ -166,7 +166,7 @@ def _all(finals: Finals) -> list[ProcessTimes]:
 
 
 def control_difference(default: Sequence[ProcessTimes], control: Sequence[ProcessTimes]) -> float | None:
-    """Return the difference between the default and its A/A control, as a share; None if no process timed both."""
+    """Return the relative difference between the default and its A/A control; None if no process timed both."""
     second_name = NamedInts(duplicate=1)
     values = process_values(blocks_of({NamedInts(): default, second_name: control}))
     first, second = values.get(NamedInts(), {}), values.get(second_name, {})
@@ -177,13 +177,13 @@ def control_difference(default: Sequence[ProcessTimes], control: Sequence[Proces
 def processes_to_settle(
     finals: Finals, totals: Sequence[int], current: NamedInts | None, default: NamedInts | None, axes: Axes
 ) -> int:
-    """Return the first of some totals of processes that settles the study if later ones turn out alike, or the last."""
-    count = min(len(of_config) for of_config in finals.values())
+    """Return the least process count in ``totals`` expected to settle the study if times repeat, else the largest."""
+    count = min(len(processes) for processes in finals.values())
     for total in totals:
-        # A repeated process gets a new number: two with the same name would count as one.
+        # A repeated process gets a new name, because two processes with one name would count as one.
         repeats = {
-            config: [replace(of_config[n % count], process=f"{n}") for n in range(total)]
-            for config, of_config in finals.items()
+            config: [replace(processes[n % count], process=f"{n}") for n in range(total)]
+            for config, processes in finals.items()
         }
         if not decide_finals(repeats, current, default, axes).needs_more:
             return total
@@ -191,10 +191,10 @@ def processes_to_settle(
 
 
 def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decision:
-    """Return the decision for a pick. ``is_fresh``: a table without history would hold it, too."""
+    """Return the decision for a pick. ``is_fresh`` is True if a table built without history would also contain it."""
     config, time_us = pairs.configs[pick], math.exp(pairs.logs[pick].mean())
     times_us = dict(zip(pairs.configs, np.exp(pairs.logs.mean(axis=1)).tolist(), strict=True))
-    rivals = [number for number in range(len(pairs.configs)) if number != pick]
+    rivals = [index for index in range(len(pairs.configs)) if index != pick]
     processes = pairs.logs.shape[1]
     if not rivals:
         return Decision(config, Verdict.ONLY, time_us, processes=processes, times_us=times_us, ratios={config: 1.0})
@@ -206,21 +206,21 @@ def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decisi
     elif upper > keep:
         verdict = Verdict.AMBIGUOUS
     lower, upper = math.expm1(pairs.lower[pick, runner_up]), math.expm1(upper)
-    ratios = {rival: math.exp(pairs.mean[place, pick]) for place, rival in enumerate(pairs.configs)}
+    ratios = {rival: math.exp(pairs.mean[index, pick]) for index, rival in enumerate(pairs.configs)}
     return Decision(
         config, verdict, time_us, pairs.configs[runner_up], lower, upper, processes, times_us=times_us, ratios=ratios
     )
 
 
 def _unproven(pick: NamedInts, verdict: Verdict, times_us: Mapping[NamedInts, float], processes: int) -> Decision:
-    """Return a decision by times that prove nothing; its runner-up is the fastest other config."""
+    """Return a decision without proof, in which the runner-up is the fastest config other than the pick."""
     ratios = {config: time_us / times_us[pick] for config, time_us in times_us.items()}
     others = (config for config in times_us if config != pick)
     runner_up = min(others, key=lambda config: (times_us[config], config.canonical), default=None)
     return Decision(pick, verdict, times_us[pick], runner_up, processes=processes, times_us=times_us, ratios=ratios)
 
 
-def _explained(decision: Decision, precedence: Precedence) -> Decision:
-    """Return the decision with why its pick comes first, if the runner-up is faster."""
+def _with_precedence(decision: Decision, precedence: Precedence) -> Decision:
+    """Return the decision with the reason why its pick comes first, if the runner-up is faster than the pick."""
     is_faster = decision.ratio is not None and decision.ratio < 1
     return replace(decision, precedence=precedence) if is_faster else decision

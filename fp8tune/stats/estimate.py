@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error, which has ``df`` degrees of freedom of Student's t."""
+    """A mean with its standard error, and the degrees of freedom ``df`` for Student's t distribution."""
 
     mean: float
     error: float
@@ -23,20 +23,20 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The two-sided 95 % interval of the ratio, if the mean is that of a log ratio."""
+        """The two-sided 95 % confidence interval of the ratio, if the mean is that of a log ratio."""
         return math.exp(self.lower(0.025)), math.exp(self.upper(0.025))
 
     def lower(self, level: float) -> float:
-        """Return the one-sided lower bound that errs in a share ``level`` of cases."""
+        """Return the one-sided lower confidence bound of the mean, with error probability ``level``."""
         return self.mean - t_quantile(1 - level, self.df) * self.error
 
     def upper(self, level: float) -> float:
-        """Return the one-sided upper bound that errs in a share ``level`` of cases."""
+        """Return the one-sided upper confidence bound of the mean, with error probability ``level``."""
         return self.mean + t_quantile(1 - level, self.df) * self.error
 
 
 def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
-    """Return the trimmed mean of independent values, with the error of Tukey and McLaughlin (1963).
+    """Return the trimmed mean of independent values, with the standard error of Tukey and McLaughlin (1963).
 
     Raises ValueError for fewer than two finite values.
     """
@@ -54,7 +54,7 @@ def estimate(values: Sequence[float], trimmed_share: float = 0.0) -> Estimate:
 
 @functools.cache
 def t_quantile(share: float, degrees: float) -> float:
-    """Return the value that a share of Student's t distribution lies below."""
-    from scipy.special import stdtrit  # 0.3 s, which a command that decides nothing does not take
+    """Return the quantile of Student's t distribution at cumulative probability ``share``."""
+    from scipy.special import stdtrit  # takes 0.3 s, so it is imported only to decide
 
     return float(stdtrit(degrees, share))

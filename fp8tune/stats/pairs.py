@@ -1,7 +1,7 @@
 """Paired comparison of finalists.
 
-A config's times agree far better within a process than between processes, so the process is the unit of replication:
-each contributes one value for each config.
+Times of a config vary far less within a process than between processes. The process is therefore the unit of
+replication, and contributes one value for each config.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Block(NamedTuple):
 
 
 def blocks_of(finals: Finals) -> list[Block]:
-    """Return all blocks of some finals. Process names are unique within a sweep, so the sweep becomes part of them."""
+    """Return all blocks of the finals. Process names get the sweep as a prefix, which makes them unique."""
     return [
         Block(f"{times.run.sweep} {times.process}", round, config, time_us)
-        for config, of_config in finals.items()
-        for times in of_config
+        for config, processes in finals.items()
+        for times in processes
         for round, time_us in times.blocks
     ]
 
 
 def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]:
-    """Return the trimmed mean of each process's round-centred log times.
+    """Return one log time for each config and process: the trimmed mean over rounds, without drift between rounds.
 
-    A round's centre is its mean over configs, so drift between rounds cancels. The level of the process is added back.
-    Of a process that was interrupted, the largest set of rounds and configs without gaps counts.
+    Drift is removed by subtracting from each round its mean over configs, and adding the mean over all rounds. For an
+    interrupted process, only the largest set of rounds and configs without gaps is used.
     """
     processes: dict[str, dict[int, dict[NamedInts, float]]] = {}
     for block in blocks:
@@ -57,47 +57,47 @@ def process_values(blocks: Iterable[Block]) -> dict[NamedInts, dict[str, float]]
     values: dict[NamedInts, dict[str, float]] = {}
     for process, rounds in sorted(processes.items()):
         configs, numbers = largest_block(rounds)
-        logs = np.array([[rounds[number][config] for config in configs] for number in numbers])
-        centres = logs.mean(axis=1, keepdims=True)
-        means = centres.mean() + _trimmed_mean(logs - centres)
+        log_times = np.array([[rounds[number][config] for config in configs] for number in numbers])
+        centres = log_times.mean(axis=1, keepdims=True)
+        means = centres.mean() + _trimmed_mean_over_rounds(log_times - centres)
         for config, mean in zip(configs, means.tolist(), strict=True):
             values.setdefault(config, {})[process] = mean
     return values
 
 
-def _trimmed_mean(logs: Matrix) -> Matrix:
-    cut = int(TRIMMED_SHARE * len(logs))
-    mean: Matrix = np.sort(logs, axis=0)[cut : len(logs) - cut].mean(axis=0)
+def _trimmed_mean_over_rounds(log_times: Matrix) -> Matrix:
+    cut = int(TRIMMED_SHARE * len(log_times))
+    mean: Matrix = np.sort(log_times, axis=0)[cut : len(log_times) - cut].mean(axis=0)
     return mean
 
 
-def residuals(logs: Matrix) -> Matrix:
-    """Return a matrix of log times without the levels of its rows and columns."""
-    rest: Matrix = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+def residuals(log_times: Matrix) -> Matrix:
+    """Return the residuals of log times after removing row and column effects."""
+    rest: Matrix = log_times - log_times.mean(axis=0) - log_times.mean(axis=1, keepdims=True) + log_times.mean()
     return rest
 
 
 def largest_block(rows: Mapping[Key, Collection[NamedInts]]) -> tuple[list[NamedInts], list[Key]]:
-    """Return the largest block of configs and rows without gaps. Raises ValueError without rows.
+    """Return configs and rows such that each of the rows has all of the configs. Raises ValueError without rows.
 
-    Candidates are the sets of configs that occur, and the intersection of any two of them.
+    The product of the two counts is the largest over all sets of configs that a row has or that two rows share.
     """
     if not rows:
         raise ValueError("no values")
     sets = {frozenset(configs) for configs in rows.values()}
     if len(sets) > 1:
         sets |= {first & second for first, second in itertools.combinations(sets, 2)} - {frozenset()}
-    blocks = []
+    candidates = []
     for configs in sets:
         complete = sorted(row for row, present in rows.items() if configs <= set(present))
-        blocks.append((sorted(configs, key=lambda config: config.canonical), complete))
-    return min(blocks, key=lambda block: (-len(block[0]) * len(block[1]), -len(block[0]), str(block[0])))
+        candidates.append((sorted(configs, key=lambda config: config.canonical), complete))
+    return min(candidates, key=lambda pair: (-len(pair[0]) * len(pair[1]), -len(pair[0]), str(pair[0])))
 
 
 def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
-    """Return a sort key for configs that are equally fast.
+    """Return a function that computes a config's sort key, which decides between equally fast configs.
 
-    Fewer stages come first, then fewer warps, then each axis's values as declared (others last), then the text.
+    Fewer stages come first, then fewer warps, then axis values as declared (undeclared ones last), then the text.
     """
     places = {name: {value: place for place, value in enumerate(values)} for name, values in axes}
 
@@ -111,24 +111,23 @@ def canonical_order(axes: Axes) -> Callable[[NamedInts], tuple[object, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Log slowdowns of every config against every other one, paired over processes.
+    """Log slowdowns of each config against each rival, which is any other config, paired by process.
 
-    Configs are in the order of preference: the default first, then canonical order. Matrices are indexed by config,
-    then rival.
+    Configs are in order of preference: the default first, then canonical order. Matrices have indices [config, rival].
     """
 
     configs: list[NamedInts]
     logs: Matrix  # log microseconds, indexed by config and process
-    mean: Matrix
-    error: Matrix  # standard errors of the mean; infinite with one process
-    quantile: float  # standard errors from the mean to its one-sided bound
+    mean: Matrix  # mean over processes
+    error: Matrix  # standard error of the mean; infinite with one process
+    quantile: float  # number of standard errors between the mean and its one-sided bound
 
     @classmethod
     def compare(cls, values: Values, default: NamedInts | None, axes: Axes, alpha: float) -> Pairs:
-        """Compare configs by their process values. ``alpha`` is shared among the rivals of one config."""
+        """Compare configs by their process values. ``alpha`` is the error rate over all rivals of one config."""
         by_process: dict[str, list[NamedInts]] = {}
-        for config, logs_of in values.items():
-            for process in logs_of:
+        for config, process_logs in values.items():
+            for process in process_logs:
                 by_process.setdefault(process, []).append(config)
         complete, processes = largest_block(by_process)
         order = canonical_order(axes)
@@ -144,34 +143,35 @@ class Pairs:
 
     @property
     def lower(self) -> Matrix:
-        """Lower bounds of the slowdowns."""
+        """Lower confidence bounds of the log slowdowns."""
         return self.mean - self.quantile * self.error
 
     @property
     def upper(self) -> Matrix:
-        """Upper bounds of the slowdowns."""
+        """Upper confidence bounds of the log slowdowns."""
         return self.mean + self.quantile * self.error
 
     @property
     def fastest(self) -> int:
-        """Position of the fastest config; the first of several."""
+        """Index of the fastest config; of equally fast ones, the first."""
         return int(self.mean.max(axis=1).argmin())
 
     def position(self, config: NamedInts | None) -> int | None:
-        """Return the position of a config; None if it is not compared."""
+        """Return the index of a config; None if it is not compared."""
         return self.configs.index(config) if config in self.configs else None
 
     def first_tied(self, band: float, default: int | None) -> int:
-        """Return the first config within ``band`` of the fastest, with a standard error to spare.
+        """Return the index of the first config whose slowdown against the fastest, plus its error, is within ``band``.
 
-        If the default is not within the band, it must also be proven faster than the default, which is taken otherwise.
+        If the default is slower than that, return the first such config that is proven faster than the default, if any,
+        else the default. ``default`` is an index.
         """
         ties = np.flatnonzero((self.mean + self.error)[:, self.fastest] <= band).tolist()
         if default is None or default in ties:
             return int(ties[0])
-        return next((int(place) for place in ties if self.lower[default, place] > 0), default)
+        return next((int(index) for index in ties if self.lower[default, index] > 0), default)
 
     def is_contested(self, pick: int, band: float, sigmas: float) -> bool:
-        """Return True if the pick, or a preferred config, lies near the edge of the tie band."""
+        """Return True if the pick, or a config preferred to it, is within ``sigmas`` errors of the tie band's edge."""
         distance = np.abs(self.mean[: pick + 1, self.fastest] - band)
         return bool((distance < sigmas * self.error[: pick + 1, self.fastest]).any())

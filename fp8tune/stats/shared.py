@@ -1,4 +1,4 @@
-"""One config for many problems: the fallback config, and the slowdown on problems that it was chosen without."""
+"""Choice of one config for many problems, and its slowdown on problems that were left out of the choice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from fp8tune.records import NamedInts
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.estimate import estimate
-from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.pairs import Axes, canonical_order
 from fp8tune.stats.study import Study
 
-BOUND = 1.05  # slowdown that a fallback config may have on any measured problem
-KNOWN_SHARE = 0.75  # of the held-out problems must know the time of the nearest key's config before a rule changes
+BOUND = 1.05  # largest slowdown allowed for a fallback config on any measured problem
+KNOWN_SHARE = 0.75  # least share of held-out problems with a time for the nearest key's config to change a rule
 
-# Function from a study, and lookup keys to leave out, to the config of the nearest other key.
+# Function that returns the config of the lookup key nearest to a study's, among all keys but those to leave out.
 Nearest = Callable[[Study, frozenset[NamedInts]], NamedInts | None]
 
 
@@ -30,7 +30,7 @@ class Loss:
     """Slowdown of one config over several problems."""
 
     config: NamedInts
-    mean: float  # geometric mean of its time over the best time
+    mean: float  # geometric mean of the config's time over the best time
     worst: float
 
 
@@ -42,7 +42,7 @@ class Losses:
 
     @cached_property
     def configs(self) -> list[NamedInts]:
-        """All configs, in canonical order."""
+        """All configs with a time in any study, in canonical order."""
         configs = {config for study in self.studies for config in study.slowdowns}
         return sorted(configs, key=canonical_order(self.studies[0].axes))
 
@@ -52,39 +52,39 @@ class Losses:
         rows = [[study.slowdowns.get(config, math.nan) for study in self.studies] for config in self.configs]
         return np.array(rows)
 
-    def covering(self, mask: NDArray[np.bool_] | None = None) -> list[Loss]:
-        """Return the configs with a time in every study, or in those of a mask, in canonical order."""
+    def losses_over(self, mask: NDArray[np.bool_] | None = None) -> list[Loss]:
+        """Return a loss for each config timed in all studies, or all studies of ``mask``, in canonical order."""
         columns = slice(None) if mask is None else mask
-        worst = self.slowdowns[:, columns].max(axis=1)  # NaN where one is
-        places = np.flatnonzero(~np.isnan(worst))
-        logs = np.log(self.slowdowns[places][:, columns]).tolist()
+        worst = self.slowdowns[:, columns].max(axis=1)  # NaN if any study has no time
+        complete = np.flatnonzero(~np.isnan(worst))
+        logs = np.log(self.slowdowns[complete][:, columns]).tolist()
         return [
-            Loss(self.configs[place], math.exp(math.fsum(row) / len(row)), float(worst[place]))
-            for place, row in zip(places, logs, strict=True)
+            Loss(self.configs[index], math.exp(math.fsum(row) / len(row)), float(worst[index]))
+            for index, row in zip(complete, logs, strict=True)
         ]
 
 
 def choose_shared(studies: Iterable[Study], bound: float = BOUND, current: NamedInts | None = None) -> Loss | None:
-    """Choose one config for all usable studies of a kernel; None if no config has a time in each.
+    """Choose one config for all usable studies of a kernel; None if no config was timed in all of them.
 
-    It has the least mean slowdown of the configs that nowhere lose more than ``bound``; if every config does somewhere,
-    the least worst slowdown. The current config, completed with the default's axes, stays while it is within the keep
-    band of both.
+    Of the configs whose worst slowdown is at most ``bound``, choose the one with the least mean slowdown. If there are
+    none, choose the config with the least worst slowdown. The current config, completed with the default's axes, stays
+    if it exceeds ``bound`` and the least slowdown by no more than the keep band.
     """
     usable = [study for study in studies if study.is_usable]
     if not usable:
         return None
     complete = None if current is None else NamedInts({**usable[0].default, **current})
-    return choose_loss(Losses(usable).covering(), bound, complete)
+    return choose_loss(Losses(usable).losses_over(), bound, complete)
 
 
 def choose_loss(losses: Sequence[Loss], bound: float = BOUND, current: NamedInts | None = None) -> Loss | None:
-    """Choose as :func:`choose_shared` does, among configs in canonical order."""
+    """Choose by the rules of :func:`choose_shared` among losses in canonical order of their configs."""
     keep = 1 + PLAN.keep_band
     holder = next((loss for loss in losses if loss.config == current), None)
     within = [loss for loss in losses if loss.worst <= bound]
     if holder and holder.worst <= bound * keep:
-        # Noise may carry a config over the edge of the bound, so others must clear it by the band.
+        # Noise may move a config across the bound, so other configs must be below it by the keep band.
         edge = max(bound, holder.worst) / keep
         within = [holder, *(loss for loss in within if loss.worst <= edge and loss is not holder)]
 
@@ -99,9 +99,9 @@ def choose_loss(losses: Sequence[Loss], bound: float = BOUND, current: NamedInts
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Slowdowns of one study under configs that were chosen without its shape.
+    """Slowdowns of one study with the fallback config and the nearest key's, both chosen without the study's shape.
 
-    None where the time is unknown; infinite where the config failed.
+    A slowdown is None if the config was not timed, and infinite if it failed.
     """
 
     study: Study
@@ -111,25 +111,25 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Regret:
-    """Summary of slowdowns under one rule; None where no problem has a time."""
+    """Summary of held-out slowdowns under one lookup rule. Values are None if no problem has a time."""
 
     mean: float | None  # geometric mean
     worst: float | None
-    unknown: int  # problems on which the config has no time
+    unknown: int  # number of problems without a time for the config
 
 
 def regret(slowdowns: Iterable[float | None]) -> Regret:
-    """Summarize held-out slowdowns."""
+    """Summarize the held-out slowdowns of one lookup rule."""
     values = list(slowdowns)
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return Regret(geomean(finite) if finite else None, max(finite, default=None), len(values) - len(finite))
 
 
 def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest) -> list[HeldOut]:
-    """Leave out each shape in turn with all that share its lookup keys, and look it up as one that nobody measured.
+    """Return the slowdowns that each study would have if its shape had never been measured.
 
-    The fallback config is chosen from the other ``studies`` of one kernel; it is the declared default where no config
-    covers them. ``others`` are of devices that share these rows without a say in the fallback.
+    A shape is left out with all studies of its lookup keys. The fallback config is chosen from the other ``studies``
+    or, if no config was timed in all of them, is the default. ``others`` are looked up, but do not affect the fallback.
     """
     usable = [study for study in studies if study.is_usable]
     if not usable:
@@ -137,11 +137,11 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
     losses, keys = Losses(usable), [_key(study) for study in usable]
     everything = [*usable, *(study for study in others if study.is_usable)]
     held_out: list[HeldOut] = []
-    for same_shape in grouped(everything, lambda study: study.problem.shape).values():
+    for same_shape in group_by(everything, lambda study: study.problem.shape).values():
         left_out = frozenset(map(_key, same_shape))
         rest = np.array([key not in left_out for key in keys], dtype=bool)
         if rest.any():
-            best = choose_loss(losses.covering(rest))
+            best = choose_loss(losses.losses_over(rest))
             fallback = best.config if best else same_shape[0].default
             for study in same_shape:
                 neighbour = nearest(study, left_out) or fallback
@@ -150,12 +150,13 @@ def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest
 
 
 def prefers_nearest(held_out: Sequence[HeldOut], current: bool | None = None) -> bool:
-    """Decide if unseen keys take the row of the nearest key instead of the fallback row, on all devices of an arch.
+    """Return True if unmeasured keys should use the nearest key's row, False if the fallback row, for one arch.
 
-    The nearest row must lose less in the geometric mean. The rule of the ``current`` table stays until the other is
-    proven to lose less by more than the keep band: noise alone can give one problem a config that is 3 % apart. A
-    problem on which the nearest row's config was never timed says nothing, and with fewer than three quarters known the
-    current rule stays. A nearest config that failed rules it out.
+    Only problems with a time for the fallback config count. ``current`` is the rule in use. The first match decides:
+    1. False if a nearest config failed.
+    2. The ``current`` rule if fewer than three quarters of the problems have a time for their nearest config.
+    3. Without a ``current`` rule, True if nearest configs have the smaller geometric mean slowdown.
+    4. The ``current`` rule, unless the other is proven faster by more than the keep band.
     """
     comparable = [item for item in held_out if item.fallback is not None and math.isfinite(item.fallback)]
     if any(item.nearest == math.inf for item in comparable):
@@ -169,7 +170,7 @@ def prefers_nearest(held_out: Sequence[HeldOut], current: bool | None = None) ->
 
 
 def _is_proven(gains: Sequence[float]) -> bool:
-    """Return True if log ratios are above the keep band in the mean: a one-sided t-test."""
+    """Return True if a one-sided t-test proves that the mean of log ratios exceeds the keep band."""
     return len(gains) > 1 and estimate(gains).lower(PLAN.alpha) > math.log1p(PLAN.keep_band)
 
 
@@ -183,36 +184,36 @@ def _key(study: Study) -> NamedInts:
 
 @dataclass(frozen=True)
 class Cover:
-    """A few configs, and what problems lose if they may launch nothing else. Losses are shares: 0.02 is 2 %."""
+    """A small set of configs, and the loss of each problem if launches use no others. A loss of 0.02 is 2 %."""
 
     within: float  # bound on each problem's loss
     configs: tuple[NamedInts, ...]  # in canonical order
-    chosen: tuple[NamedInts, ...]  # the fastest of the set for each problem
+    chosen: tuple[NamedInts, ...]  # fastest config of the set for each problem
     slowdowns: tuple[float, ...]  # time of the chosen config over the best time, for each problem
 
     @property
     def worst(self) -> float:
-        """The largest loss of any problem."""
+        """Largest loss of any problem."""
         return max(self.slowdowns) - 1
 
     @property
     def mean(self) -> float:
-        """The loss in the geometric mean."""
+        """Geometric mean of the slowdowns, as a loss."""
         return geomean(self.slowdowns) - 1
 
 
 def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: Axes = ()) -> Cover:
-    """Choose few configs such that each problem has one within a share of its best time.
+    """Find a small set of configs so that each problem has one within a share (``within``) of its best time.
 
-    Greedy: each config is the one for most of the problems that are left, of least worst loss there, and a config that
-    the others make redundant is dropped. ``slowdowns`` has, for each problem, the time over the best time of each
-    config that is right there. Raises ValueError without problems, and for a problem without configs.
+    Greedy: each step adds the config that fits most uncovered problems; ties go to the least worst loss.
+    Configs made redundant by the others are then dropped. ``slowdowns`` has, for each problem, the time over the best
+    time of each correct config. Raises ValueError without problems, and for a problem without configs.
     """
     if not slowdowns or not all(slowdowns):
         raise ValueError("a problem without times cannot be covered" if slowdowns else "no problems")
     order = canonical_order(axes)
     configs = sorted({config for row in slowdowns for config in row}, key=order)
-    bound = 1 + within + 1e-12  # a ratio that is 1.02 but for rounding is within 2 %
+    bound = 1 + within + 1e-12  # a ratio of 1.02 counts as within 2 % despite rounding
     fits = [{config: loss for config, loss in row.items() if loss <= bound * min(row.values())} for row in slowdowns]
     picks: list[NamedInts] = []
     while uncovered := [row for row in fits if row.keys().isdisjoint(picks)]:

@@ -1,4 +1,4 @@
-"""Records of a tuned problem: the study, its results and its decision. Imports no numerics, so that reading is fast."""
+"""Records of a tuned problem: the study, its results and its decision. Imports no numerics library, to load fast."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from functools import cached_property
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.stats.means import trimmed_mean
 
-# Times the copy rate. What is faster came from a cache: reading twice as much as writing reaches 1.06.
+# Multiple of the copy rate above which data came from a cache. Reading twice as much as writing reaches 1.06.
 CACHED_RATE = 1.15
 
 
 class Stage(StrEnum):
-    """Phase of a sweep that timed a config. Times of two stages are never compared."""
+    """Phase of a sweep that timed a config. Times of different stages are never compared."""
 
-    COARSE = "screen"  # all right configs in one process
+    COARSE = "screen"  # all correct configs in one process
     FINAL = "final"  # the finalists in fresh processes
 
 
@@ -29,19 +29,19 @@ class Verdict(StrEnum):
     CERTIFIED = "certified"
     """Proven faster than every other finalist."""
     NEAR_TIE = "near-tie"
-    """At most the keep band slower than the fastest: of those tied with it the default, else the first in order."""
+    """Proven at most the keep band slower than the fastest; of tied configs the default, else the first in order."""
     ONLY = "only"
-    """The only finalist: nothing else was timed, or the coarse pass left nothing near it."""
+    """The only finalist: no other config was timed, or all others were too slow in the coarse pass."""
     AMBIGUOUS = "ambiguous"
-    """It may lose more than the keep band: measured too little, or too noisy."""
+    """Possibly slower than another by more than the keep band: too few measurements, or too much noise."""
     KEPT_INCUMBENT = "kept-incumbent"
-    """The current config: another is preferred, but not proven faster by more than the keep band."""
+    """The current config: another config is preferred, but not proven faster by more than the keep band."""
     UNRESOLVABLE = "unresolvable"
-    """Too short for the timer to tell configs apart, or timed from a cache."""
+    """Too short for the timer to distinguish configs, or timed with data in a cache."""
     QUICK = "quick"
     """Chosen by the coarse pass alone."""
     PUBLISHED = "published"
-    """Reported by others, not measured here."""
+    """Reported in a publication, not measured here."""
 
 
 SETTLED = (Verdict.CERTIFIED, Verdict.NEAR_TIE, Verdict.KEPT_INCUMBENT, Verdict.ONLY)
@@ -49,14 +49,14 @@ OPEN = (Verdict.AMBIGUOUS, Verdict.UNRESOLVABLE)
 
 
 class Precedence(StrEnum):
-    """Reason why the next best config is not the pick, where it is faster or was not confirmed."""
+    """Reason why the next best config is not the pick, if it is faster or was timed only in the coarse pass."""
 
     NONE = ""
-    TIED = "tied"  # within the tie band: the default comes first, then the canonical order
+    TIED = "tied"  # both are within the tie band, where the default comes first, then canonical order
     DEFAULT = "default stays"  # nothing is proven faster than the default
     CURRENT = "committed stays"  # nothing is proven faster than the current config by more than the keep band
-    TOO_SHORT = "too short"  # times are too short to tell configs apart
-    UNCONFIRMED = "coarse pass"  # the coarse pass alone timed it, in one process, which proves nothing
+    TOO_SHORT = "too short"  # times are too short for the timer to distinguish configs
+    UNCONFIRMED = "coarse pass"  # only the coarse pass timed the other config: one process proves nothing
 
 
 class Origin(StrEnum):
@@ -70,7 +70,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Today:
-    """The config that a launch uses without the pick. Every gain is over its time."""
+    """The config that a launch uses before the pick is applied. Speedups are relative to its time."""
 
     config: NamedInts
     origin: Origin = Origin.DEFAULT
@@ -78,16 +78,16 @@ class Today:
 
 @dataclass(frozen=True)
 class Result:
-    """One config in one study. Summary, finalist and pick are all this type."""
+    """Result of one config in one study, in the coarse pass and in the finals."""
 
     config: NamedInts | None  # None for a published row whose source names no config
     status: Status = Status.OK
-    coarse_us: float | None = None  # median of the coarse pass, or of published figures
-    figures: int = 1  # processes or printed figures that ``coarse_us`` rests on
+    coarse_us: float | None = None  # median of the coarse pass or of published figures
+    figures: int = 1  # number of processes, or of published figures, behind ``coarse_us``
     finals: tuple[ProcessTimes, ...] = field(default=(), repr=False)
     control: tuple[ProcessTimes, ...] = field(default=(), repr=False)
-    """Finals of the default under its second name: the A/A control."""
-    source: str = ""  # publication that reports it; empty for our own
+    """Finals of the A/A control, which is the default config under a second name."""
+    source: str = ""  # publication that reports the result; empty if measured here
     note: str = ""
     facts: Facts = Facts()
     check: str = "exact"
@@ -95,16 +95,16 @@ class Result:
     copy_gb_per_s: float | None = None  # rate of a device-to-device copy in the sweep that timed it
     peak_flop_per_s: float | None = None
     newest: float = field(default=0.0, compare=False)
-    """Moment when the last of its rows was stored, in seconds since the epoch."""
+    """Time at which the last row of the result was stored, in seconds since the epoch."""
 
     @property
     def stage(self) -> Stage:
-        """Stage that ``value_us`` comes from."""
+        """Stage in which ``value_us`` was measured."""
         return Stage.FINAL if self.finals else Stage.COARSE
 
     @property
     def value_us(self) -> float:
-        """Time that ranks results within one stage: the median over processes; infinite without a time."""
+        """Time for ranking within one stage: median over final processes or coarse time; infinite without either."""
         if self.finals:
             return statistics.median(map(process_us, self.finals))
         return math.inf if self.coarse_us is None else self.coarse_us
@@ -123,21 +123,21 @@ class Decision:
     verdict: Verdict
     time_us: float  # geometric mean over the processes of the finals, or the median of the coarse pass
     runner_up: NamedInts | None = None
-    """The fastest other config of the stage that decided. It may be faster than the pick."""
+    """Fastest config besides the pick in the deciding stage. It may be faster than the pick."""
     lower: float = -math.inf  # lower bound of the pick's slowdown against the runner-up
     upper: float = math.inf  # upper bound of the pick's slowdown against every other finalist
-    processes: int = 0  # processes that the decision rests on, or printed figures of a publication
+    processes: int = 0  # number of processes, or of published figures, behind the decision
     is_contested: bool = False
-    """True if the pick, or a preferred config, may be on the other side of the edge of the tie band."""
+    """True if the pick, or a config preferred to it, is so near the tie band's edge that noise may move it across."""
     precedence: Precedence = Precedence.NONE
     times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False, repr=False)
-    """Time of each config of the stage that decided."""
+    """Time of each config in the deciding stage."""
     ratios: Mapping[NamedInts, float] = field(default_factory=dict, compare=False, repr=False)
-    """Time of each compared config over the pick's, paired by process in the finals."""
+    """Time of each compared config divided by the pick's time, paired by process in the finals."""
 
     @property
     def ratio(self) -> float | None:
-        """Time of the runner-up over the pick's: below 1 if the runner-up is faster."""
+        """Time of the runner-up divided by the pick's time: below 1 if the runner-up is faster."""
         return None if self.runner_up is None else self.ratios[self.runner_up]
 
     @property
@@ -148,7 +148,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another config beside the pick. The ratio is its time over the pick's in the same stage."""
+    """A config compared with the pick. The ratio is its time divided by the pick's time in the same stage."""
 
     config: NamedInts
     stage: Stage
@@ -158,33 +158,33 @@ class Rival:
 
 @dataclass(frozen=True)
 class Study:
-    """All results that compare with each other on one problem and device, the best first, with their decision."""
+    """All comparable results of one problem on one device, the fastest first, with their decision."""
 
     problem: Problem
     device: Device
     kind: Kind
     version: KernelVersion | None  # None for published rows of another implementation
-    results: tuple[Result, ...] = ()  # results with a time; of compiled kernels, all results
+    results: tuple[Result, ...] = ()  # results with a time; for compiled kernels, all results
     failures: Mapping[NamedInts, Status] = field(default_factory=dict)
-    """Configs that were tried here and have no time, with the reason."""
+    """Configs that were tried without getting a time, each with the status that gives the reason."""
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
     flops: int | None = None
-    complete: bool = True  # False while a sweep of the problem has begun and not finished
+    complete: bool = True  # False while a sweep of the problem is unfinished
     has_finals: bool = False  # True if finals ran, even if none of the results has any
     current: NamedInts | None = None
-    """Config in the committed table's row for the key. It stays until another is proven faster."""
+    """Config in the committed table's row for ``lookup_key``. It stays until another config is proven faster."""
     today: Today | None = None
     decision: Decision | None = None  # None until :func:`fp8tune.stats.decide.decide_study`
-    noise: float | None = None  # difference between the default and its A/A control, as a share
+    noise: float | None = None  # relative difference between the default and its A/A control
 
     def __hash__(self) -> int:
-        """Hash what identifies the study: the fields hold mappings."""
+        """Hash only the identifying fields, because other fields hold mappings."""
         return hash((self.problem, self.device, self.kind, self.version))
 
     @property
     def newest(self) -> float:
-        """Moment when the last row was stored, in seconds since the epoch."""
+        """Time at which the last row of the study was stored, in seconds since the epoch."""
         return max((result.newest for result in self.results), default=0.0)
 
     @property
@@ -204,26 +204,26 @@ class Study:
 
     @property
     def is_usable(self) -> bool:
-        """True if a table can be made from it: swept to the end, with a result that names its config."""
+        """True if the study can fill a table row: its sweep is complete, and a result names its config."""
         return self.complete and any(result.config is not None for result in self.results)
 
     @property
     def choice(self) -> Decision:
-        """The decision. Raises ValueError for a study that is not decided."""
+        """The decision. Raises ValueError if the study is not decided yet."""
         if self.decision is None:
             raise ValueError(f"the study of {self.problem} is not decided")
         return self.decision
 
     @cached_property
     def pick(self) -> Result:
-        """Result of the pick."""
+        """Result of the picked config; of several, one with finals, else the fastest."""
         config = self.choice.pick
         same = (result for result in self.results if (result.config or NamedInts()) == config)
         return min(same, key=lambda result: (not result.finals, result.value_us, result.source, result.note))
 
     @cached_property
     def coarse_us(self) -> Mapping[NamedInts, float]:
-        """Coarse time of each named config; the best of several rows that published the same one."""
+        """Coarse time of each named config; the best time if several published rows name the same config."""
         results = sorted(self.results, key=lambda result: -result.value_us)
         times = {r.config: r.value_us if r.coarse_us is None else r.coarse_us for r in results if r.config is not None}
         return {config: time_us for config, time_us in times.items() if math.isfinite(time_us)}
@@ -235,12 +235,12 @@ class Study:
 
     @cached_property
     def times_us(self) -> Mapping[NamedInts, float]:
-        """Time of each config: of finalists in the finals, of others in the coarse pass."""
+        """Time of each config: from the finals for finalists, from the coarse pass for all other configs."""
         return {**self.coarse_us, **(self.choice.times_us if self.finals else {})}
 
     @cached_property
     def slowdowns(self) -> Mapping[NamedInts, float]:
-        """Time of each config over the best one's of the same stage, at least 1."""
+        """Time of each config divided by the best time of the same stage, at least 1."""
         ratios: dict[NamedInts, float] = {}
         for times in (self.coarse_us, self.choice.times_us if self.finals else {}):
             best_us = min(times.values(), default=math.nan)
@@ -248,7 +248,7 @@ class Study:
         return ratios
 
     def rival(self, config: NamedInts) -> Rival | None:
-        """Compare a config with the pick, in the finals if both have them, else in the coarse pass."""
+        """Compare a config with the pick in the finals, else in the coarse pass; None if no stage timed both."""
         decision, coarse_us = self.choice, self.coarse_us
         if config in decision.ratios:
             stage = Stage.FINAL if self.finals else Stage.COARSE
@@ -259,20 +259,20 @@ class Study:
 
     @cached_property
     def next_best(self) -> Rival | None:
-        """The next best config that was timed. It may be faster than the pick."""
+        """The best timed config besides the pick. It may be faster than the pick."""
         rivals = [rival for config in self.times_us if config != self.choice.pick if (rival := self.rival(config))]
         return min(rivals, key=lambda rival: (rival.ratio, rival.config.canonical), default=None)
 
     @property
     def precedence(self) -> Precedence:
-        """Reason why the next best config is not the pick, where it is faster or was not confirmed."""
+        """Reason why the next best config is not the pick, if it is faster or was timed only in the coarse pass."""
         if self.next_best is None or self.next_best.config == self.choice.runner_up:
             return self.choice.precedence
         return Precedence.UNCONFIRMED if self.finals else Precedence.NONE
 
     @property
     def speedup(self) -> float | None:
-        """Time of today's config over the pick's: 1 if the pick is in use, None if today's config has no time."""
+        """Time of today's config divided by the pick's time; 1 if they are the same, None if today's has no time."""
         if self.today is None:
             return None
         return rival.ratio if (rival := self.rival(self.today.config)) else None

@@ -12,7 +12,6 @@ from fp8tune.options import (
     InDtype,
     Kernels,
     Names,
-    OperationName,
     Option,
     Routing,
     ScaleMode,
@@ -25,7 +24,7 @@ from fp8tune.options import (
 )
 from fp8tune.plan.shapes import list_sets
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS, METHODS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 
 LISTS = (
     ("Kernels of fp8tune", ", ".join(KERNELS)),
@@ -34,7 +33,6 @@ LISTS = (
         "module:ATTRIBUTE or path.py:ATTRIBUTE, of a spec or of an autotuned kernel, whose launches --recording or a "
         "following @RECORDING.json gives",
     ),
-    ("Passes of grouped-mm", f"{', '.join(PASSES)}; METHOD is {'; '.join(f'{n} {m}' for n, m in enumerate(METHODS))}"),
     ("Shape sets", ", ".join(list_sets())),
     ("GPU arches", ", ".join(ARCHES)),
     (
@@ -60,15 +58,6 @@ class Options:
     """The options of ``sweep``. Raises UsageError for a trial timeout under a second."""
 
     kernels: Kernels = tuple(KERNELS)
-    op: Annotated[
-        OperationName | None,
-        Option(
-            "--op",
-            "grouped-mm: the methods of its passes, instead of kernels. Kernels are launched with the installed table: "
-            "sweep and export them first.",
-            placeholder="NAME",
-        ),
-    ] = None
     shapes: Shapes = ("llama4",)
     routing: Routing = "jagged"
     recording: Annotated[

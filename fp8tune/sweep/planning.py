@@ -34,7 +34,7 @@ from fp8tune.stats.study import Today
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import NAMES, PASSES
+from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import FLAGS, KernelSpec
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _folder(reference: str) -> str:
 
 def _reference(reference: str) -> list[str]:
     """Of a kernel of somebody else, whose reference may lie in another folder."""
-    if reference in NAMES:
+    if reference in KERNELS:
         return []
     return [source.reference_hash(reference, source.installed(reference))]
 
@@ -331,8 +331,6 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str
     """The problems of a kernel, and notices of those that are left out."""
     notices = tuple[str, ...]()
     spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
-    if kind is Kind.STATIC and spec.name in PASSES:
-        return [], (f"{spec.name} is not compiled: a method is chosen by its time, and its kernels are compiled alone",)
     axes = plan.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
     found = plan.problems(
         spec,

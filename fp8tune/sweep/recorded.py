@@ -11,28 +11,20 @@ from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.measure import checking, kept
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
-from fp8tune.options import OperationName
 from fp8tune.replay import recording
 from fp8tune.replay.loading import load_spec, reach_recorded
 from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.sweep.options import Options
-from fp8tune_kernels.catalog import KERNELS, PASSES
+from fp8tune_kernels.catalog import KERNELS
 
 
 def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
     """The options with ``--recording``, ``--check`` and ``--reference`` in the text of each kernel; notices.
 
-    A recording alone stands for every kernel in it that can be swept, an operation for its passes. Raises UsageError
-    where there is none.
+    A recording alone stands for every kernel in it that can be swept. Raises UsageError where there is none.
     """
-    if options.op is not None:
-        if options.op is not OperationName.GROUPED_MM:
-            raise UsageError(f"--op {options.op}: its passes have one method; sweep its kernels with --kernel")
-        if options.recording is not None or options.kernels != tuple(KERNELS):
-            raise UsageError("--op sweeps the passes of an operation: leave out --kernel and --recording")
-        options = replace(options, op=None, kernels=PASSES)
     kernels, refused = options.kernels, tuple[str, ...]()
     if options.recording is not None and kernels == tuple(KERNELS):
         kernels = ()

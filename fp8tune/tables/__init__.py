@@ -1,1 +1,1 @@
-"""Launch tables: rows chosen from decided studies, generated modules, and files in the formats of others."""
+"""Launch tables: selection of rows from decided studies, generated modules, and formats for other tools."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, however many processes write them."""
+"""Atomic file writes that are safe with concurrent writers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fp8tune.errors import UsageError
 
 @dataclass(frozen=True)
 class File:
-    """One file of an export; the path is relative to the folder that the user names."""
+    """File of an export. ``path`` is relative to the folder that the user names."""
 
     path: PurePosixPath
     text: str
 
 
 def write(files: Iterable[File], folder: Path, *, is_dry: bool = False) -> dict[Path, bool]:
-    """Write files below a folder, or only compare them. Return each path with True if its text was another."""
+    """Write the files below ``folder`` unless ``is_dry``. Map each path to True if its text differs."""
     targets = {folder / file.path: file for file in files}
     for file in targets.values():
         if file.path.is_absolute() or ".." in file.path.parts:
@@ -31,8 +31,8 @@ def write(files: Iterable[File], folder: Path, *, is_dry: bool = False) -> dict[
 
 
 def read(path: Path) -> str | None:
-    """Return the text of a file; None if there is none, or none in UTF-8."""
-    with _reported(path, "read"):
+    """Return the text of a file, or None if the file does not exist or is not UTF-8."""
+    with _report_errors(path, "read"):
         try:
             return path.read_bytes().decode()
         except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
@@ -40,11 +40,11 @@ def read(path: Path) -> str | None:
 
 
 def update(path: Path, change: str | Callable[[str | None], str]) -> bool:
-    """Read a file, change its text and write it, in one step that excludes other writers. Make its folder.
+    """Lock a file, change its text and replace it. Create its folder if needed. Return True if the text changed.
 
-    ``change`` is the new text, or a function from the text before, None without a file. Return True if it changed.
+    ``change`` is the new text, or a function that makes it from the old text. Without a file, the old text is None.
     """
-    with _reported(path, "written"), _draft(path) as draft:
+    with _report_errors(path, "written"), _open_draft(path) as draft:
         before = read(path)
         text = change if isinstance(change, str) else change(before)
         if text != before:
@@ -59,8 +59,8 @@ def update(path: Path, change: str | Callable[[str | None], str]) -> bool:
 
 
 @contextlib.contextmanager
-def _reported(path: Path, action: str) -> Iterator[None]:
-    """Turn an error of the operating system into one line for the user."""
+def _report_errors(path: Path, action: str) -> Iterator[None]:
+    """Convert an OSError into a UsageError of one line."""
     try:
         yield
     except OSError as error:
@@ -68,11 +68,11 @@ def _reported(path: Path, action: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _draft(path: Path) -> Iterator[BinaryIO]:
-    """Open the only draft of a file, locked: renaming it replaces the file.
+def _open_draft(path: Path) -> Iterator[BinaryIO]:
+    """Open and lock the file's temporary draft; renaming the draft replaces the file.
 
-    The draft is the lock, so that nothing is left beside the file. A process that waited finds its draft renamed or
-    removed, and opens the next one. The lock of a killed process ends with it.
+    The draft is also the lock, so that no lock file stays behind. A process that waited for the lock may find its draft
+    renamed or removed, and opens a new one. The operating system releases the lock of a killed process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.draft"
@@ -80,16 +80,16 @@ def _draft(path: Path) -> Iterator[BinaryIO]:
     while not is_current:
         with name.open("ab") as draft:
             fcntl.flock(draft, fcntl.LOCK_EX)
-            is_current = _is_same(draft, name)
+            is_current = _is_same_file(draft, name)
             if is_current:
                 try:
                     yield draft
                 finally:
-                    if _is_same(draft, name):
+                    if _is_same_file(draft, name):
                         name.unlink()
 
 
-def _is_same(file: BinaryIO, path: Path) -> bool:
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

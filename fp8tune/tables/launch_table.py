@@ -1,4 +1,4 @@
-"""Launch tables as values, and the generated Python modules that hold them."""
+"""Launch tables as Python values, and the generated modules that store them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
 
 
 class Entry(NamedTuple):
-    """One row of a table."""
+    """Row of a launch table."""
 
     kernel: str
-    device: str  # empty for every device of the arch
-    key: tables.Key | None  # None for keys without a row
+    device: str  # empty if the row is for every device of the arch
+    key: tables.Key | None  # None if the row is for all keys without their own row
     config: tables.Key
-    origins: tuple[str, ...] = ()  # devices and publications that it was chosen on; none if it was only compiled
+    origins: tuple[str, ...] = ()  # devices and publications behind the choice; empty if only compiled
 
     @property
     def row(self) -> tables.Row:
-        """The row as a lookup reads it."""
+        """Row without its origins, as lookups read it."""
         return self[:4]
 
     def __str__(self) -> str:
@@ -57,42 +57,42 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchTable:
-    """All rows of one arch, and the kernels whose keys without a row take the row of the nearest key."""
+    """Rows of one arch. For kernels in ``nearest``, a key without a row takes the row of the nearest key."""
 
     arch: str
     entries: tuple[Entry, ...] = ()
     nearest: frozenset[str] = frozenset()
 
     def render(self) -> str:
-        """Return the text of the module: the same bytes for the same rows in any order.
+        """Return the text of the module, which does not depend on the order of the entries.
 
-        Raises DatabaseError for what no table may hold. No text of a database can become code.
+        Raises DatabaseError for values not allowed in a table. Database text is always escaped, never executed.
         """
         entries = sorted(self.entries, key=lambda entry: (*entry[:2], entry.key is None, entry.key or ()))
         origins = sorted({entry.origins for entry in entries})
         lines = [_HEADER.format(arch=self.arch, nearest=literal(sorted(self.nearest)), origins=literal(origins))]
         for entry in entries:
-            _check(entry)
+            _check_entry(entry)
             lines.append(f"    {literal([*entry.row, origins.index(entry.origins)])},\n")
         return "".join([*lines, ")\n"])
 
 
 def parse(text: str, arch: str) -> LaunchTable:
-    """Read a module's text, of which nothing is run. Raises ValueError unless it is a whole module."""
+    """Parse the text of a module without executing it. Raises ValueError if the module is incomplete or invalid."""
     table = user_tables.parsed(text)
     entries = (Entry(*row, origins) for row, origins in zip(table.rows, table.origins, strict=True))
     return LaunchTable(arch, tuple(entries), frozenset(table.nearest))
 
 
 def shipped_path(arch: str) -> Path:
-    """Return the module that the kernels import for an arch. Raises UsageError for one that can have none."""
+    """Return the path of the arch's shipped launch-table module. Raises UsageError if the arch cannot have one."""
     if arch == "interpreter" or not re.fullmatch(r"[a-z][a-z0-9_]{1,31}", arch):
         raise UsageError(f"arch {arch[:80]!r} has no table: name a GPU's, such as sm_90")
     return Path(tables.__file__).parent / f"{arch}.py"
 
 
 def default_path(arch: str) -> Path:
-    """Return the module that an export writes: the shipped one in a checkout of fp8tune, else the user's own."""
+    """Return the path that an export writes: the shipped module in a checkout of fp8tune, else the user's table."""
     shipped = shipped_path(arch)
     place = shipped.resolve()
     is_installed = {"site-packages", "dist-packages"} & set(place.parts)
@@ -104,8 +104,8 @@ def default_path(arch: str) -> Path:
     return folder / shipped.name
 
 
-def _check(entry: Entry) -> None:
-    """Raise DatabaseError for names and values that no lookup has."""
+def _check_entry(entry: Entry) -> None:
+    """Raise DatabaseError if the entry has names or values that no lookup can ask for."""
     pairs = (*(entry.key or ()), *entry.config)
     are_numbers = all(NAME.fullmatch(name) and type(value) is int and 0 <= value < 2**63 for name, value in pairs)
     are_names = _KERNEL.fullmatch(entry.kernel) and all(map(_ORIGIN.fullmatch, (entry.device, *entry.origins)))

@@ -1,4 +1,4 @@
-"""Python literals of values from a database or a recording. Nothing else of them reaches generated source."""
+"""Safe Python literals for values from a database or a recording, for use in generated source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPE = re.compile(r"(tl|torch)\.(u?int\d{1,2}|b?float\d{1,2}\w{0,12}|bool)", r
 
 
 def literal(value: object, modules: Mapping[str, str] = {}) -> str:
-    """Return the source of a recorded value. ``modules`` has the names of ``tl`` and ``torch`` in the source."""
+    """Return a recorded value as Python source. ``modules`` maps ``tl`` and ``torch`` to their names in that source."""
     if value is None or isinstance(value, int):
         return repr(value)
     if isinstance(value, float):

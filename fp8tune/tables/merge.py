@@ -1,6 +1,6 @@
-"""Merging of new rows into a table that was written before, so that no other row is lost.
+"""Merging of selected rows into an existing launch table without losing its other rows.
 
-A row stays if the database cannot give it: of a kernel or device without results always, of others until it is pruned.
+A row that was not selected again stays, unless ``prune`` is set and the database has results of its kernel and devices.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from fp8tune_kernels.tables import Key
 
 @dataclass(frozen=True)
 class Merged:
-    """The table to write, and its differences from the table before."""
+    """Result of a merge, with the table to write and its differences from the old table."""
 
     table: LaunchTable
     added: tuple[Entry, ...]
     changed: tuple[Entry, ...]
     unchanged: tuple[Entry, ...]
     removed: tuple[Entry, ...]
-    prunable: tuple[Entry, ...]  # rows of ``unchanged`` that the database could give and does not
+    prunable: tuple[Entry, ...]  # rows of ``unchanged`` that ``prune`` would remove
 
 
 def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Merged:
-    """Put selected rows over those of a table. ``prune`` removes rows that the database could give and does not."""
+    """Merge selected rows into a table. ``prune`` removes old rows that the database's results no longer select."""
     before = {entry[:3]: entry for entry in old.entries}  # a table has one row of each kernel, device and key
-    placed = [_placed(entry, before, selection) for entry in selection.table.entries]
-    selected = {entry[:3]: entry for entry in placed}
-    rest = {place: entry for place, entry in before.items() if place not in selected}
-    prunable = {place: entry for place, entry in rest.items() if _is_known(entry, selection)}
-    after = {**{place: entry for place, entry in rest.items() if not (prune and place in prunable)}, **selected}
-    own = {place for place, entry in after.items() if entry is not before.get(place)}
+    assigned = [_assign_device(entry, before, selection) for entry in selection.table.entries]
+    selected = {entry[:3]: entry for entry in assigned}
+    rest = {slot: entry for slot, entry in before.items() if slot not in selected}
+    prunable = {slot: entry for slot, entry in rest.items() if _has_results(entry, selection)}
+    after = {**{slot: entry for slot, entry in rest.items() if not (prune and slot in prunable)}, **selected}
+    own = {slot for slot, entry in after.items() if entry is not before.get(slot)}
     decided = {kernel for kernel, device, key in own if not device and key is None}
     others = {kernel for kernel, _, _ in after} - decided
-    # The table that has a kernel's row without a key also has its rule for near keys.
+    # A kernel's rule for near keys comes from the same table as its row without a key.
     new = {kernel for kernel in others if all(entry.kernel != kernel for entry in old.entries)}
     nearest = (selection.table.nearest & (decided | new)) | (old.nearest & (others - new))
-    same = {place for place in after.keys() & before.keys() if _is_same(after[place], before[place])}
+    same = {slot for slot in after.keys() & before.keys() if _has_same_config(after[slot], before[slot])}
     return Merged(
         table=LaunchTable(selection.table.arch, tuple(after.values()), nearest),
-        added=tuple(entry for place, entry in after.items() if place not in before),
-        changed=tuple(entry for place, entry in after.items() if place in before and place not in same),
-        unchanged=tuple(entry for place, entry in after.items() if place in same),
-        removed=tuple(entry for place, entry in before.items() if place not in after),
+        added=tuple(entry for slot, entry in after.items() if slot not in before),
+        changed=tuple(entry for slot, entry in after.items() if slot in before and slot not in same),
+        unchanged=tuple(entry for slot, entry in after.items() if slot in same),
+        removed=tuple(entry for slot, entry in before.items() if slot not in after),
         prunable=() if prune else tuple(prunable.values()),
     )
 
 
 def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry: bool = False) -> tuple[Merged, bool]:
-    """Merge selected rows into a module, in one step that excludes other writers. Return True if its text changes."""
+    """Merge rows into a module, and write it unless ``is_dry``. Return the result, and True if the text changes."""
     results = []
 
     def change(text: str | None) -> str:
@@ -71,25 +71,25 @@ def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry:
     return results[-1], is_changed
 
 
-def _placed(entry: Entry, before: Mapping[tuple[str, str, Key | None], Entry], selection: Selection) -> Entry:
-    """Return a new row, or the same config as a row of its own device.
+def _assign_device(entry: Entry, before: Mapping[tuple[str, str, Key | None], Entry], selection: Selection) -> Entry:
+    """Return the row to store for a selected one: itself, a copy for its own device, or the old row for all devices.
 
-    A row for all devices that was chosen on a device without results here is not overwritten by another device's.
+    An old row for all devices is not overwritten if it was chosen on a device without results in the database.
     """
     shared = before.get((entry.kernel, "", entry.key))
     if entry.device or shared is None or set(shared.origins) <= selection.known[entry.kernel]:
         return entry
     own = entry.origins[0] if len(entry.origins) == 1 else ""
     has_own = (entry.kernel, own, entry.key) in before
-    if not own or (_is_same(shared, entry) and not has_own):
+    if not own or (_has_same_config(shared, entry) and not has_own):
         return shared
     return entry._replace(device=own)
 
 
-def _is_same(entry: Entry, other: Entry) -> bool:
+def _has_same_config(entry: Entry, other: Entry) -> bool:
     return dict(entry.config) == dict(other.config)
 
 
-def _is_known(entry: Entry, selection: Selection) -> bool:
+def _has_results(entry: Entry, selection: Selection) -> bool:
     origins = {entry.device} if entry.device else set(entry.origins)
     return bool(origins) and origins <= selection.known.get(entry.kernel, frozenset())

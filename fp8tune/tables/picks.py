@@ -1,4 +1,4 @@
-"""Picks of one kernel on one device, which formats of others are written from."""
+"""Picks of one kernel on one device: the input to the export formats for other tools."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from fp8tune.stats.study import Study
 
 @dataclass(frozen=True)
 class Pick:
-    """The pick of one problem, with what was measured there."""
+    """Picked config of one problem, with the study that it was picked from."""
 
     study: Study
-    evidence: str  # one line: verdict, time, device, versions
-    launch: Launch | None = None  # as recorded; None for a kernel with a specification
+    evidence: str  # one line with verdict, time, device and versions
+    launch: Launch | None = None  # recorded launch; None for a kernel with a specification
 
     @property
     def problem(self) -> Problem:
-        """The problem."""
+        """Problem that the config was picked for."""
         return self.study.problem
 
     @property
     def config(self) -> NamedInts:
-        """The picked config."""
+        """Config that was picked for the problem."""
         return self.study.choice.pick
 
     @property
     def key(self) -> tuple[Value, ...]:
-        """Key that the autotuner looks up; of a kernel with a specification, the values of its lookup key."""
+        """Key that the autotuner looks up, or the values of the lookup key for a kernel with a specification."""
         return self.launch.key if self.launch else tuple((self.study.lookup_key or NamedInts()).values())
 
 
@@ -45,16 +45,16 @@ class KernelPicks:
     kernel: str
     device: Device
     picks: tuple[Pick, ...]  # in the order of the recording, or of the shape sets
-    recorded: Kernel | None = None  # without its launches
-    notices: tuple[str, ...] = ()  # results that were left out, and the reason
+    recorded: Kernel | None = None  # recorded kernel without its launches; None for a kernel with a specification
+    notices: tuple[str, ...] = ()  # omitted results, each with the reason
 
     @property
     def bare_name(self) -> str:
-        """Name of the kernel's function: ``module:attribute`` -> ``attribute``."""
+        """Function name of the kernel, such as ``attribute`` for ``module:attribute``."""
         return self.kernel.rpartition(":")[2].rpartition(".")[2] or self.kernel
 
     def triton_config(self, config: NamedInts) -> Config:
-        """Return a row's config as Triton takes it, its names in the order of the kernel's declaration."""
+        """Return a stored config as a Triton config, with names in the order in which the kernel declares them."""
         if self.recorded is None:
             options: dict[str, Any] = {name: config[name] for name in CONFIG_OPTIONS if name in config}
             if "maxnreg" in options:
@@ -70,6 +70,6 @@ class KernelPicks:
 
 
 def shared_config(picks: Sequence[Pick]) -> NamedInts:
-    """Return one config for problems that a format does not distinguish: its largest slowdown is least."""
+    """Return the config with the smallest worst slowdown on problems that a format does not distinguish."""
     shared = choose_shared([pick.study for pick in picks], bound=1.0) if len(picks) > 1 else None
     return shared.config if shared else picks[0].config

@@ -1,7 +1,7 @@
-"""Selection of a table's rows from decided studies.
+"""Selection of a launch table's rows from decided studies.
 
-A row for each lookup key holds the pick of the device with the most problems; another device gets its own row where it
-would lose more than 2 %. The fallback row serves keys without a row. All of this stays until it is proven beaten.
+Each lookup key gets a row with the pick of the device that has the most problems. Another device gets its own row if
+that pick would cost it more than 2 %. A fallback row serves all other keys. Today's rows stay until proven slower.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.records import KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats.decide import PLAN
-from fp8tune.stats.means import geomean, grouped
+from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
 from fp8tune.stats.study import Study
 from fp8tune.tables.launch_table import Entry, LaunchTable
@@ -25,43 +25,43 @@ DEVICE_LOSS = 1.02
 
 
 class CurrentTable:
-    """The table of one arch that launches use today, whose configs stay until others are proven faster."""
+    """Launch table of one arch that is in use today. Its configs stay until others are proven faster."""
 
     def __init__(self, table: Table = Table()) -> None:
         self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
         self._nearest = table.nearest
 
     def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
-        """Return the config of exactly one row; None if there is no such row."""
-        return self._configs.get((kernel, device, None if key is None else _items(key)))
+        """Return the config of the row for exactly this kernel, device and key, or None if there is no such row."""
+        return self._configs.get((kernel, device, None if key is None else _sorted_items(key)))
 
     def takes_nearest(self, kernel: str) -> bool | None:
-        """Return True if keys without a row take the nearest key's; None if the table has no row for them."""
+        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
         return None if self.config(kernel, "", None) is None else kernel in self._nearest
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """The row for keys without a row, with the slowdowns that it leads to."""
+    """Fallback row for keys without a row of their own, with the slowdowns that it causes."""
 
     entry: Entry
-    studies: Sequence[Study]  # problems that it was chosen on
-    held_out: Sequence[HeldOut] = ()  # shapes that were left out in turn, under this row and the nearest key's
+    studies: Sequence[Study]  # studies that the config was chosen on
+    held_out: Sequence[HeldOut] = ()  # slowdowns on held-out shapes, also under the nearest row
 
     @property
     def worst(self) -> float:
-        """Largest slowdown on the problems that it was chosen on."""
+        """Largest slowdown on the studies that the config was chosen on."""
         return max(study.slowdowns.get(NamedInts(self.entry.config), 1.0) for study in self.studies)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of one arch, and their origin."""
+    """Selected rows of one arch, with the evidence for them."""
 
     table: LaunchTable
     fallbacks: tuple[Fallback, ...] = ()
-    known: Mapping[str, frozenset[str]] = field(default_factory=dict)  # kernel -> devices and publications
-    notices: tuple[str, ...] = ()  # results that were left out, and how to include them
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)  # kernel -> devices and publications with results
+    notices: tuple[str, ...] = ()  # omitted results, and how to include them
 
 
 def select(
@@ -69,13 +69,13 @@ def select(
 ) -> Selection:
     """Select the rows of an arch from decided studies.
 
-    A published config is taken only if its ``compiled`` results have no spills. ``current`` is used by launches today.
+    A published config is selected only if its ``compiled`` results have no spills. ``current`` is the table used today.
     """
     kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
-    ours = [study for study in studies if study.device.arch == arch and study.kind in kinds]
-    static = grouped((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
-    by_kernel = grouped(ours, lambda study: study.problem.kernel)
-    parts = [_KernelRows(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
+    arch_studies = [study for study in studies if study.device.arch == arch and study.kind in kinds]
+    static = group_by((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
+    by_kernel = group_by(arch_studies, lambda study: study.problem.kernel)
+    parts = [_KernelSelection(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
     for part in parts:
         part.fill()
     entries = tuple(entry for part in parts for entry in part.entries)
@@ -89,8 +89,8 @@ def select(
 
 
 @dataclass
-class _KernelRows:
-    """Rows of one kernel on one arch."""
+class _KernelSelection:
+    """Selection of the rows of one kernel on one arch."""
 
     kernel: str
     arch: str
@@ -102,57 +102,57 @@ class _KernelRows:
     notices: list[str] = field(default_factory=list)
 
     def fill(self) -> None:
-        """Fill the lists."""
-        groups = grouped(self._exportable(), lambda study: study.device.name).items()
+        """Fill ``entries``, ``fallbacks`` and ``notices``."""
+        groups = group_by(self._exportable_studies(), lambda study: study.device.name).items()
         devices = dict(sorted(groups, key=lambda item: (-len(item[1]), item[0])))  # most problems first
         measured = [study for group in devices.values() for study in group]
-        for key, same_key in grouped(measured, _key).items():
-            self._add_keyed(key, grouped(same_key, lambda study: study.device.name))
+        for key, same_key in group_by(measured, _lookup_key).items():
+            self._add_key_rows(key, group_by(same_key, lambda study: study.device.name))
         if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
-            self._add_published(published)
+            self._add_published_rows(published)
         if devices:
-            self._add_fallbacks(devices)  # held out against all rows with a key
+            self._add_fallbacks(devices)  # comes last because it compares with all rows that have a key
 
     @property
     def takes_nearest(self) -> bool:
-        """True if keys without a row should take the row of the nearest key."""
+        """True if keys without a row should take the nearest key's row."""
         held_out = [item for fallback in self.fallbacks for item in fallback.held_out]
         rule = self.current.takes_nearest(self.kernel)
         return prefers_nearest(held_out, rule) if held_out else bool(rule)
 
-    def _exportable(self) -> list[Study]:
-        """Return finished measured studies of versions that are launched like the newest one."""
+    def _exportable_studies(self) -> list[Study]:
+        """Return the complete measured studies whose kernel version has the same axes and keys as the newest one."""
         measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
         complete = [study for study in measured if study.is_usable]
-        newest = _interface(_newest([*self.static, *self.studies]))
+        newest = _launch_interface(_newest_version([*self.static, *self.studies]))
         keyed = [study for study in complete if study.lookup_key is not None]
-        alike = [study for study in keyed if newest and _interface(study.version) == newest]
+        exportable = [study for study in keyed if newest and _launch_interface(study.version) == newest]
         reasons = ("not swept to the end", "rows of an older kernel with other axes or keys")
-        for before, after, reason in zip((measured, complete), (complete, alike), reasons, strict=True):
+        for before, after, reason in zip((measured, complete), (complete, exportable), reasons, strict=True):
             if omitted := [str(study.problem.shape) for study in before if study not in after]:
                 more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
                 advice = f"run fp8tune sweep --kernel {self.kernel} again"
                 self.notices.append(f"{omitted[0]}{more} not exported, {reason}: {advice}")
-        return alike
+        return exportable
 
-    def _add_keyed(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
+    def _add_key_rows(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
         (_, first), *others = devices.items()
-        shared = self._config_for(first)
-        self._add("", key, shared, first)
+        shared = self._choose_config(first)
+        self._add_entry("", key, shared, first)
         for device, group in others:
-            if _mean_slowdown(shared, group) > self._device_loss(device, key):
-                self._add(device, key, self._config_for(group), group)
+            if _mean_slowdown(shared, group) > self._own_row_threshold(device, key):
+                self._add_entry(device, key, self._choose_config(group), group)
 
-    def _config_for(self, studies: Sequence[Study]) -> NamedInts:
-        """Return the pick of one study; of several with one key, the config of least mean slowdown."""
+    def _choose_config(self, studies: Sequence[Study]) -> NamedInts:
+        """Return the pick of a single study, or the config with the least mean slowdown on several with one key."""
         if len(studies) > 1:
             if shared := choose_shared(studies, math.inf, studies[0].current):
                 return shared.config
-            self.notices.append(f"no config ran on all problems of {_key(studies[0])}: the first decides")
+            self.notices.append(f"no config ran on all problems of {_lookup_key(studies[0])}: the first decides")
         return studies[0].choice.pick
 
-    def _device_loss(self, device: str, key: NamedInts | None) -> float:
-        """Return the slowdown above which a device gets its own row; one that it has stays by the keep band."""
+    def _own_row_threshold(self, device: str, key: NamedInts | None) -> float:
+        """Return the slowdown above which a device gets its own row. It is lower if the device has one already."""
         has_row = self.current.config(self.kernel, device, key) is not None
         return DEVICE_LOSS / (1 + PLAN.keep_band) if has_row else DEVICE_LOSS
 
@@ -167,16 +167,16 @@ class _KernelRows:
         served: list[Study] = []
         for device, group in others:
             own = choose_shared(group, current=self.current.config(self.kernel, device, None) or current)
-            if own and _mean_slowdown(best.config, group) > self._device_loss(device, None) * own.mean:
-                entry = self._add(device, None, own.config, group)
+            if own and _mean_slowdown(best.config, group) > self._own_row_threshold(device, None) * own.mean:
+                entry = self._add_entry(device, None, own.config, group)
                 self.fallbacks.append(Fallback(entry, group, hold_out(group, [], keyed)))
             else:
                 served += group
-        entry = self._add("", None, best.config, first)
+        entry = self._add_entry("", None, best.config, first)
         self.fallbacks.append(Fallback(entry, first, hold_out(first, served, keyed)))
 
-    def _add_published(self, published: Sequence[Study]) -> None:
-        """Take published configs, which timed other code, for keys that nobody measured."""
+    def _add_published_rows(self, published: Sequence[Study]) -> None:
+        """Add published configs, which were timed with other code, for keys without measurements."""
         named = [study for study in published if study.is_usable]
         keyed = [study for study in named if study.lookup_key is not None]
         if not keyed:
@@ -184,20 +184,20 @@ class _KernelRows:
             self.notices.append(f"published rows are not exported: {reason}, evidence only")
             return
         keys = {entry.key for entry in self.entries}
-        for key, group in grouped(keyed, _key).items():
-            if _items(key) not in keys:
-                self._add_proven(key, self._config_for(group), group)
+        for key, group in group_by(keyed, _lookup_key).items():
+            if _sorted_items(key) not in keys:
+                self._add_published_config(key, self._choose_config(group), group)
         if not keys and (best := choose_shared(keyed)):
-            self._add_proven(None, best.config, keyed)
+            self._add_published_config(None, best.config, keyed)
 
-    def _add_proven(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
-        """Add a published config, with axes that only our kernel has off, if it compiles here without spills."""
-        version = _newest(self.static)
+    def _add_published_config(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
+        """Add a published config if it compiles here without spills. Axes that only our kernel has are set to off."""
+        version = _newest_version(self.static)
         complete = version.complete(config) if version else config
         compiled = (study for study in self.static if study.version == version)
         results = [result for study in compiled for result in study.results if result.config == complete]
         if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):
-            entry = self._add("", key, config, studies)
+            entry = self._add_entry("", key, config, studies)
             self.entries[-1] = entry._replace(config=_declared_order(complete, version))
             if key is None:
                 self.fallbacks.append(Fallback(entry, studies))
@@ -207,34 +207,34 @@ class _KernelRows:
         where = key or "any other shape"
         self.notices.append(f"the published config for {where} is not exported, {config} {reason}")
 
-    def _add(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
+    def _add_entry(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
         origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
-        items = None if key is None else _items(key)
+        items = None if key is None else _sorted_items(key)
         config_items = _declared_order(config, studies[0].version)
         self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins))))
         return self.entries[-1]
 
 
 def nearest_of(rows: Sequence[Row]) -> Nearest:
-    """Return the lookup of the nearest key among the rows of a kernel's table."""
+    """Return a function that finds the config of the nearest key among the rows of a kernel."""
 
     def nearest_config(study: Study, omitted: frozenset[NamedInts]) -> NamedInts | None:
-        keys = set(map(_items, omitted))
+        keys = set(map(_sorted_items, omitted))
         comparable = [row for row in rows if row[1] in (study.device.name, "") and row[2] not in keys]
-        row = nearest(_items(_key(study)), comparable, SPANS.get(study.problem.kernel), study.default)
+        row = nearest(_sorted_items(_lookup_key(study)), comparable, SPANS.get(study.problem.kernel), study.default)
         return NamedInts(row[3]) if row else None
 
     return nearest_config
 
 
 def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
-    """Return the geometric mean slowdown of a config; infinite if it has no time somewhere."""
+    """Return the geometric mean slowdown of a config, or infinity if a study has no time for it."""
     slowdowns = [study.slowdowns.get(config, math.inf) for study in studies]
     return math.inf if math.inf in slowdowns else geomean(slowdowns)
 
 
 def _origins(study: Study) -> frozenset[str]:
-    """Return the device of a study, and the publications of its configs."""
+    """Return the device of a study, and the publications that its configs come from."""
     return frozenset({study.device.name, *(r.source for r in study.results if r.config is not None)} - {""})
 
 
@@ -243,19 +243,19 @@ def _declared_order(config: NamedInts, version: KernelVersion | None) -> Key:
     return tuple((name, config[name]) for name in dict.fromkeys([*declared, *sorted(config)]))
 
 
-def _interface(version: KernelVersion | None) -> object:
+def _launch_interface(version: KernelVersion | None) -> object:
     return version and ({name for name, _ in version.axes}, version.key)
 
 
-def _newest(studies: Sequence[Study]) -> KernelVersion | None:
-    """Return the version whose rows were stored last."""
+def _newest_version(studies: Sequence[Study]) -> KernelVersion | None:
+    """Return the kernel version whose results were stored last."""
     stamped = [(study.newest, study.source_hash, study.version) for study in studies if study.version]
     return max(stamped, key=lambda item: item[:2])[2] if stamped else None
 
 
-def _key(study: Study) -> NamedInts:
+def _lookup_key(study: Study) -> NamedInts:
     return study.lookup_key or NamedInts()
 
 
-def _items(key: NamedInts) -> Key:
+def _sorted_items(key: NamedInts) -> Key:
     return tuple(sorted(key.items()))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.gemm.grouped_rows import multiply_rows
     from fp8tune_kernels.gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
     from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
+    from fp8tune_kernels.moe.cast_transpose_3d import cast_and_transpose
     from fp8tune_kernels.moe.choose_experts import choose_experts
     from fp8tune_kernels.moe.expert_sort import sort_by_expert
     from fp8tune_kernels.moe.gather_sum import sum_rows_of_tokens
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ComposedActivationWarning",
     "QuantizedWeights",
+    "cast_and_transpose",
     "choose_experts",
     "contract_rows",
     "fp8_grouped_mm",
@@ -81,6 +83,7 @@ _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
     "ComposedActivationWarning": "gemm.moe_mlp",
     "choose_experts": "moe.choose_experts",
+    "cast_and_transpose": "moe.cast_transpose_3d",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
     "fp8_moe_mlp": "gemm.moe_mlp",

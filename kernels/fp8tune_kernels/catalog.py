@@ -1,7 +1,4 @@
-"""The kernels of this package, readable without torch or triton: a kernel is a line here and one file.
-
-So is a pass of ``fp8_grouped_mm``, which is made of kernels.
-"""
+"""The kernels of this package, readable without torch or triton: a kernel is a line here and one file."""
 
 from __future__ import annotations
 
@@ -44,24 +41,11 @@ GATED = ("swiglu-rowwise", "swiglu-gradient")
 GEMMS = ("grouped-rows", "grouped-contraction")
 """The grouped GEMMs on what those write."""
 
-MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d")
+MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d", "cast-transpose-3d")
 """What a whole layer has beside those: they order rows by expert, and gather and sum them."""
 
 KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS, *MOE)
 """Their names, in the order tables and help print them; the only names a published row may carry."""
-
-PASSES = ("grouped-mm-forward", "grouped-mm-input-gradient", "grouped-mm-weight-gradient")
-"""The passes of ``fp8_grouped_mm``: no kernels, but specs whose one axis is the method that multiplies. They launch
-kernels with the configs that the table has, and are swept only where they are named."""
-
-NAMES = (*KERNELS, *PASSES)
-"""All that has a spec here, and may have rows in a table."""
-
-METHODS = ("bf16, torch's GEMM", "bf16, our GEMM", "FP8, torch's GEMM", "FP8, our GEMM")
-"""The names of the values of METHOD, the axis of a pass (:mod:`fp8tune_kernels.gemm.passes`)."""
-
-PRECISIONS = ("fp8", "auto", "auto, weights once")
-"""The names of the precisions of a pass (:mod:`fp8tune_kernels.gemm.methods`)."""
 
 RECIPES = ("default", "folded")
 """The names of the recipes of ``fp8_grouped_mm`` (:mod:`fp8tune_kernels.gemm.folded_mm`)."""
@@ -81,6 +65,6 @@ def module_name(kernel: str) -> str:
 
 def load(kernel: str) -> KernelSpec:
     """Import the spec of a declared kernel (imports torch and triton). Raises KeyError for any other name."""
-    if kernel not in NAMES:
+    if kernel not in KERNELS:
         raise KeyError(kernel)
     return cast(KernelSpec, importlib.import_module(module_name(kernel)).SPEC)

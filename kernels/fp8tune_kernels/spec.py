@@ -34,11 +34,7 @@ DTYPES = (
 DTYPE_FLAG = "in_dtype"
 """The name in a lookup key that is no size but tells the input dtypes apart: a place in :data:`DTYPES`."""
 
-PRECISION_FLAG = "precision"
-"""The name in a lookup key that is no size but tells apart what may multiply: see
-:mod:`fp8tune_kernels.gemm.methods`."""
-
-FLAGS = frozenset({LAYOUT_FLAG, DTYPE_FLAG, PRECISION_FLAG})
+FLAGS = frozenset({LAYOUT_FLAG, DTYPE_FLAG})
 """The names in lookup keys whose values are no sizes: two keys with different ones are never near each other."""
 
 SCALE_MODES = ("power-of-two", "exact")

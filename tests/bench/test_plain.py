@@ -23,7 +23,7 @@ SIZES_OF_GEMMS = {"M": 77, "N": 48, "K": 64, "E": 3, "G": 5}
 def inputs_of(kernel: str, routing: str, scale_mode: str, layout: str, **sizes: int) -> tuple[Any, ...]:
     spec = load_spec(kernel)
     own = SIZES if kernel in QUANTIZERS else SIZES_OF_GEMMS
-    shape = NamedInts({dim: {**own, **sizes}[dim] for dim in next(spec.problems(own))})
+    shape = NamedInts({dim: {**own, **sizes}.get(dim, size) for dim, size in next(spec.problems(own)).items()})
     in_dtype = "float8_e4m3fn" if kernel not in QUANTIZERS and "float8_e4m3fn" in spec.in_dtypes else "bfloat16"
     problem = Problem(kernel, shape, routing if spec.routed else "none", layout, in_dtype, scale_mode=scale_mode)
     inputs = spec.inputs(problem, "cpu")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import moe_layer
+from benchmarks.real import torchtitan_layer
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 
-def test_all_contenders_are_near_torchs_layer(device: str) -> None:
-    results = moe_layer.compare("tiny", 64, device, False, 5)
+def test_all_contenders_are_near_torchs_layer(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    results = moe_layer.compare("tiny", 64, device, 5, with_compiled=True)
+    assert results[-1].name == "moe_layer, compiled"
     assert results[0].name == moe_layer.TORCH
     for result in results:
         assert result.error == ""
@@ -42,3 +47,11 @@ def test_an_unknown_layer_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         moe_layer.main(["--layers", "GPT-9"])
     assert ended.value.code == 2
     assert "--layers must be of" in capsys.readouterr().err
+
+
+def test_torchtitans_experts_are_near_their_own_in_bf16() -> None:
+    line = torchtitan_layer.row("tiny", 64, "cpu", 5)
+    found = {part.split()[0]: float(part.split()[-1]) for part in line.split(": ")[1].split("; ")}
+    assert found.keys() == {"own", "gemms", "layer", "fused"}
+    assert found.pop("own") == 1
+    assert min(found.values()) > 0.99

@@ -20,7 +20,6 @@ def test_a_line_says_the_spread_and_the_largest_problem_of_a_kernel():
         best(100.0, 4000),
         best(50.0, 1000, H200),
         best(60.0, 900, kernel="x"),
-        best(60.0, 900, kernel="grouped-mm-forward"),
     ]
     _, _, *lines = markdown(studies_of(rows)).splitlines()
     assert lines == [

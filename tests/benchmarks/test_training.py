@@ -77,13 +77,14 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(arm, tmp_path, monkeypa
     assert runs.run(arm, 1, TINY, "cpu", stopped) == found  # done: read, not run
 
 
-def test_arms_differ_in_their_products_alone(tmp_path):
+def test_arms_differ_in_their_experts_alone(tmp_path):
     texts = TINY.language.texts(TINY.sequences, TINY.length, 0, torch.device("cpu"))
     losses = {}
-    for arm in ("bf16", "fp8", "mxfp8"):
+    arms = ("fp8", "mxfp8", "mlp", "layer")
+    for arm in ("bf16", *arms):
         trainer = runs.Trainer(arm, 0, TINY, torch.device("cpu"), is_graph=True)
         losses[arm] = [trainer.step(texts, number).item() for number in range(2)]
-    for arm in ("fp8", "mxfp8"):
+    for arm in arms:
         assert losses[arm][0] == pytest.approx(losses["bf16"][0], rel=1e-3)
         assert losses[arm] != losses["bf16"]
 

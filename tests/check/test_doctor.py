@@ -21,7 +21,7 @@ from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Pro
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.store import location
 from fp8tune.store.results import Store, Versions
-from fp8tune_kernels.catalog import NAMES
+from fp8tune_kernels.catalog import KERNELS
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0+cu130", "3.6.0")
 SOFTWARE = Software("2.11.0+cu130", "3.6.0", "cuda 13.0")
@@ -190,7 +190,7 @@ def test_rows_that_cannot_be_read_are_named(database: Path) -> None:
 
 
 def test_every_declared_kernel_has_a_current_hash() -> None:
-    assert set(tables.current_hashes()) == set(NAMES)
+    assert set(tables.current_hashes()) == set(KERNELS)
 
 
 def test_all_of_it_together(database: Path) -> None:

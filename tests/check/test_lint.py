@@ -60,7 +60,7 @@ def linted(reference: str, problems: int, configs: int) -> list[VariationResult]
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_argument_outside_a_kernels_key_moves_its_winner(kernel):
     results = linted(kernel, 1, 12)
-    assert len(results) > 1
+    assert results
     assert {result.variation for result in results if result.verdict is KeyVerdict.MOVES} == set()
 
 

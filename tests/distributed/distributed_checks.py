@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from ranks import Check, are_bytes, sqnr
+from sharded_layers import compiled_layer, layers, refused_layers, trained_layers
 from sharded_training import fsdp
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -245,7 +246,20 @@ def compiled(mesh: Any, device: torch.device) -> dict[str, Any]:
     return {name: are_bytes(*both) for name, both in zip(NAMES, zip(*found, strict=True), strict=True)}
 
 
-CHECKS: dict[str, Check] = {check.__name__: check for check in (operators, refusals, compiled, placements, fsdp)}
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        operators,
+        refusals,
+        compiled,
+        placements,
+        fsdp,
+        layers,
+        refused_layers,
+        compiled_layer,
+        trained_layers,
+    )
+}
 
 
 def together(names: Collection[str], mesh: Any, device: torch.device) -> dict[str, Any]:

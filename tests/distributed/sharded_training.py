@@ -93,7 +93,7 @@ def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
             model.set_reshard_after_backward(is_last)
             model.set_requires_gradient_sync(is_last)
 
-    counted = _Count(is_planted=options.get("is_planted", False), weights=len(list(model.parameters())))
+    counted = Count(is_planted=options.get("is_planted", False), weights=len(list(model.parameters())))
     with counted:
         losses = trained(model, experts, device, micro_batches, keep)
     shards = [parameter.full_tensor().detach() for parameter in model.parameters()]
@@ -127,13 +127,13 @@ def _alone(model: nn.Module, experts: int, device: torch.device, micro_batches: 
         GroupedExperts._grouped_mm = kept  # type: ignore[method-assign]
 
 
-class _Count:
+class Count:
     """How often weights are quantized after an all-gather; where a fault is planted, only after each one's first."""
 
     def __init__(self, *, is_planted: bool, weights: int) -> None:
         self.is_planted, self.weights = is_planted, weights
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Count:
         self.times = 0
         self._kept = gathered_weights.requantize_into
 
@@ -143,6 +143,7 @@ class _Count:
                 self._kept(*arguments)
 
         gathered_weights.requantize_into = counted
+        return self
 
     def __exit__(self, *_: object) -> None:
         gathered_weights.requantize_into = self._kept
@@ -164,7 +165,7 @@ def local_shards(ranks: int, device: torch.device) -> dict[str, bool]:
     experts.forward = lambda offs: multiply(None, A=rows, weight_EOI=experts.w.to_local(), offs=offs)  # type: ignore
     fully_shard(experts, mesh=mesh["dp"], mp_policy=policy)
     multiply, offs = grouped_mm_method(), torch.tensor([13, ROWS], dtype=torch.int32, device=device)
-    with (counted := _Count(is_planted=False, weights=1)):
+    with (counted := Count(is_planted=False, weights=1)):
         out = experts(offs)
     wanted = multiply(None, A=rows, weight_EOI=shard, offs=offs)
     upstream = torch.ones_like(out)

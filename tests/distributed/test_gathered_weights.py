@@ -55,6 +55,7 @@ def test_experts_multiply_by_the_method_whatever_the_weights_are_called(monkeypa
     rows, offs, w = x.bfloat16(), torch.tensor([13, 13, 40], dtype=torch.int32), experts.w1_EFD
     either = [experts._grouped_mm(A=rows, offs=offs, **{name: w}) for name in ("weight_EOI", "weight_ENK")]
     assert torch.equal(*either)
+    assert torch.equal(either[0], experts._grouped_mm(A=rows, offs=offs, B_t=w.transpose(1, 2)))
     with pytest.raises(ValueError, match="weight_EOI is None"):
         experts._grouped_mm(A=rows, offs=offs)
 

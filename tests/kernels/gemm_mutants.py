@@ -227,6 +227,10 @@ FAULTS: dict[str, GemmFault] = {
         SUM_OF_CONTRACTION, f"{SUM_OF_CONTRACTION}.to(tl.bfloat16).to(tl.float32)", hides=True
     ),
     # Contraction: whose
+    "grouped-contraction: what is added left out": fault("total += piece(to.added", "piece(to.added", hides=True),
+    "grouped-contraction: what is added to the first group": fault(
+        "Sum(added_ptr + place", "Sum(added_ptr", hides=True
+    ),
     "grouped-contraction: rows of the next group": fault("groups.group == group", "groups.group == group + 1"),
     "grouped-contraction: groups that are taken for not aligned": fault(
         "padded_extents(offs_ptr, M, G, GROUPS, ALIGNED)",
@@ -268,10 +272,10 @@ FAULTS: dict[str, GemmFault] = {
         "columns, N, K, result)", "columns, tl.where(end > start, N, 0), K, result)", **STORED_BY_POINTERS, hides=True
     ),
     "grouped-contraction: an empty group not stored": fault(
-        "if DESCRIPTORS == 2:\n            out.store",
-        "if DESCRIPTORS == 2 and end > start:\n            out.store",
-        "        else:\n            store_masked",
-        "        elif DESCRIPTORS < 2:\n            store_masked",
+        "if DESCRIPTORS == 2:\n                out.store",
+        "if DESCRIPTORS == 2 and end > start:\n                out.store",
+        "            else:\n                store_masked",
+        "            elif DESCRIPTORS < 2:\n                store_masked",
         **STORED_BY_DESCRIPTORS,
         hides=True,
     ),

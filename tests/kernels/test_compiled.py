@@ -42,7 +42,7 @@ NARROW = {
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 WIDE = {
-    "sm_90": (r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2\.f32"),
+    "sm_90": (r"ld\.global\S*\.v4\.b32", r"st\.global\S*\.v4\.b32", r"cvt\.rn\.satfinite\.e4m3x2\.f(32|16x2)"),
     "gfx942": (r"load_dwordx4", r"store_dwordx4", r"v_cvt_pk_fp8_f32"),
 }
 """Accesses of 16 bytes, with or without a word to the caches, and the conversion in hardware."""

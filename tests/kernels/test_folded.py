@@ -230,7 +230,11 @@ def test_the_kernel_of_shifts_gives_the_references_bits(
     assert_same_bits(shifts_of_rows(scales, others, offs), (shifts, least))
     column_scales = torch.exp2(torch.randint(-9, 9, (len(sizes), 1, 2064), generator=generator)).to(device)
     wanted = shifts, (least[:, None] / column_scales.view(len(sizes), -1)).view(-1), least.new_ones(len(sizes) * 48)
-    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 48), wanted)
+    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 2064, 48), wanted)
+    tokens = torch.randperm(M, generator=generator).to(device, torch.int32)
+    by_token = torch.empty_like(others).scatter_(0, tokens.long(), others)
+    wanted = shifts, least.repeat_interleave(96), wanted[2]
+    assert_same_bits(shifts_and_scales(scales, by_token, offs, None, 96, 48, tokens), wanted)
 
 
 @pytest.mark.parametrize("G", [128, 131, 260])

@@ -49,7 +49,7 @@ def test_rows_are_multiplied_by_what_codes_stand_for(in_dtype: str) -> None:
 
 @each_dtype
 def test_rows_are_contracted_by_what_codes_stand_for(in_dtype: str) -> None:
-    a, b, offs, scale_a, scale_b, alignment = given("grouped-contraction", in_dtype)
+    a, b, offs, scale_a, scale_b, alignment, _ = given("grouped-contraction", in_dtype)
     x, y, wanted, place = a.double(), b.double(), [], 0
     for group, rows in enumerate(groups(offs)):
         size = rows.stop - rows.start
@@ -59,6 +59,18 @@ def test_rows_are_contracted_by_what_codes_stand_for(in_dtype: str) -> None:
         wanted.append(product)
         place += size if alignment == 1 else max(1, math.ceil(size / alignment)) * alignment
     assert_close(contract_rows(a, b, offs, scale_a, scale_b, alignment), torch.stack(wanted))
+
+
+@each_dtype
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_contracted_rows_are_added_before_they_are_rounded(in_dtype: str, dtype: torch.dtype) -> None:
+    *inputs, _ = given("grouped-contraction", in_dtype)
+    zeros, added = torch.zeros(3, 32, 48), torch.randn(3, 32, 48).to(dtype)
+    before, sums = added.clone(), contract_rows(*inputs, zeros)
+    assert torch.equal(sums.bfloat16(), contract_rows(*inputs))
+    assert not torch.equal(sums, contract_rows(*inputs).float())
+    assert torch.equal(contract_rows(*inputs, added), (added.float() + sums).to(dtype))
+    assert torch.equal(added, before)
 
 
 def groups(offs: torch.Tensor) -> list[slice]:
@@ -120,7 +132,7 @@ def test_offsets_that_cut_no_groups_are_refused_on_a_cpu(kernel: str, ends: tupl
         WRAPPERS[kernel](a, b, torch.tensor(ends, dtype=torch.int32), *rest)
 
 
-A, B, OFFS, SCALE_A, SCALE_B, ALIGNMENT = range(6)
+A, B, OFFS, SCALE_A, SCALE_B, ALIGNMENT, ADDED = range(7)
 
 REFUSED: list[tuple[str, int, Any, str]] = [
     (FP8, A, lambda a: a.float(), "^a is torch.float32, wanted torch.bfloat16, torch.float8_e4m3fn or"),
@@ -157,6 +169,9 @@ REFUSED_OF: dict[str, list[tuple[str, int, Any, str]]] = {
         (FP8, ALIGNMENT, lambda _: 1024, "^a has 512 rows, wanted a multiple of alignment=1024 and a piece for each"),
         (FP8, ALIGNMENT, lambda _: 256, "^a has 512 rows, wanted a multiple of alignment=256 and a piece for each"),
         (BF16, ALIGNMENT, lambda _: 128, "^alignment is 128, wanted 1 or"),
+        (FP8, ADDED, lambda _: torch.zeros(3, 32, 48).half(), "^added must be row-major bfloat16 or float32"),
+        (FP8, ADDED, lambda _: torch.zeros(3, 48, 32), r"^added must be .* got torch.float32 of shape \(3, 48, 32\)"),
+        (FP8, ADDED, lambda _: torch.zeros(3, 48, 32).mT, r"^added must be .* strides \(1536, 1, 32\)"),
     ],
 }
 

@@ -187,7 +187,8 @@ def test_layers_that_no_row_of_16_bytes_divides_are_left_out() -> None:
 def test_padded_codes_have_a_piece_for_each_group() -> None:
     spec = catalog.load(CONTRACTION)
     shape = NamedInts(M=301, N=32, K=48, G=5)
-    a, b, offs, scale_a, scale_b, alignment = spec.inputs(Problem(CONTRACTION, shape, "ragged", in_dtype=FP8), "cpu")
+    inputs = spec.inputs(Problem(CONTRACTION, shape, "ragged", in_dtype=FP8), "cpu")
+    a, b, offs, scale_a, scale_b, alignment, _ = inputs
     assert (a.shape, b.shape) == ((padded_rows(301, 5, alignment), 32), (padded_rows(301, 5, alignment), 48))
     assert (scale_a.shape, scale_b.shape, offs.shape) == ((5 * 32,), (5 * 48,), (5,))
     values = a.float()

@@ -208,7 +208,12 @@ def wrong_arguments() -> list[Any]:
         pytest.param((A, B_t, offs.to("meta")), {}, "offs is on meta", id="offs elsewhere"),
         pytest.param((A, B_t, offs), {"out_dtype": torch.float64}, r"out_dtype is torch\.float64", id="out_dtype"),
         pytest.param((A, B_t, offs), {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
-        pytest.param((A, B_t, offs), {"precision": "bf16"}, "precision is 'bf16'", id="precision"),
+        pytest.param(
+            (A, B_t, offs),
+            {"precision": "fp4"},
+            "precision is 'fp4'",
+            id="precision",
+        ),
     ]
 
 

@@ -35,9 +35,10 @@ CONFIGS: dict[str, list[dict[str, int]]] = {
         {},
         {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "DESCRIPTORS": 1, "num_stages": 3},
     ],
-    "gathered-transpose": [{}, {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_K": 64}],
+    "gathered-transpose": [{}, {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_K": 64, "HELD_MIB": 0}],
     "gather-sum": [{}, {"BLOCK_SIZE_T": 8, "BLOCK_SIZE_K": 256}],
     "shifted-transpose-3d": [{}, {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_K": 32}],
+    "cast-transpose-3d": [{}, {"ROWS": 4, "BLOCK_SIZE_K": 64, "LAG": 2}],
 }
 """Kernel -> what configs have beside the default's."""
 
@@ -47,6 +48,7 @@ ROUND = {
     "gathered-transpose": NamedInts(M=384, K=128, G=2),
     "gather-sum": NamedInts(M=128, K=1024),
     "shifted-transpose-3d": NamedInts(E=2, N=256, K=128),
+    "cast-transpose-3d": NamedInts(E=2, N=256, K=128, one_scale=1),
 }
 """Problems as a sweep times them, but small."""
 
@@ -102,9 +104,22 @@ FAULTS = {
         "depth_steps = tl.cdiv(K, BLOCK_SIZE_K)",
         "depth_steps = K // BLOCK_SIZE_K",
     ),
-    "gathered-transpose: no zeros after a group": ("mask=is_row[:, None] & exist", "mask=exist"),
-    "gathered-transpose: a shift of another row": ("shifts_ptr + first + rows", "shifts_ptr + rows"),
-    "gathered-transpose: another token": ("tokens[:, None] * K", "(tokens // 2)[:, None] * K"),
+    "gathered-transpose: no zeros after a group": (
+        "is_row[:, None] & (columns < tile.K)[None, :]",
+        "(columns < tile.K)",
+    ),
+    "gathered-transpose: a shift of another row": ("else shifts_ptr + first", "else shifts_ptr"),
+    "gathered-transpose: another token": ("tokens[:, None] * tile.K", "(tokens // 2)[:, None] * tile.K"),
+    "gathered-transpose: a row twice": ("words * 4 + 1", "words * 4 + 2"),
+    "cast-transpose-3d: a row twice": ("words * 4 + 1", "words * 4 + 2"),
+    "cast-transpose-3d: the last rows left out": ("< weights.N - row)[:", "< weights.N - row - 16)[:"),
+    "cast-transpose-3d: a shift of another row": ("weights.N + row + rows, mask", "weights.N + rows, mask"),
+    "cast-transpose-3d: the least of another expert": ("tl.load(least_ptr + expert)", "tl.load(least_ptr)"),
+    "cast-transpose-3d: scales that are 0 count": ("& (scale > 0) & (scale < infinity)", "& (scale < infinity)"),
+    "cast-transpose-3d: the last piece of a long row left out": (
+        "tl.range(0, K, WIDTH",
+        "tl.range(0, K - WIDTH, WIDTH",
+    ),
     "gather-sum: a row left out": ("tl.static_range(TOP_K)", "tl.static_range(TOP_K - 1 if TOP_K > 3 else TOP_K)"),
     "gather-sum: no bias of the last expert": ("(expert < E))", "(expert < E - 1))"),
     "gather-sum: a bias without its weight": ("weight[:, None] * bias", "bias"),
@@ -190,6 +205,7 @@ def test_bytes_moved_are_those_of_tokens_and_rows() -> None:
         "gathered-transpose": ({"M": M, "K": K, "G": G}, M // 8 * K + M * K),
         "gather-sum": ({"M": M, "K": K}, 2 * M * K + 2 * M // 8 * K),
         "shifted-transpose-3d": ({"E": G, "N": N, "K": K}, 2 * G * N * K),
+        "cast-transpose-3d": ({"E": G, "N": N, "K": K, "one_scale": 1}, 4 * G * N * K),
     }
     assert set(sizes) == set(catalog.MOE)
     for kernel, (shape, right) in sizes.items():

@@ -96,8 +96,8 @@ def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> lis
     assert w2 is not None
     assert weights is not None
     out = torch.zeros_like(x)
-    for expert in range(E):
-        for k in range(TOP_K):
+    for expert in range(len(w13)):
+        for k in range(case.ids.shape[1]):
             tokens = (case.ids[:, k] == expert).nonzero().flatten()
             y = x[tokens] @ w13[expert].t()
             y = y if b13 is None else y + b13[expert]
@@ -137,7 +137,7 @@ NEAR = {"fp8": 19.0, "bf16": 45.0}
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> None:
     case = random_case(routing, is_full=True)
@@ -146,7 +146,7 @@ def test_it_is_near_float64_on_every_routing(routing: str, precision: str) -> No
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize(
     ("activation", "layout"),
     [("swiglu", "halves"), ("swiglu", "interleaved"), ("gpt-oss", "interleaved"), ("gpt-oss", "halves")],
@@ -206,7 +206,7 @@ def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> N
         gated = y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
         q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(*gated)
         out, *_, of_y, of_scales = fp8_steps.forward(
-            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, None
+            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, False, False, None
         )[:11]
     last = int(offs[-1])
     assert torch.equal(of_y[:last].view(torch.uint8), q_y[:last].view(torch.uint8))
@@ -266,7 +266,7 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
     return d_x.bfloat16(), d_w13, d_w2, d_row_weights[row_of.long()]
 
 
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole layer on Triton's interpreter."""
     case = random_case("other devices", is_full=True)
@@ -280,7 +280,7 @@ def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.Monk
 # Edge cases
 
 
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("is_full", [False, True])
 def test_no_tokens(is_full: bool, precision: str) -> None:
     out, *grads = results(random_case(tokens=0, is_full=is_full), precision=precision)
@@ -289,7 +289,7 @@ def test_no_tokens(is_full: bool, precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_experts_of_other_devices_add_nothing(precision: str) -> None:
     case = random_case("other devices", is_full=True)
     out, d_x, *_, d_weights = results(case, precision=precision)
@@ -302,7 +302,7 @@ def test_experts_of_other_devices_add_nothing(precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_devices_add_up_to_the_whole_layer(precision: str) -> None:
     """Two devices with 2 and 3 experts: ids are counted from each device's first expert."""
     case = random_case(is_full=True)
@@ -399,14 +399,14 @@ def test_gradients_of_weights_that_lie_as_their_transpose_are_added_to_buffers()
     _, _, d_w13, d_w2, _ = results(case)
     grad_w13, grad_w2 = (torch.zeros_like(w, dtype=torch.float32) for w in (case.w13, case.w2))
     case.call(grad_w13=grad_w13, grad_w2=grad_w2).backward(case.grad)
-    assert torch.equal(grad_w13, d_w13.float())
-    assert torch.equal(grad_w2, d_w2.float())
+    assert torch.equal(grad_w13.bfloat16(), d_w13)
+    assert torch.equal(grad_w2.bfloat16(), d_w2)
     with pytest.raises(ValueError, match="grad_w13 must be bfloat16 or float32"):
         case.call(grad_w13=grad_w13.contiguous())
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
     case = random_case(is_full=True)
     for recompute in layer.RECOMPUTE:
@@ -420,11 +420,18 @@ def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.dtype) -> None:
     case = random_case()
     _, d_x, d_w13, d_w2, d_weights = results(case, precision=precision)
+    exact = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w13, case.w2)]
+    case.call(precision=precision, grad_w13=exact[0], grad_w2=exact[1]).backward(case.grad)
+    assert torch.equal(exact[0].bfloat16(), d_w13)
+    assert torch.equal(exact[1].bfloat16(), d_w2)
+    assert torch.equal(exact[0], d_w13.float()) is (
+        precision == "bf16"
+    )  # in FP8 sums are added before they are rounded
     buffers = {f"grad_{name}": torch.ones_like(getattr(case, name), dtype=dtype) for name in ("w13", "w2")}
     for number in (1, 2):
         leaves = [tensor.detach().requires_grad_() for tensor in (case.x, case.w13, case.w2, case.weights)]
@@ -434,7 +441,7 @@ def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.
         assert w2.grad is None
         assert torch.equal(x.grad, d_x)
         assert torch.equal(weights.grad, d_weights)
-        for name, grad in (("w13", d_w13), ("w2", d_w2)):
+        for name, grad in zip(("w13", "w2"), exact, strict=True):
             right = torch.ones_like(grad, dtype=dtype)
             for _ in range(number):
                 right += grad
@@ -442,7 +449,7 @@ def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("recompute", ["none", "gate-up"])
 def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
     case = random_case("other devices", is_full=True)
@@ -477,21 +484,21 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
     """A compiler asks them without data. All operators of a forward and a backward pass are checked as they run."""
     checked = set()
 
-    def checks(name: str, operator: Any) -> Any:
+    def checks(name: str, step: Any) -> Any:
         def call(*arguments: Any) -> Any:
             plain = [tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in arguments]
-            torch.library.opcheck(operator, plain, test_utils=("test_faketensor",))
+            torch.library.opcheck(step.operator, plain, test_utils=("test_faketensor",))
             checked.add(name)
-            return operator(*arguments)
+            return step(*arguments)
 
         return call
 
     steps = [(module, name) for module in (layer.fp8_steps, layer.bf16_steps) for name in module.__all__]
-    steps = [step for step in steps if isinstance(getattr(*step), torch._ops.OpOverload)]
+    steps = [step for step in steps if hasattr(getattr(*step), "operator")]
     for module, name in steps:
         monkeypatch.setattr(module, name, checks(f"{module.__name__}.{name}", getattr(module, name)))
     case = random_case("other devices", is_full=True)
-    for precision in layer.PRECISIONS:
+    for precision in ("fp8", "bf16"):
         for recompute in layer.RECOMPUTE:
             for keep_weights in (True, False):
                 results(case, precision=precision, recompute=recompute, keep_weights=keep_weights)
@@ -499,7 +506,7 @@ def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
     case = random_case()
@@ -523,7 +530,7 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
 
 
 @in_plain_torch
-@pytest.mark.parametrize("precision", layer.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_autocast_casts_to_its_dtype(precision: str) -> None:
     case = random_case()
     wide = case._replace(**{name: getattr(case, name).detach().float().requires_grad_() for name in ("x", "w13", "w2")})
@@ -649,7 +656,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layout": "thirds"}, "layout must be 'halves' or 'interleaved', got 'thirds'"),
     ({"recompute": "x"}, "recompute must be 'none' or 'h' or 'gate-up', got 'x'"),
     ({"activation": "tanh"}, "activation must be 'swiglu' or 'gpt-oss', got 'tanh'"),
-    ({"precision": "auto"}, "precision must be 'fp8' or 'bf16', got 'auto'"),
+    ({"precision": "int8"}, "precision must be 'fp8' or 'bf16' or 'auto', got 'int8'"),
     ({"x": torch.zeros(T, K, dtype=torch.int8)}, "x is torch.int8, wanted"),
     ({"w13": torch.zeros(E, 2 * N, K + 16)}, "w13 must have shape"),
     ({"w13": torch.zeros(E, 2 * N + 2, K)}, "w13 must be .* multiples of 16"),

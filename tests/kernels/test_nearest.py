@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.runtime.nearest import distance, nearest
-from fp8tune_kernels.spec import DTYPE_FLAG, FLAGS, LAYOUT_FLAG, PRECISION_FLAG, Span
+from fp8tune_kernels.spec import DTYPE_FLAG, FLAGS, LAYOUT_FLAG, Span
 from fp8tune_kernels.tables import Key, Row, Table
 
 
@@ -162,7 +162,7 @@ def test_a_distance_is_the_same_both_ways_and_never_negative(first: Key, second:
 
 @pytest.mark.parametrize("flag", sorted(FLAGS))
 def test_no_key_is_near_one_with_another_flag(flag: str) -> None:
-    assert {LAYOUT_FLAG, DTYPE_FLAG, PRECISION_FLAG} == FLAGS
+    assert {LAYOUT_FLAG, DTYPE_FLAG} == FLAGS
     rows = [row(key(K=64, **{flag: 1})), row(key(K=8192, **{flag: 2}))]
     assert nearest(key(K=64, **{flag: 2}), rows) == rows[1]
     assert nearest(key(K=64, **{flag: 0}), rows) is None

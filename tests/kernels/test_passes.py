@@ -1,4 +1,4 @@
-"""The three passes of a step by each method: the same bytes where sums are exact, near float64 elsewhere."""
+"""The three passes of a step in both precisions: exact where sums are exact, near float64 elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fp8tune.measure.edges import fill_integers
 from fp8tune_kernels import fp8_grouped_mm, interpreter
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm import grouped_mm_operators, passes, token_groups
+from fp8tune_kernels.gemm import grouped_mm, passes, token_groups
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.colwise import quantize_colwise
@@ -21,7 +21,7 @@ from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import ROUTINGS
 
 M, K, N, E = 77, 48, 80, 3
-METHODS = range(len(passes.METHODS))
+PRECISIONS = ("fp8", "bf16")
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -57,89 +57,68 @@ def in_float64(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor, grad: tor
     return out, grad_A, grad_B
 
 
-def step(method: int, given: Tensors, dtype: torch.dtype) -> Tensors:
+def step(precision: str, given: Tensors, dtype: torch.dtype) -> Tensors:
     A, B_t, offs, grad = given
+    if precision == "bf16":
+        return (
+            passes.multiply_bf16(A, B_t, offs),
+            passes.multiply_bf16(grad, B_t.mT, offs),
+            passes.contract_bf16(grad, A, offs),
+        )
     return (
-        passes.forward(A, B_t, offs, method, dtype),
-        passes.input_gradient(grad, B_t, offs, method, dtype),
-        passes.weight_gradient(grad, A, offs, method, dtype),
+        passes.multiply(passes.quantize_rows(A, dtype), passes.quantize_stored(B_t.mT, dtype), offs),
+        passes.multiply(passes.quantize_rows(grad, dtype), passes.quantize_stored(B_t, dtype), offs),
+        passes.contract(*passes.quantize_both_columns(grad, A, offs, dtype), offs, grad.shape[0]),
     )
 
 
-BY_KERNELS = [
-    (method, routing)
-    for method in METHODS
-    for number, routing in enumerate(ROUTINGS)
-    if torch.cuda.is_available() or (method + number) % 2
-]
-"""On the interpreter every second routing: a method whose products are in FP8 takes half a second, and two have each
-routing."""
-
-ALL = [(method, routing) for method in METHODS for routing in ROUTINGS]
+BOTH = [(precision, routing) for precision in PRECISIONS for routing in ROUTINGS]
 
 
-@pytest.mark.parametrize(("method", "routing"), BY_KERNELS)
-def test_exact_values_give_the_same_bytes_by_each_method(method: int, routing: str, device: str) -> None:
-    assert_exact(method, routing, device)
+@pytest.mark.parametrize(("precision", "routing"), BOTH)
+def test_exact_values_give_exact_bytes(precision: str, routing: str, device: str) -> None:
+    assert_exact(precision, routing, device)
 
 
-@pytest.mark.parametrize(("method", "routing"), [] if torch.cuda.is_available() else ALL)
-def test_so_does_what_stands_for_kernels_on_a_cpu(method: int, routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("precision", "routing"), BOTH)
+def test_references_on_a_cpu_are_exact_too(precision: str, routing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "INTERPRETED", False)
-    assert_exact(method, routing, "cpu")
+    assert_exact(precision, routing, "cpu")
 
 
-def assert_exact(method: int, routing: str, device: str) -> None:
+def assert_exact(precision: str, routing: str, device: str) -> None:
     given = operands(routing, device, exact=True)
-    for result, right in zip(step(method, given, dtype_of(device)), in_float64(*given), strict=True):
+    for result, right in zip(step(precision, given, dtype_of(device)), in_float64(*given), strict=True):
         assert result.dtype == torch.bfloat16
         assert result.is_contiguous()
         assert torch.equal(result, right.bfloat16())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_random_values_come_out_near_float64(method: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_random_values_come_out_near_float64(precision: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "INTERPRETED", False)
     given = operands("ragged", device, exact=False)
-    for result, right in zip(step(method, given, dtype_of(device)), in_float64(*given), strict=True):
+    for result, right in zip(step(precision, given, dtype_of(device)), in_float64(*given), strict=True):
         noise = (result.double() - right).square().sum()
         assert 10 * torch.log10(right.square().sum() / noise) > 25
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_no_rows_at_all(method: int, device: str) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_rows_at_all(precision: str, device: str) -> None:
     A, B_t, offs, grad = operands("balanced", device, exact=True)
-    out, grad_A, grad_B = step(method, (A[:0], B_t, torch.zeros_like(offs), grad[:0]), dtype_of(device))
+    out, grad_A, grad_B = step(precision, (A[:0], B_t, torch.zeros_like(offs), grad[:0]), dtype_of(device))
     assert (out.shape, grad_A.shape, grad_B.shape) == ((0, N), (0, K), (E, N, K))
     assert not grad_B.any()
-
-
-@pytest.mark.usefixtures("quantizers_in_plain_torch")
-@pytest.mark.parametrize("method", [passes.FP8_TORCH, passes.FP8])
-def test_codes_that_were_made_before_give_the_same(method: int, device: str) -> None:
-    A, B_t, offs, grad = operands("empty", device, exact=False)
-    dtype = dtype_of(device)
-    found = (
-        passes.forward(A, None, offs, method, dtype, quantize_colwise_3d(B_t), quantize_rowwise_2d(A)),
-        passes.input_gradient(
-            grad, None, offs, method, dtype, quantize_transpose_3d_atomic(B_t), quantize_rowwise_2d(grad)
-        ),
-        passes.weight_gradient(
-            grad, None, offs, method, dtype, *(quantize_colwise(x, offs, alignment=ALIGNMENT) for x in (grad, A))
-        ),
-    )
-    for result, right in zip(found, step(method, (A, B_t, offs, grad), dtype), strict=True):
-        assert torch.equal(result, right)
 
 
 # The operators
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
-@pytest.mark.parametrize("precision", [0, 1])
-def test_the_operators_are_what_torch_library_expects(precision: int, device: str) -> None:
+@pytest.mark.parametrize("is_fp8", [True, False])
+def test_the_operators_are_what_torch_library_expects(is_fp8: bool, device: str) -> None:
     A, B_t, offs, grad = operands("ragged", device, exact=True)
-    options, none = (offs, None, precision), (None,) * 4
+    options, none = (offs, None, is_fp8), (None,) * 4
     rows, weights = quantize_rowwise_2d(A), quantize_transpose_3d_atomic(B_t)
     columns = [quantize_colwise(x, offs, alignment=ALIGNMENT) for x in (grad, A)]
     ops = torch.ops.fp8tune
@@ -149,7 +128,7 @@ def test_the_operators_are_what_torch_library_expects(precision: int, device: st
         (ops.grouped_mm_input_gradient, (grad, B_t, *options, *none)),
         (ops.grouped_mm_weight_gradient, (grad, A, *options, *none)),
     ]
-    if precision == 0:
+    if is_fp8:
         rows = quantize_rowwise_2d(grad)
         calls += [
             (ops.grouped_mm_input_gradient, (grad, None, *options, *rows, *weights)),
@@ -161,7 +140,7 @@ def test_the_operators_are_what_torch_library_expects(precision: int, device: st
         calls.append((ops.grouped_mm_gradients, (grad, *given, *options, *wanted, False)))
     for operator, arguments in calls:
         checks = ["test_faketensor"]
-        if precision == 0:  # the other one is dispatched no differently
+        if is_fp8:  # the other one is dispatched no differently
             checks.append("test_aot_dispatch_dynamic")
         if arguments[-1] is None:  # it multiplies codes to find one that was written to, and torch multiplies none
             checks.append("test_schema")
@@ -169,32 +148,40 @@ def test_the_operators_are_what_torch_library_expects(precision: int, device: st
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
-@pytest.mark.parametrize("method", METHODS)
-def test_the_op_takes_the_method_of_each_pass_from_the_table(
-    method: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def chosen(*given: Any) -> int:
-        asked.append(given[:-1])
-        return method
-
-    monkeypatch.setattr(grouped_mm_operators, "method_for", chosen)
+@pytest.mark.parametrize("is_row_major", [False, True])
+@pytest.mark.parametrize("precision", ["fp8", "bf16", "auto"])
+def test_the_op_is_exact_in_each_precision(precision: str, is_row_major: bool, device: str) -> None:
     A, B_t, offs, grad = operands("ragged", device, exact=True)
     used = int(offs[-1])
     A[used:], grad[used:] = 0, 0
-    for precision, flag in (("fp8", 0), ("auto", 1)):
-        asked.clear()
-        A.requires_grad_()
-        B_t = B_t.detach().requires_grad_()
-        out = fp8_grouped_mm(A, B_t, offs, precision=precision)
-        grads = torch.autograd.grad(out, (A, B_t), grad)
-        sizes = (M, N, K, E, flag)
-        assert asked == [(name, *sizes) for name in ("forward", "input-gradient", "weight-gradient")]
-        for result, right in zip((out, *grads), in_float64(A.detach(), B_t.detach(), offs, grad), strict=True):
-            right = right.mT if right.dim() == 3 else right
-            assert torch.equal(result, right.bfloat16())
-            assert result.stride() == right.stride()
+    A.requires_grad_()
+    B_t = (B_t.contiguous() if is_row_major else B_t).detach().requires_grad_()
+    out = fp8_grouped_mm(A, B_t, offs, precision=precision)
+    grads = torch.autograd.grad(out, (A, B_t), grad)
+    for result, right in zip((out, *grads), in_float64(A.detach(), B_t.detach(), offs, grad), strict=True):
+        right = right.mT.bfloat16() if right.dim() == 3 else right.bfloat16()
+        assert torch.equal(result, right)
+        assert result.stride() == (B_t.stride() if right.dim() == 3 else right.stride())
+
+
+def fp8_calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list to which each forward pass adds whether it multiplies in FP8."""
+    calls: list[bool] = []
+    original = grouped_mm.forward
+    monkeypatch.setattr(grouped_mm, "forward", lambda *given: calls.append(given[4]) or original(*given))
+    return calls
+
+
+@pytest.mark.usefixtures("quantizers_in_plain_torch")
+@pytest.mark.parametrize("pays", [True, False])
+def test_auto_asks_the_rule(pays: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(grouped_mm, "is_fp8_product", lambda *sizes: asked.append(sizes) or pays)
+    calls = fp8_calls(monkeypatch)
+    A, B_t, offs, _ = operands("balanced", device, exact=False)
+    fp8_grouped_mm(A, B_t, offs, precision="auto")
+    assert calls == [pays]
+    assert asked == [(M, K, N, E, A.device)]
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -205,17 +192,22 @@ def test_the_op_takes_the_method_of_each_pass_from_the_table(
 def test_auto_multiplies_in_fp8_what_is_not_bfloat16_or_is_kept(
     dtype: torch.dtype, keep_fp8: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-
-    def chosen(*given: Any) -> int:
-        asked.append(given[-2])
-        return passes.FP8
-
-    monkeypatch.setattr(grouped_mm_operators, "method_for", chosen)
+    monkeypatch.setattr(grouped_mm, "is_fp8_product", lambda *sizes: False)
+    calls = fp8_calls(monkeypatch)
     A, B_t, offs, grad = operands("balanced", device, exact=False)
     A, B_t = A.to(dtype).requires_grad_(), B_t.to(dtype).requires_grad_()
     fp8_grouped_mm(A, B_t, offs, precision="auto", keep_fp8=keep_fp8).backward(grad)
-    assert asked == [0, 0, 0]
+    assert calls == [True]
+
+
+def test_bf16_casts_other_dtypes(device: str) -> None:
+    A, B_t, offs, grad = operands("balanced", device, exact=False)
+    wide_A, wide_B = A.float().requires_grad_(), B_t.float().requires_grad_()
+    out = fp8_grouped_mm(wide_A, wide_B, offs, precision="bf16")
+    grads = torch.autograd.grad(out, (wide_A, wide_B), grad)
+    assert torch.equal(out, passes.multiply_bf16(A, B_t, offs))
+    assert [gradient.dtype for gradient in grads] == [torch.float32, torch.float32]
+    assert grads[1].stride() == B_t.stride()
 
 
 # What torch's GEMMs leave undone

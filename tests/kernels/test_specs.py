@@ -123,7 +123,7 @@ def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec) -> None:
         for routing in (ROUTINGS[:1] if spec.routed else ("none",))
     ]
     small = {spec.scaled_down(one) for one in full}
-    assert len(small) <= 2
+    assert len(small) <= (4 if spec.name == "cast-transpose-3d" else 2)  # with a scale per row, and with one
     assert all(spec.scaled_down(one) == one for one in small)
 
 

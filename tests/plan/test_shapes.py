@@ -58,6 +58,8 @@ def test_the_sets_hold_what_they_promise():
         "grouped-mm",
         "llama4",
         "models",
+        "moe-layer-down",
+        "moe-layer-up",
         "rows",
         "starting-line",
         "tiny",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from browsing import Opened
 
-VIEWS = ("overview", "problem", "limits", "lookups", "step", "devices")
+VIEWS = ("overview", "problem", "limits", "lookups", "devices")
 
 ALIKE = "tbody tr:nth-child(n+9), .picture g.role-mark > path:nth-child(n+9)"
 """What axe does not get to see: of each table and picture the first rows and marks stand for all. They are made alike,

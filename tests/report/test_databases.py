@@ -6,7 +6,6 @@ import base64
 import gzip
 import html
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,19 +17,16 @@ from browsing import Opened, opened
 from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import ROOT
 from servers import PASSWORD, on_both
 
-import fp8tune
-from fp8tune.adapter import read_studies, studies_of
+from fp8tune.adapter import studies_of
 from fp8tune.commands.report import ReportOptions, report
 from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
-from fp8tune.report import contents, page, step, views
+from fp8tune.report import contents, page, views
 from fp8tune.report.contents import Contents, Row
 from fp8tune.report.view import Column, Part, View, table
 from fp8tune.store.results import Store
-from fp8tune_kernels.catalog import GEMMS, PASSES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -145,28 +141,6 @@ def test_no_path_and_no_password_is_in_the_file(
     text = (tmp_path / "report.html").read_text() + json.dumps(content_of(tmp_path / "report.html"))
     assert f"{redacted(database).rpartition('/')[2]}, read by fp8tune" in text
     assert not [secret for secret in (str(tmp_path), PASSWORD, quote(PASSWORD, safe="")) if secret in text]
-
-
-# The step
-
-
-def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
-    """Of every layer of the committed rows: bf16, less what FP8 saves, with its casts, is FP8."""
-    with fp8tune.open(ROOT / "results.db").reading() as reader:
-        studies = [study for kernel in (*PASSES, *GEMMS) for study in read_studies(reader, kernel)]
-    found = Contents("", [Row(study) for study in studies])
-    drawn = 0
-    for one in step.steps(found):
-        bars = {bar.part: bar for bar in step._bars(one)}
-        if bars:
-            drawn += 1
-            changes = [bar for bar in bars.values() if bar.kind not in ("total", "left to the bound")]
-            total = bars["bf16"].end_us + math.fsum(bar.end_us - bar.begin_us for bar in changes)
-            assert total == pytest.approx(bars["FP8"].end_us)
-            assert bars["FP8"].end_us == pytest.approx(one.total_us(step.FP8))
-            assert [bar.part for bar in changes if bar.kind == "casts"] == [f"{name}, casts" for name in step.PASSES]
-            assert 0 < bars["bound"].end_us < bars["FP8"].end_us
-    assert drawn >= 7
 
 
 # Hostile names

@@ -13,6 +13,7 @@ from database_rows import H200, begin, config, end_finals, finished_sweep, probl
 from servers import on_both
 from sqlalchemy import text
 
+from fp8tune import lookups
 from fp8tune.check import doctor
 from fp8tune.check.repair import repair
 from fp8tune.errors import DatabaseError
@@ -25,6 +26,7 @@ from fp8tune.store.location import Databases
 from fp8tune.store.results import Store
 from fp8tune.sweep import picks
 from fp8tune.sweep.picks import refresh_picks
+from fp8tune_kernels.tables import Table
 
 SMALL, LARGE = problem(K=1024), problem(K=5120)
 DEFAULT, FASTER = config(64, 4, 2), config(32)
@@ -93,6 +95,21 @@ def test_a_browser_sees_the_picks(db: str) -> None:
     assert (decided["is_default"], decided["is_complete"], decided["is_current"]) == (0, 1, 1)
     assert decided["slowdown_upper_share"] <= 0
     assert decided["measured_at"][:2] == decided["decided_at"][:2] == "20"
+
+
+@on_both
+def test_a_pick_keeps_the_config_of_today_with_its_origin_and_the_stage_of_the_next_best(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ("colwise", "", None, tuple(DEFAULT.items()))
+    monkeypatch.setattr(lookups, "table", lambda arch: Table((row,)))
+    with Store.open(db) as store:
+        refresh_picks(store)
+        (pick,) = (pick for pick in store.kept_picks().picks if pick.device == H200)
+    assert (pick.today, pick.today_origin, pick.runner_up_stage) == (DEFAULT, "shipped table", "final")
+    assert pick.speedup_ratio == pytest.approx(90.0 / 80.0, rel=0.01)
+    (seen,) = (pick for pick in select(db, "SELECT * FROM v_picks") if pick["device"] == H200.name)
+    assert (seen["today"], seen["today_us"], seen["speedup_ratio"]) == (str(DEFAULT), pick.today_us, pick.speedup_ratio)
 
 
 @on_both

@@ -19,7 +19,7 @@ from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.render.found import found_lines
 from fp8tune.stats.calibration import plan_for
-from fp8tune.stats.study import OPEN, SETTLED, Study, Verdict
+from fp8tune.stats.study import OPEN, SETTLED, Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweep import finals, picks, planning, session
 from fp8tune.sweep import loop as sweep
@@ -335,11 +335,13 @@ def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
     return replace(plan, problems=tuple(replace(of, **committed) for of in plan.problems))  # type: ignore[arg-type]
 
 
-def test_the_incumbent_is_a_finalist_however_slow(store: Store, options: Options) -> None:
+@pytest.mark.parametrize("use", ["current", "today"])
+def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Options, use: str) -> None:
     screened = [row for row in rows(events(store, replace(options, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
     assert slowest is not None
-    found = rows(list(session.run(store, with_committed(planned(options), current=slowest))))
+    in_use = Today(slowest, Origin.SHIPPED_TABLE) if use == "today" else slowest
+    found = rows(list(session.run(store, with_committed(planned(options), **{use: in_use}))))
     for of in {row.problem for row in found}:
         assert slowest in {row.config for row in found if row.problem == of and row.stage == "final"}
     assert slowest not in {study.pick.config for study in studies(store, options)}

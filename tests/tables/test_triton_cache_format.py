@@ -112,7 +112,7 @@ def test_launches_with_one_key_get_the_config_whose_largest_slowdown_is_least(la
         (picks(ROW, kernel="CONFIGS"), "no triton.autotune any more"),
         (picks(ROW, kernel="missing"), "cannot import .*:missing: AttributeError"),
         (picks(({"dtype": "tl.float32"}, True, "", None)), "can be written"),
-        (replace(picks(ROW), device=replace(made.H200, triton="3.5.1")), "measured under triton 3.5.1, and"),
+        (replace(picks(ROW), device=replace(made.H200, triton="3.5.1")), "measured under triton 3.5.1"),
         (replace(picks(ROW), device=Device("interpreter")), "on interpreter has no triton.autotune or no GPU"),
         (replace(picks(ROW), recorded=None), "no GPU: export it --for python"),
     ],

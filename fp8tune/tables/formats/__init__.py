@@ -1,4 +1,4 @@
-"""Formats of others. An entry point in the group ``fp8tune.formats`` that names a :class:`Format` adds one."""
+"""Formats for other tools. A package adds a :class:`Format` with an entry point in the group ``fp8tune.formats``."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ _SHIPPED = {
 
 @dataclass(frozen=True)
 class Options:
-    """Options that a format may use."""
+    """Options of an export. Each format uses only some of them."""
 
     sizes: Mapping[str, str | int] = field(default_factory=dict)  # size in a file name -> dim of the kernel, or number
-    dtype: str | None = None  # as file names call it
-    within: float = 0.02  # share of the best time that a problem may lose by having fewer configs
-    notice: Callable[[str], object] = lambda message: None  # gets one line for each launch that is left out
+    dtype: str | None = None  # name of the dtype in file names
+    within: float = 0.02  # largest slowdown that fewer configs may cause on a problem; 0.02 is 2 %
+    notice: Callable[[str], object] = lambda message: None  # receives one line per omitted launch
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format."""
+    """Export format for another tool."""
 
     write: Callable[[Sequence[KernelPicks], Options], Sequence[File]]
-    """Function from the picks of one kernel to files. It raises UsageError for picks that the format cannot hold."""
+    """Function that returns the files for one kernel. It raises UsageError for picks that the format cannot express."""
     next: str
-    """One line on the use of the files. ``{folder}`` is where they are, ``{device}`` the first folder below."""
-    options: tuple[str, ...] = ()  # names of the options that it uses
-    has_all_devices: bool = False  # True if it takes the picks of all devices of an arch, False for those of one
+    """Hint for using the files. ``{folder}`` is the output folder, ``{device}`` the first folder below it."""
+    options: tuple[str, ...] = ()  # names of the :class:`Options` fields that the format uses
+    has_all_devices: bool = False  # True if ``write`` takes all devices of an arch, False if only one
 
 
 def names() -> list[str]:
-    """Return the names of all formats."""
+    """Return the names of all formats, those of other packages last."""
     return [*_SHIPPED, *sorted(set(metadata.entry_points(group=GROUP).names) - set(_SHIPPED))]
 
 
 def load(name: str) -> Format:
-    """Import a format. Raises UsageError if there is no such format, or it cannot be imported."""
+    """Import a format by name. Raises UsageError if the name is unknown or the import fails."""
     if name in _SHIPPED:
         module, _, attribute = _SHIPPED[name].partition(":")
         return cast(Format, getattr(importlib.import_module(f"{__name__}.{module}"), attribute))
@@ -69,7 +69,7 @@ def load(name: str) -> Format:
 
 
 def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:
-    """Raise UsageError for an option that a format does not use, and for any number of kernels but one."""
+    """Raise UsageError if the format does not use one of the options, or if there is not exactly one kernel."""
     for option in options:
         if option not in load(name).options:
             raise UsageError(f"--{option.removesuffix('s')} does not go with --for {name}: leave it out")

@@ -1,8 +1,9 @@
-"""JSON files named by sizes and device, as Hugging Face kernels, vLLM and SGLang read them: one more size -> config.
+"""JSON files that map one size to configs, for Hugging Face kernels, vLLM and SGLang.
 
-Hugging Face: triton-autotune.md of huggingface/kernels; each kernel chooses the sizes in the name. vLLM:
-``get_config_file_name``; all H200s are ``NVIDIA_H200``. SGLang: fused_moe_triton_config.py, with a blank in
-``block_shape=[128, 128]``, and a folder for each version of Triton instead of an entry ``triton_version``.
+The file name has the other sizes and the device. Hugging Face kernels choose these sizes (see triton-autotune.md of
+huggingface/kernels). vLLM calls every H200 ``NVIDIA_H200`` (see ``get_config_file_name``). SGLang puts a space into
+``block_shape=[128, 128]`` (see fused_moe_triton_config.py), and has a folder for each Triton version where vLLM has an
+entry ``triton_version``.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from fp8tune.text import NAME, visible
 
 DTYPES = {"bfloat16": "", "float16": "", "float32": "float32", "int8": "int8_w8a8"}
 DTYPES |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), "fp8_w8a8")
-"""Dtype of the activations -> its name in vLLM's and SGLang's file names."""
+"""Mapping from the dtype of the activations to its name in the file names of vLLM and SGLang."""
 
-_ORDER = ("E", "N", "K")  # sizes that come first in Hugging Face's file names
-_NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # names that vLLM and SGLang take from a config
-_BLOCK = ("block_n", "block_k")  # sizes of weights that are quantized by blocks, written as block_shape
+_LEADING_SIZES = ("E", "N", "K")  # sizes that come first in Hugging Face's file names
+_REQUIRED_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # names that vLLM and SGLang require in a config
+_BLOCK_SIZES = ("block_n", "block_k")  # sizes of the blocks of quantized weights, written as block_shape
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
-    """Parse ``M=num_tokens`` and ``E=8``. Raises UsageError for another text."""
+    """Parse sizes such as ``M=num_tokens`` and ``E=8``. Raises UsageError for any other text."""
     sizes: dict[str, str | int] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -39,7 +40,7 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
 
 
 def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
-    """Write a folder named after the kernel, with a file for each combination of the sizes outside."""
+    """Return a file for each combination of the sizes in the file name, in a folder named after the kernel."""
     (kernel,) = kernels
     first, *others = (pick.problem.shape for pick in kernel.picks)
     dims = [dim for dim in first if all(dim in shape for shape in others)]
@@ -49,30 +50,30 @@ def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list
     if not names:
         raise UsageError(f"the problems of {kernel.kernel} have no dim in common: use --for python")
     inside = "M" if "M" in names else max(names, key=lambda name: len({_size(p, name, options) for p in kernel.picks}))
-    outside = sorted((name for name in names if name != inside), key=lambda name: [*_ORDER, name].index(name))
+    outside = sorted((name for name in names if name != inside), key=lambda name: [*_LEADING_SIZES, name].index(name))
     has_dtypes = len({pick.problem.in_dtype for pick in kernel.picks}) > 1
 
     def path(pick: Pick) -> PurePosixPath:
-        parts = [*(f"{name}={_size(pick, name, options)}" for name in outside), f"device_name={_device(kernel)}"]
+        parts = [*(f"{name}={_size(pick, name, options)}" for name in outside), f"device_name={_device_name(kernel)}"]
         parts += [f"dtype={pick.problem.in_dtype}"] if has_dtypes else []
-        return PurePosixPath(_file_name(kernel.bare_name), _file_name(",".join(parts)) + ".json")
+        return PurePosixPath(_safe_file_name(kernel.bare_name), _safe_file_name(",".join(parts)) + ".json")
 
-    return _files(kernel, options, inside, path, {})
+    return _build_files(kernel, options, inside, path, {})
 
 
 def write_vllm(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
-    """Write a file for each E, N and dtype."""
-    device = _device(kernels[0])
+    """Return vLLM's fused-MoE files, one for each combination of E, N and dtype."""
+    device = _device_name(kernels[0])
     family = "NVIDIA_H200" if "H200" in device.split("_") else device
     head = {"triton_version": kernels[0].device.triton}
     return _write_fused_moe(kernels[0], options, PurePosixPath(), family, ",", head)
 
 
 def write_sglang(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
-    """Write a file for each E, N and dtype, in a folder of the Triton version."""
-    version = _file_name(kernels[0].device.triton).replace(".", "_")
+    """Return SGLang's fused-MoE files, one for each combination of E, N and dtype, in the Triton version's folder."""
+    version = _safe_file_name(kernels[0].device.triton).replace(".", "_")
     folder = PurePosixPath("configs", f"triton_{version}")
-    return _write_fused_moe(kernels[0], options, folder, _device(kernels[0]), ", ", {})
+    return _write_fused_moe(kernels[0], options, folder, _device_name(kernels[0]), ", ", {})
 
 
 def _write_fused_moe(
@@ -80,11 +81,11 @@ def _write_fused_moe(
 ) -> list[File]:
     if options.dtype and not NAME.fullmatch(options.dtype):
         raise UsageError(f"--dtype {visible(options.dtype)!r} is no name: give one as vLLM does, such as fp8_w8a8")
-    missing = [name for name in _NEEDED for pick in kernel.picks if name not in pick.config]
+    missing = [name for name in _REQUIRED_NAMES for pick in kernel.picks if name not in pick.config]
     if missing:
         raise UsageError(f"{kernel.kernel} has no {missing[0]}, which fused-MoE kernels have: use --for python")
     dims = {*options.sizes, *(dim for pick in kernel.picks for dim in pick.problem.shape)}
-    blocks = _BLOCK if dims.issuperset(_BLOCK) else ()
+    blocks = _BLOCK_SIZES if dims.issuperset(_BLOCK_SIZES) else ()
 
     def path(pick: Pick) -> PurePosixPath:
         dtype = DTYPES.get(pick.problem.in_dtype) if options.dtype is None else options.dtype
@@ -93,15 +94,15 @@ def _write_fused_moe(
         parts = [*(f"{name}={_size(pick, name, options)}" for name in ("E", "N")), f"device_name={device}"]
         parts += [f"dtype={dtype}"] if dtype else []
         parts += [f"block_shape=[{comma.join(str(_size(pick, name, options)) for name in blocks)}]"] if blocks else []
-        return folder / f"{_file_name(','.join(parts))}.json"
+        return folder / f"{_safe_file_name(','.join(parts))}.json"
 
-    return _files(kernel, options, "M", path, head)
+    return _build_files(kernel, options, "M", path, head)
 
 
-def _files(
+def _build_files(
     kernel: KernelPicks, options: Options, inside: str, path: Callable[[Pick], PurePosixPath], head: Mapping[str, str]
 ) -> list[File]:
-    """Return the files: for each size inside, the config whose largest slowdown is least."""
+    """Return the files. Picks with the same file and size get the config whose worst slowdown is smallest."""
     groups: dict[PurePosixPath, dict[int, list[Pick]]] = {}
     for pick in kernel.picks:
         groups.setdefault(path(pick), {}).setdefault(_size(pick, inside, options), []).append(pick)
@@ -127,14 +128,14 @@ def _size(pick: Pick, name: str, options: Options) -> int:
     raise UsageError(f"{pick.problem.kernel} has no dim {dim}, only {', '.join(shape)}: give --size {name}=DIM")
 
 
-def _device(kernel: KernelPicks) -> str:
+def _device_name(kernel: KernelPicks) -> str:
     if not kernel.device.name:
         raise UsageError("the database does not name the device, as the format's file names do: sweep on the GPU")
-    return _file_name(kernel.device.name.replace(" ", "_"))
+    return _safe_file_name(kernel.device.name.replace(" ", "_"))
 
 
-def _file_name(text: str) -> str:
-    """Return the text as a name that cannot leave its folder and is not hidden; other characters become ``_``."""
+def _safe_file_name(text: str) -> str:
+    """Return the text with unusual characters replaced by ``_``. The file stays in its folder and is not hidden."""
     return re.sub(r"[^A-Za-z0-9_.,=()\[\] +-]+", "_", text).lstrip(".")[:200] or "_"
 
 

@@ -1,7 +1,7 @@
-"""A unified diff of the kernel's own file: ``configs=[...]`` becomes the fewest configs that suffice.
+"""Unified diff of a kernel's source file that replaces ``configs=[...]`` with a few configs that suffice.
 
-The file is parsed, not imported. Paths begin below the folder of the outermost package, so that ``git apply`` and
-``patch -p1`` work in that folder.
+The source file is parsed, not imported. Paths in the diff are relative to the folder that contains the outermost
+package; run ``git apply`` or ``patch -p1`` there.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from fp8tune.tables.formats import Format
 from fp8tune.tables.literals import literal
 from fp8tune.tables.picks import KernelPicks, Pick
 
-BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)  # other bounds on the loss, for the reader of a pull request
+BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)  # further bounds on the loss, for comparison in a pull request
 _DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A smaller list of configs, and the reason why it suffices."""
+    """Shorter list of configs for a kernel, with its losses and the diff of the source file."""
 
     kernel: KernelPicks
-    picks: tuple[Pick, ...]  # measured, in the order of the cover's problems
+    picks: tuple[Pick, ...]  # measured picks, in the order of the cover's problems
     cover: Cover
-    others: tuple[Cover, ...]  # for BOUNDS
-    wrong: Mapping[NamedInts, tuple[Problem, ...]]  # configs with a wrong output, which are in no list, and where
+    others: tuple[Cover, ...]  # one for each of BOUNDS
+    wrong: Mapping[NamedInts, tuple[Problem, ...]]  # excluded config -> problems where its output is wrong
     before: int  # number of configs that the kernel declares
-    headline: str  # 36 configs -> 3, worst loss 1.2 %
-    diff: str  # empty where nothing changes
-    notes: tuple[str, ...]  # one line each for the maintainer
+    headline: str  # such as: 36 configs -> 3, worst loss 1.2 %
+    diff: str  # empty if nothing changes
+    notes: tuple[str, ...]  # one line each, for the maintainer of the kernel
 
 
 def shrink(kernel: KernelPicks, within: float) -> Shrunk:
-    """Find few configs that are within a share of the best time (0.02: 2 %) on every problem."""
+    """Choose few configs so that each problem has one at most ``within`` slower than its best; 0.02 is 2 %."""
     recorded = kernel.recorded
     if recorded is None or not recorded.is_autotuned:
         raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
@@ -85,7 +85,7 @@ def shrink(kernel: KernelPicks, within: float) -> Shrunk:
 
 
 def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
-    """Return the file that defines a kernel, and its path below the folder of the package. Nothing is imported."""
+    """Return the file that defines a kernel, and its path relative to the package's parent folder. Imports nothing."""
     module = kernel.name.partition(":")[0]
     parts = module.split(".")
     if not all(map(str.isidentifier, parts)):
@@ -102,19 +102,19 @@ def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
 
 
 def unified(before: str, after: str, path: PurePosixPath) -> str:
-    """Return the unified diff of a file; empty where nothing changed."""
-    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    """Return the unified diff between two texts of a file. It is empty if they are equal."""
+    lines = difflib.unified_diff(_split_lines(before), _split_lines(after), f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _lines(text: str) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+", text)  # as Python's parser and patch do: not at form feeds
+def _split_lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)  # not at form feeds, like Python's parser and patch
 
 
 def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
-    """Put other configs into the decorator of a kernel. Return the new source, and notes for the maintainer."""
+    """Replace the configs in the decorator of a kernel. Return the new source, and notes for the maintainer."""
     try:
-        source_text = _Source(text, name)
+        source_text = _ParsedSource(text, name)
     except SyntaxError as error:
         raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}; mend the file") from None
     call = source_text.autotuner(kernel.name.rpartition(":")[2])
@@ -138,11 +138,11 @@ def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) ->
     return changed, notes
 
 
-class _Source:
-    """A parsed file."""
+class _ParsedSource:
+    """Parsed source file, with the full names of its imports."""
 
     def __init__(self, text: str, name: str) -> None:
-        self.tree, self.lines, self.name = ast.parse(text), _lines(text), name
+        self.tree, self.lines, self.name = ast.parse(text), _split_lines(text), name
         self.names: dict[str, str] = {}  # imported name -> full name: tl -> triton.language
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -153,7 +153,7 @@ class _Source:
                 self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
 
     def span(self, node: ast.expr) -> tuple[int, int]:
-        """Return the positions of an expression in the text; the parser counts columns in bytes of UTF-8."""
+        """Return the start and end of an expression in characters; the parser counts columns in UTF-8 bytes."""
         ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset))
         start, end = (
             sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
@@ -162,13 +162,13 @@ class _Source:
         return start, end
 
     def is_triton(self, node: ast.expr, attribute: str) -> bool:
-        """Return True for ``triton.ATTRIBUTE`` under whatever name the file has for it."""
+        """Return True if the expression is Triton's ``attribute``, under any name that the file imports it by."""
         root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
         full = f"{self.names.get(root, '')}.{rest}".rstrip(".")
         return full.startswith("triton.") and full.rpartition(".")[2] == attribute
 
     def autotuner(self, attribute: str) -> ast.Call:
-        """Return the call of ``triton.autotune`` for a function, or of a decorator that somebody derived from it."""
+        """Return the only ``triton.autotune(...)`` call on a function. A custom autotune decorator counts too."""
         candidates: list[ast.expr] = []
         name = attribute.rpartition(".")[2]
         for node in ast.walk(self.tree):
@@ -190,7 +190,7 @@ class _Source:
         return calls[0]
 
     def config_list(self, configs: Sequence[Config], line: int) -> str:
-        """Return ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, one config a line."""
+        """Return the source ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, with one config per line."""
         at = f"{self.name}:{line}"
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         calls = [node for node in nodes if self.is_triton(node.func, "Config")]

@@ -1,8 +1,8 @@
-"""Files of Triton's own autotune cache: an unchanged program under ``TRITON_CACHE_AUTOTUNING=1`` times nothing.
+"""Files for Triton's autotune cache. With ``TRITON_CACHE_AUTOTUNING=1``, an unchanged program then benchmarks nothing.
 
-A file's key hashes this very build of Triton, its assembler, the kernel's source, the tuning key and the configs. So
-the kernel is imported and the installed Triton makes key and file, with a driver that only names the
-GPU, which need not be here. The key names no device: each has its folder.
+A file's key is a hash of the Triton build, its assembler, the kernel's source, the tuning key and the configs. To get
+the same key, the kernel is imported and the installed Triton writes the file, with a stub driver that names the GPU. No
+GPU is needed. The key does not name the device, so each device has its own folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fp8tune.errors import UsageError, one_line
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import imported_module
 from fp8tune.replay.values import decoded
-from fp8tune.stats.means import grouped
+from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
@@ -33,14 +33,14 @@ _ADVICE = "export --for python, and use fp8tune.pin"
 
 
 def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
-    """Write a cache file for each tuning key. Imports the kernel; needs no GPU."""
+    """Return a cache file for each tuning key. Imports the kernel; needs no GPU."""
     (kernel,) = kernels
-    autotuner = _autotuner(kernel)
+    autotuner = _import_autotuner(kernel)
     files: list[File] = []
-    for picks in grouped(kernel.picks, lambda pick: json.dumps(pick.key)).values():
+    for picks in group_by(kernel.picks, lambda pick: json.dumps(pick.key)).values():
         try:
-            with _target(kernel.device.arch):
-                files += _files(kernel, picks, autotuner)
+            with _set_target(kernel.device.arch):
+                files += _build_files(kernel, picks, autotuner)
         except UsageError as error:
             for pick in picks:
                 options.notice(f"{kernel.kernel}: {pick.problem.shape} cannot be written: {error}")
@@ -49,8 +49,8 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     return files
 
 
-def _autotuner(kernel: KernelPicks) -> Any:
-    """Return the kernel's Autotuner. Raises UsageError for one that Triton's cache cannot serve from here."""
+def _import_autotuner(kernel: KernelPicks) -> Any:
+    """Import the kernel and return its Autotuner. Raises UsageError if no cache file can be written for it here."""
     arch, measured, installed = kernel.device.arch, kernel.device.triton, metadata.version("triton")
     if kernel.recorded is None or not kernel.recorded.is_autotuned or arch not in ARCHES:
         raise UsageError(f"{kernel.kernel} on {arch} has no triton.autotune or no GPU: export it --for python")
@@ -80,33 +80,33 @@ def _autotuner(kernel: KernelPicks) -> Any:
     return autotuner
 
 
-def _files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> list[File]:
-    """Return the files of one key."""
+def _build_files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> list[File]:
+    """Return the cache files of the tuning key that the picks share."""
     key = tuple(map(decoded, picks[0].key))
-    if not key or not all(map(_is_plain, key)):
+    if not key or not all(map(_is_json_scalar, key)):
         raise UsageError(f"Triton does not cache the key {key!r}: {_ADVICE}")
     folder = PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", kernel.device.name).strip("_.") or kernel.device.arch)
     chosen = shared_config(picks)
     timings = {_triton_config(kernel, chosen): [picks[0].study.times_us[chosen] / 1000]}  # Triton launches the fastest
-    return [File(folder / path, text) for path, text in _cached(autotuner, key, timings).items()]
+    return [File(folder / path, text) for path, text in _write_cache(autotuner, key, timings).items()]
 
 
-def _triton_config(kernel: KernelPicks, name: NamedInts) -> Any:
+def _triton_config(kernel: KernelPicks, stored_config: NamedInts) -> Any:
     from triton import Config
 
-    config = kernel.triton_config(name)
+    config = kernel.triton_config(stored_config)
     kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
-    if not all(map(_is_plain, kwargs.values())):
+    if not all(map(_is_json_scalar, kwargs.values())):
         raise UsageError(f"a value of {kwargs} is none of JSON's: {_ADVICE}")
     return Config(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json_scalar(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _cached(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str, str]:
-    """Return paths and texts that Triton itself writes after a benchmark with these timings."""
+def _write_cache(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str, str]:
+    """Let Triton write its cache as if it had measured these timings. Return the text of each path."""
     from triton import knobs
 
     def benchmark() -> None:
@@ -124,8 +124,8 @@ def _cached(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str, str
 
 
 @contextlib.contextmanager
-def _target(arch: str) -> Iterator[None]:
-    """Let Triton's driver know its target and nothing else."""
+def _set_target(arch: str) -> Iterator[None]:
+    """Replace Triton's driver by a stub that only knows the arch."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 

@@ -35,7 +35,6 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
 from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, rowwise_factored, transposed_codes, transposed_codes_3d
 from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
 from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
@@ -115,8 +114,7 @@ def _run_forward(
     made: tuple[Tensor, ...] = ()
     if q_B is None or scales_B is None:
         made = q_B, scales_B = run(colwise_3d.SPEC, (E, K, N), (B_t, float8_dtype, True))
-    method = method_for("forward", M, N, K, E, FP8_ONLY, device)
-    out = passes.forward(A, None, offs, method, float8_dtype, (q_B, scales_B), (q_A, scales_A))
+    out = passes.multiply((q_A, scales_A), (q_B, scales_B), offs)
     return [out, q_A, scales_A, *made]
 
 
@@ -140,22 +138,19 @@ def _run_backward(
     if wants_B:
         assert q_A is not None
         assert scales_A is not None
-        shifts, of_grad, ones = shifts_and_scales(scales, scales_A, offs, scales_B, K)
+        shifts, of_grad, ones = shifts_and_scales(scales, scales_A, offs, scales_B, N, K)
     else:
         ones = torch.ones(E * K, device=device)  # a GEMM of codes takes scales of both operands
     if wants_A:
         if transposed_B is None:
             (transposed_B,) = run(transposed_codes_3d.SPEC, (E, K, N), (q_B,))
-        method = method_for("input-gradient", M, N, K, E, FP8_ONLY, device)
         codes = transposed_B, ones.view(E, 1, K)
-        found.append(passes.input_gradient(grad, None, offs, method, float8_dtype, codes, (q, scales)))
+        found.append(passes.multiply((q, scales), codes, offs))
         del codes, transposed_B  # what the other gradient would have beside its own
     if wants_B:
         (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (q, offs, shifts))
         (transposed_A,) = run(transposed_codes.SPEC, (bucket(M), K, E), (q_A, offs, None))
-        method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, device)
-        of_A = transposed_A, ones
-        found.append(passes.weight_gradient(grad, None, offs, method, float8_dtype, (shifted, of_grad), of_A))
+        found.append(passes.contract((shifted, of_grad), (transposed_A, ones), offs, M))
     return found
 
 

@@ -1,13 +1,15 @@
 """``grouped-contraction``: multiply two matrices group by group, over the rows of each group.
 
     out[e, n, k] = bfloat16( sum over m in group e of a[m, n] * b[m, k]  * (1 / scale_a[e, n]) * (1 / scale_b[e, k]) )
+                   with ``added``: float32 of that, plus added[e, n, k], rounded to the dtype of added
 
     a        (P, N), strides (1, P): FP8 codes, as ``colwise`` writes them; or (M, N), row-major, bfloat16
     b        (P, K) or (M, K), the same
     offs     (E,), int32: the end row of each group before any alignment; groups have any size, also none
     scale_a  (E*N,), group-major, float32: what codes were multiplied by; None beside bfloat16
     scale_b  (E*K,), the same
-    out      (E, N, K), row-major, bfloat16; zeros for a group without rows
+    added    (E, N, K), row-major, bfloat16 or float32; or None. It may be ``out``: gradients that are accumulated
+    out      (E, N, K), row-major, bfloat16 or as added; zeros for a group without rows
 
 It is the weight gradient of a grouped GEMM: a is the gradient of its output. N and K are multiples of 16.
 
@@ -23,7 +25,8 @@ Sums are those of :mod:`.grouped_rows`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -42,7 +45,7 @@ from fp8tune_kernels.gemm.operands import (
     random_scales,
 )
 from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import dtype_named, offsets
+from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
 from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -61,6 +64,7 @@ def grouped_contraction_kernel(
     offs_ptr: tl.tensor,  # (G,)
     scale_a_ptr: tl.tensor,  # (G, N); None without scales
     scale_b_ptr: tl.tensor,  # (G, K)
+    added_ptr: tl.tensor,  # (G, N, K), row-major, or None; may be out_ptr
     out_ptr: tl.tensor,  # (G, N, K), row-major
     M: tl.tensor,  # rows of a and b, with those between groups
     N: tl.tensor,
@@ -88,7 +92,10 @@ def grouped_contraction_kernel(
         else:
             a = tl.make_tensor_descriptor(a_ptr, [N, M], [M, 1], [BLOCK_SIZE_M, BLOCK_SIZE_K])
             b = tl.make_tensor_descriptor(b_ptr, [K, M], [M, 1], [BLOCK_SIZE_N, BLOCK_SIZE_K])
-    if DESCRIPTORS == 2:
+    STORES: tl.constexpr = (
+        DESCRIPTORS == 2 and out_ptr.dtype.element_ty == tl.bfloat16
+    )  # float32 takes twice the memory
+    if STORES:
         out = tl.make_tensor_descriptor(
             out_ptr, [G, N, K], [tl.cast(N, tl.int64) * K, K, 1], [1, BLOCK_SIZE_M, BLOCK_SIZE_N]
         )
@@ -124,11 +131,49 @@ def grouped_contraction_kernel(
             total = tl.dot(a_piece, b_piece, total)
         if not BY_ROWS:
             total = scaled(total, scale_a_ptr + group * N, rows, N, scale_b_ptr + group * K, columns, K)
-        result = total.to(tl.bfloat16)
-        if DESCRIPTORS == 2:
-            out.store([group, row, column], result.reshape(1, BLOCK_SIZE_M, BLOCK_SIZE_N))
+        if added_ptr is not None:
+            place = group.to(tl.int64) * N * K
+            for_all = Sum(added_ptr + place, out_ptr + place, N, K, rows, column)
+            left, right = _halves(total)  # in quarters: registers do not hold all of what is added
+            _add_half(for_all, left, 0)
+            _add_half(for_all, right, BLOCK_SIZE_N // 2)
         else:
-            store_masked(out_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K, result)
+            result = total.to(tl.bfloat16)
+            if DESCRIPTORS == 2:
+                out.store([group, row, column], result.reshape(1, BLOCK_SIZE_M, BLOCK_SIZE_N))
+            else:
+                store_masked(out_ptr + group.to(tl.int64) * N * K, K, rows, columns, N, K, result)
+
+
+class Sum(NamedTuple):
+    """Destination of a tile of sums, with the matrix that is added to it."""
+
+    added_ptr: tl.tensor  # of the group
+    out_ptr: tl.tensor  # of the group
+    N: tl.tensor
+    K: tl.tensor
+    rows: tl.tensor
+    column: tl.tensor
+
+
+@triton.jit
+def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right columns of a tile, which stay in their threads."""
+    return tile.reshape(tile.shape[0], 2, tile.shape[1] // 2).permute(0, 2, 1).split()  # type: ignore[no-any-return]
+
+
+@triton.jit
+def _add_half(to: Sum, total: tl.tensor, offset: tl.constexpr) -> None:
+    left, right = _halves(total)
+    _add(to, left, offset)
+    _add(to, right, offset + total.shape[1] // 2)
+
+
+@triton.jit
+def _add(to: Sum, total: tl.tensor, offset: tl.constexpr) -> None:
+    columns = to.column + offset + tl.arange(0, total.shape[1])
+    total += piece(to.added_ptr, to.K, to.rows, columns, to.N, to.K).to(tl.float32)
+    store_masked(to.out_ptr, to.K, to.rows, columns, to.N, to.K, total.to(to.out_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -161,13 +206,15 @@ def contract_rows(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     alignment: int = 1,
+    added: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``a[rows of e].t() @ b[rows of e]`` for every expert e: ``out`` as the module says.
 
-    ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. Raises ValueError, before
-    any launch, for another one, and for other shapes, dtypes, strides or devices.
+    ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. ``added``: what the
+    products are added to; it stays as it is. Raises ValueError, before any launch, for another alignment, and for other
+    shapes, dtypes, strides or devices.
     """
-    return _operator(a, b, offs, scale_a, scale_b, alignment)
+    return _operator(a, b, offs, scale_a, scale_b, alignment, added)
 
 
 def reference(
@@ -177,9 +224,10 @@ def reference(
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
     alignment: int,
+    added: torch.Tensor | None = None,
 ) -> Tensors:
     """The same in plain torch, in float32; reads ``offs`` on the host."""
-    (out,) = outputs(a, b, offs, scale_a, scale_b, alignment)
+    (out,) = outputs(a, b, offs, scale_a, scale_b, alignment, added)
     G, N, K = out.shape
     with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
         for group, (start, end) in enumerate(_places(offs, alignment)):
@@ -187,7 +235,7 @@ def reference(
             if scale_a is not None and scale_b is not None:
                 of_a, of_b = scale_a.view(G, N, 1)[group], scale_b.view(G, 1, K)[group]
                 product = product * of_a.reciprocal() * of_b.reciprocal()
-            out[group] = product
+            out[group] = product if added is None else product + added[group].float()
     return (out,)
 
 
@@ -207,7 +255,7 @@ def alignment_of(problem: Problem) -> int:
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
-    """``(a, b, offs, scale_a, scale_b, alignment)`` of a problem."""
+    """``(a, b, offs, scale_a, scale_b, alignment, added)``; ``added`` in the shape: 1 of bfloat16, 2 of float32."""
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
     alignment = alignment_of(problem)
     if dtype_named(problem.in_dtype) in FP8_DTYPES:
@@ -215,14 +263,18 @@ def inputs(problem: Problem, device: str) -> Inputs:
         a, b = (random_operand(problem, size, rows, device, number).t() for number, size in enumerate((N, K)))
     else:
         a, b = (random_operand(problem, M, size, device, number) for number, size in enumerate((N, K)))
-    given = (a, b, offsets(problem, device), *random_scales(problem, (G * N, G * K), device), alignment)
+    added = None
+    if number := problem.shape.get("added"):
+        dtype = ("bfloat16", "float32")[number - 1]
+        added = random_matrix(replace(problem, in_dtype=dtype, seed=problem.seed + 2), G * N, K, device).view(G, N, K)
+    given = (a, b, offsets(problem, device), *random_scales(problem, (G * N, G * K), device), alignment, added)
     constrain(given)
     return given
 
 
 def constrain(inputs: Inputs) -> None:
     """Write zeros between the groups: what the kernel that makes codes writes there."""
-    a, b, offs, _, _, alignment = inputs
+    a, b, offs, _, _, alignment, _ = inputs
     if alignment == 1 or a.device.type == "meta":
         return
     keep = torch.zeros(len(a), dtype=torch.bool, device=a.device)
@@ -234,14 +286,16 @@ def constrain(inputs: Inputs) -> None:
 
 def outputs(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *rest: object) -> Tensors:
     """Uninitialised ``out``."""
-    return (torch.empty(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device),)
+    added = rest[-1]
+    dtype = added.dtype if isinstance(added, torch.Tensor) else torch.bfloat16
+    return (torch.empty(offs.shape[0], a.shape[1], b.shape[1], dtype=dtype, device=a.device),)
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """One launch, of PROGRAMS programs a multiprocessor."""
-    a, b, offs, scale_a, scale_b, alignment = inputs
+    a, b, offs, scale_a, scale_b, alignment, added = inputs
     (M, N), K, G = a.shape, b.shape[1], offs.shape[0]
-    tensors = (a, b, offs, scale_a, scale_b, *outputs)
+    tensors = (a, b, offs, scale_a, scale_b, added, *outputs)
     constants = (grouped_tiles.groups_constant(G), alignment)
     launch_kernel(
         grouped_contraction_kernel,
@@ -298,6 +352,8 @@ SPEC = KernelSpec(
         edge("a tail that is NaN", "nan", routing="ragged", M=131, N=48, K=48, G=3, alignment=1),
         edge("pieces longer than the alignment", routing="ragged", M=277, N=48, K=80, G=4, alignment=16),
         edge("a long sum", routing="one-giant", M=4099, N=48, K=48, G=2),
+        edge("added to bfloat16", routing="empty", M=277, N=48, K=80, G=4, added=1),
+        edge("added to float32, rows of no group", routing="empty", M=131, N=144, K=272, G=3, added=2),
         edge("several tiles a program", routing="ragged", N=at_most("N", 1040), K=at_most("K", 1040), M=701, G=24),
     ),
     routed=True,
@@ -310,7 +366,7 @@ SPEC = KernelSpec(
 
 def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
     """The lookup key of inputs. M counts as rounded up to the alignment: ``offs`` is not read."""
-    *_, alignment = rest
+    *_, alignment, _ = rest
     rows = a.shape[0] if alignment == 1 else a.shape[0] - alignment * offs.shape[0]  # see padded_rows
     dtype = DTYPES.index(str(a.dtype).removeprefix("torch."))
     return bucket(rows), a.shape[1], b.shape[1], offs.shape[0], dtype
@@ -323,6 +379,7 @@ def _arguments(
     scale_a: torch.Tensor | None,
     scale_b: torch.Tensor | None,
     alignment: int = 1,  # torch leaves out what is the schema's default
+    added: torch.Tensor | None = None,
 ) -> Inputs:
     check_dtypes(a, b)
     is_fp8 = a.dtype != torch.bfloat16
@@ -339,7 +396,12 @@ def _arguments(
     check_scales(a, scale_a, scale_b, G * N, G * K)
     check_addresses(a=a, b=b)
     _check_alignment(alignment, is_fp8, a.shape[0], G)
-    return a, b, offs, scale_a, scale_b, alignment
+    if added is not None:
+        is_right = added.dtype in (torch.bfloat16, torch.float32) and added.is_contiguous() and added.device == a.device
+        if not is_right or added.shape != (G, N, K):
+            layout = f"{added.dtype} of shape {tuple(added.shape)} and strides {added.stride()} on {added.device}"
+            raise ValueError(f"added must be row-major bfloat16 or float32 {(G, N, K)} on {a.device}, got {layout}")
+    return a, b, offs, scale_a, scale_b, alignment, added
 
 
 def _check_alignment(alignment: int, is_fp8: bool, rows: int, groups: int) -> None:

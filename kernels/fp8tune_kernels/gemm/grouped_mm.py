@@ -6,14 +6,14 @@
 
     A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
     B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``; or
-          row-major, as gpt-oss keeps them: no copy is made of them either (:mod:`.row_major`)
+          row-major, as gpt-oss keeps them: no copy is made of them either
     offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups of any size, also none
     out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
     bias  (E, N): added to the rows of each expert, in the GEMM's bfloat16 result (:mod:`.expert_bias`)
 
 Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. Forward and backward are one
 operator each (:mod:`.grouped_mm_operators`), which ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture:
-none waits for the device. Which GEMM multiplies, ours or torch's, is a row of the table (:mod:`.methods`).
+none waits for the device.
 
 The backward pass is given A and B_t as they were, or, named in ``keep_fp8``, the codes that it multiplies: one read
 quantizes an operand both ways, and grad too where A is kept. Bytes that move in a step, and that are held between the
@@ -37,13 +37,13 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.catalog import RECIPES
-from fp8tune_kernels.gemm import row_major
 from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
 from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
 from fp8tune_kernels.gemm.grouped_mm_operators import forward, gradients
-from fp8tune_kernels.gemm.methods import ANY, ANY_ONCE, FP8_ONLY
+from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_product
 from fp8tune_kernels.gemm.shards import on_shards
+from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
 from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
 from fp8tune_kernels.runtime.once import differentiable_once
@@ -60,8 +60,6 @@ GEMM_MULTIPLE = 16
 """Of K and N: rows of FP8 then begin at 16 bytes."""
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-PRECISIONS = ("fp8", "auto")
 
 Quantized = tuple[Tensor | None, ...]
 """Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
@@ -89,8 +87,9 @@ def fp8_grouped_mm(
     ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
     ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
     results are the same bytes.
-    ``precision``: ``"fp8"`` multiplies in FP8; ``"auto"`` takes for each pass what was measured to be fastest on such a
-    layer, bfloat16 included, unless an operand is of another dtype or kept.
+    ``precision``: ``"fp8"``; ``"bf16"``, by torch's grouped GEMM; ``"auto"``, the one that
+    :mod:`fp8tune_kernels.gemm.precision` expects to take less time for these shapes. ``"auto"`` is FP8 for weights that
+    were quantized before, operands that are kept, and other dtypes than bfloat16.
     ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
     and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
     are not. None is what ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
@@ -102,8 +101,9 @@ def fp8_grouped_mm(
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another ``precision`` or ``recipe``; another name in ``keep_fp8``; a folded recipe with ``precision="auto"``,
-    ``keep_fp8``, row-major weights or weights quantized for another recipe; a ``bias`` of another shape; ``offs`` that
+    another ``precision`` or ``recipe``; another name in ``keep_fp8``; ``precision="bf16"`` with ``keep_fp8`` or
+    quantized weights; a folded recipe with another precision than FP8, ``keep_fp8``, row-major weights or weights
+    quantized for another recipe; a ``bias`` of another shape; ``offs`` that
     are None, as for two operands of three dimensions; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
@@ -118,12 +118,14 @@ def fp8_grouped_mm(
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     if _is_folded(recipe, precision, keep_fp8):
-        if row_major.is_row_major(B_t):
+        if B_t.is_contiguous():
             raise ValueError("B_t is row-major, wanted weights.transpose(1, 2): the folded recipe has no other kernel")
         return finished(folded_grouped_mm(A, B_t, offs, float8_dtype, *codes_B), offs, bias, out_dtype)
     keep_A, keep_B = _kept(keep_fp8, A, B_t)
-    flag = _precision(precision, A, B_t, keep_A or keep_B, is_quantized)
-    out = _apply(A, B_t, offs, float8_dtype, flag, keep_A, keep_B, *codes_B)
+    is_fp8 = _is_fp8(precision, A, B_t, bool(keep_fp8), is_quantized)
+    if precision == "bf16":
+        A, B_t = A.to(torch.bfloat16), B_t.to(torch.bfloat16)
+    out = _apply(A, B_t, offs, float8_dtype, is_fp8, keep_A, keep_B, *(codes_B if is_fp8 else ()))
     return finished(out, offs, bias, out_dtype)
 
 
@@ -151,13 +153,19 @@ def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool
     return "A" in keep_fp8 and B_t.requires_grad, "B_t" in keep_fp8 and A.requires_grad
 
 
-def _precision(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, are_codes_given: bool) -> int:
-    """The precision as methods are looked up by it."""
+def _is_fp8(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, is_quantized: bool) -> bool:
+    """Decide in which precision to multiply."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
-    if precision == "fp8" or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
-        return FP8_ONLY
-    return ANY_ONCE if are_codes_given else ANY
+    if precision == "auto":
+        if is_quantized or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
+            return True
+        (M, K), (E, _, N) = A.shape, B_t.shape
+        return is_fp8_product(M, K, N, E, A.device)
+    if precision == "bf16" and (is_quantized or are_kept):
+        name = "B_t that was quantized" if is_quantized else "keep_fp8"
+        raise ValueError(f"precision is 'bf16', wanted 'fp8' or 'auto' with {name}")
+    return precision == "fp8"
 
 
 class _Fp8GroupedMM(torch.autograd.Function):
@@ -173,7 +181,7 @@ class _Fp8GroupedMM(torch.autograd.Function):
         B_t: Tensor,
         offs: Tensor,
         float8_dtype: torch.dtype | None,
-        precision: int,
+        is_fp8: bool,
         keep_A: bool,
         keep_B: bool,
         *codes_B: Tensor,
@@ -181,21 +189,20 @@ class _Fp8GroupedMM(torch.autograd.Function):
         of_A: Quantized = NONE
         of_B: Quantized = codes_B if len(codes_B) else NONE  # a compiler knows no truth of a tuple of tensors
         if keep_B and not len(codes_B):
-            of_B = row_major.both_codes(B_t, float8_dtype)
+            of_B = _both_ways(B_t, float8_dtype)
         if keep_A:
             of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
-        # where there are codes of it, methods of bfloat16 alone read B_t
-        held_B = None if of_B[2] is not None and precision == FP8_ONLY else B_t
+        held_B = None if of_B[2] is not None else B_t
         ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
-        ctx.float8_dtype, ctx.precision = float8_dtype, precision
-        ctx.dtypes, ctx.is_row_major = (A.dtype, B_t.dtype), row_major.is_row_major(B_t)
-        return forward(A, B_t, offs, float8_dtype, precision, *of_A[:2], *of_B[:2])
+        ctx.float8_dtype, ctx.is_fp8 = float8_dtype, is_fp8
+        ctx.dtypes, ctx.is_row_major = (A.dtype, B_t.dtype), B_t.is_contiguous()
+        return forward(A, B_t, offs, float8_dtype, is_fp8, *of_A[:2], *of_B[:2])
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wants_A, wants_B, *others = ctx.needs_input_grad
-        options = ctx.float8_dtype, ctx.precision, wants_A, wants_B, ctx.is_row_major
+        options = ctx.float8_dtype, ctx.is_fp8, wants_A, wants_B, ctx.is_row_major
         found = gradients(grad.contiguous(), *ctx.saved_tensors, *options)
         dtype_A, dtype_B = ctx.dtypes
         grad_A = _as(found[0], dtype_A) if wants_A else None
@@ -203,6 +210,14 @@ class _Fp8GroupedMM(torch.autograd.Function):
         if grad_B is not None and not ctx.is_row_major:
             grad_B = grad_B.transpose(1, 2)  # the strides of B_t
         return grad_A, grad_B, *(None for _ in others)
+
+
+def _both_ways(B_t: Tensor, float8_dtype: torch.dtype | None) -> Quantized:
+    """Return FP8 values and scales for the forward pass and for the input gradient, by one read."""
+    if not B_t.is_contiguous():
+        return quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
+    along_N, scales_N, along_K, scales_K = quantize_colwise_transpose_3d(B_t.mT, float8_dtype=float8_dtype)
+    return along_K, scales_K, along_N, scales_N
 
 
 def _as(gradient: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,8 @@
-"""The operators of ``fp8_grouped_mm``: one a pass, and one for all gradients that are wanted, which is its backward.
+"""Operators of ``fp8_grouped_mm``: one per pass, and one for all gradients that are needed, which is its backward.
 
-An operator costs 4 to 11 us of host time beside what it runs (H100, torch 2.11.0). The method of a pass is chosen
-inside (:mod:`.methods`): what is traced has no sizes yet. Codes and scales, where they are given, are those of
-:mod:`.passes`.
+An operator costs 4 to 11 us of host time beside the kernels it launches (H100, torch 2.11.0). Weights lie as (E, N, K)
+or, with ``is_row_major``, as (E, K, N): no copy is made of either. FP8 values and scales, where given, are those of the
+casts in :mod:`.passes`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes, row_major
+from fp8tune_kernels.gemm import passes
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.gemm.methods import method_for
 from fp8tune_kernels.quantize import rowwise_colwise
 from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
 from fp8tune_kernels.runtime.ops import define, run
@@ -23,7 +22,7 @@ from fp8tune_kernels.spec import bucket
 
 __all__ = ["forward", "gradients"]
 
-_NO_CODES: tuple[Tensor | None, ...] = (None, None, None, None)
+_NONE: tuple[Tensor | None, ...] = (None, None, None, None)
 
 
 def _run_forward(
@@ -31,17 +30,19 @@ def _run_forward(
     B_t: Tensor,
     offs: Tensor,
     float8_dtype: torch.dtype | None,
-    precision: int,
+    is_fp8: bool,
     q_A: Tensor | None,
     scales_A: Tensor | None,
     q_B: Tensor | None,
     scales_B: Tensor | None,
 ) -> Tensor:
-    (M, K), N, device = A.shape, B_t.shape[2], A.device
-    method = method_for("forward", M, N, K, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_B = _pair(q_B, scales_B) or row_major.forward_codes(B_t, method, float8_dtype)
-    return passes.forward(A, B_t, offs, method, float8_dtype, codes_B, _pair(q_A, scales_A))
+    """Return the product, (M, N)."""
+    if not is_fp8:
+        return passes.multiply_bf16(A, B_t, offs)
+    float8_dtype = fp8_dtype_for(A.device, float8_dtype)
+    rows = _pair(q_A, scales_A) or passes.quantize_rows(A, float8_dtype)
+    weights = _pair(q_B, scales_B) or passes.quantize_stored(B_t.mT, float8_dtype)
+    return passes.multiply(rows, weights, offs)
 
 
 def _run_input_gradient(
@@ -49,17 +50,23 @@ def _run_input_gradient(
     B_t: Tensor | None,
     offs: Tensor,
     float8_dtype: torch.dtype | None,
-    precision: int,
+    is_fp8: bool,
     q_grad: Tensor | None,
     scales_grad: Tensor | None,
     q_B: Tensor | None,
     scales_B: Tensor | None,
 ) -> Tensor:
-    (M, N), K, device = grad.shape, _columns_of_input_gradient(B_t, q_B), grad.device
-    method = method_for("input-gradient", M, N, K, offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_B = _pair(q_B, scales_B) or row_major.input_gradient_codes(B_t, method, float8_dtype)
-    return passes.input_gradient(grad, B_t, offs, method, float8_dtype, codes_B, _pair(q_grad, scales_grad))
+    """Return the gradient of A, (M, K)."""
+    if not is_fp8:
+        assert B_t is not None
+        return passes.multiply_bf16(grad, B_t.mT, offs)
+    float8_dtype = fp8_dtype_for(grad.device, float8_dtype)
+    rows = _pair(q_grad, scales_grad) or passes.quantize_rows(grad, float8_dtype)
+    weights = _pair(q_B, scales_B)
+    if weights is None:
+        assert B_t is not None
+        weights = passes.quantize_stored(B_t, float8_dtype)
+    return passes.multiply(rows, weights, offs)
 
 
 def _run_weight_gradient(
@@ -67,23 +74,27 @@ def _run_weight_gradient(
     A: Tensor | None,
     offs: Tensor,
     float8_dtype: torch.dtype | None,
-    precision: int,
+    is_fp8: bool,
     q_grad: Tensor | None,
     scales_grad: Tensor | None,
     q_A: Tensor | None,
     scales_A: Tensor | None,
     is_row_major: bool = False,
 ) -> Tensor:
-    """(E, N, K); row-major (E, K, N), which is A.t() @ grad: the weight gradient of a layer of N inputs, K outputs."""
-    (M, N), K, device = grad.shape, _columns_of_weight_gradient(A, q_A), grad.device
-    method = method_for("weight-gradient", M, *((K, N) if is_row_major else (N, K)), offs.shape[0], precision, device)
-    float8_dtype = fp8_dtype_for(device, float8_dtype)
-    codes_grad, codes_A = _pair(q_grad, scales_grad), _pair(q_A, scales_A)
-    if not is_row_major:
-        return passes.weight_gradient(grad, A, offs, method, float8_dtype, codes_grad, codes_A)
-    if A is None:  # of a pass whose codes are all there only the rows of its first operand are counted
-        codes_grad, A = codes_grad or row_major.columns(grad, offs, float8_dtype), grad
-    return passes.weight_gradient(A, grad, offs, method, float8_dtype, codes_A, codes_grad)
+    """Return the gradient of the weights as they lie, (E, N, K) or (E, K, N)."""
+    if not is_fp8:
+        assert A is not None
+        return passes.contract_bf16(*((A, grad) if is_row_major else (grad, A)), offs)
+    float8_dtype = fp8_dtype_for(grad.device, float8_dtype)
+    of_grad, of_A = _pair(q_grad, scales_grad), _pair(q_A, scales_A)
+    if of_grad is None and of_A is None and A is not None and A.dtype == grad.dtype:
+        of_grad, of_A = passes.quantize_both_columns(grad, A, offs, float8_dtype)
+    if of_grad is None:
+        of_grad = passes.quantize_columns(grad, offs, float8_dtype)
+    if of_A is None:
+        assert A is not None
+        of_A = passes.quantize_columns(A, offs, float8_dtype)  # float32 is quantized from float32
+    return passes.contract(*((of_A, of_grad) if is_row_major else (of_grad, of_A)), offs, grad.shape[0])
 
 
 def _run_gradients(
@@ -96,32 +107,32 @@ def _run_gradients(
     scales_B: Tensor | None,
     offs: Tensor,
     float8_dtype: torch.dtype | None,
-    precision: int,
+    is_fp8: bool,
     wants_A: bool,
     wants_B: bool,
     is_row_major: bool,
 ) -> list[Tensor]:
-    """Those that are wanted: of A, (M, K), and of the weights, (E, N, K), or (E, K, N) if they are row-major.
+    """Return the gradients that are needed: of A, then of the weights.
 
-    Where A is codes, one read casts grad for both.
+    Where FP8 values of A are given, one read casts grad for both.
     """
-    options = offs, float8_dtype, precision
-    q, scales, q_columns, scales_columns = _NO_CODES
+    options = offs, float8_dtype, is_fp8
+    q, scales, q_columns, scales_columns = _NONE
     if q_A is not None and wants_A and wants_B:
         key = bucket(grad.shape[0]), grad.shape[1], offs.shape[0]
         inputs = grad, offs, fp8_dtype_for(grad.device, float8_dtype), True, ALIGNMENT
         q, scales, q_columns, scales_columns = run(rowwise_colwise.SPEC, key, inputs)
-    found = []
+    result = []
     if wants_A:
-        found.append(_run_input_gradient(grad, B_t, *options, q, scales, q_B, scales_B))
-        del q  # what the other gradient would have beside its own
+        result.append(_run_input_gradient(grad, B_t, *options, q, scales, q_B, scales_B))
+        del q  # or the other gradient has it beside its own
     if wants_B:
-        given = q_columns, scales_columns, q_A, scales_A
-        found.append(_run_weight_gradient(grad, A, *options, *given, is_row_major))
-    return found
+        quantized = q_columns, scales_columns, q_A, scales_A
+        result.append(_run_weight_gradient(grad, A, *options, *quantized, is_row_major))
+    return result
 
 
-def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Codes | None:
+def _pair(q: Tensor | None, scales: Tensor | None) -> passes.Quantized | None:
     return None if q is None or scales is None else (q, scales)
 
 
@@ -174,7 +185,7 @@ def _fake_gradients(
     scales_B: Tensor | None,
     offs: Tensor,
     float8_dtype: torch.dtype | None,
-    precision: int,
+    is_fp8: bool,
     wants_A: bool,
     wants_B: bool,
     is_row_major: bool,
@@ -189,26 +200,26 @@ def _fake_gradients(
     return [grad.new_empty(shape, dtype=torch.bfloat16) for shape in shapes]
 
 
-def _of_a_pass(name: str, operands: str, codes: str, run: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Any:
-    schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, int precision, {codes}) -> Tensor"
+def _pass_operator(name: str, operands: str, codes: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    schema = f"grouped_mm_{name}({operands}, Tensor offs, ScalarType? float8_dtype, bool is_fp8, {codes}) -> Tensor"
     return define(schema, run, _on_cpu(run, 2), fake, makes_codes=True)
 
 
-forward: Callable[..., Tensor] = _of_a_pass(
+forward: Callable[..., Tensor] = _pass_operator(
     "forward",
     "Tensor A, Tensor B_t",
     "Tensor? q_A, Tensor? scales_A, Tensor? q_B, Tensor? scales_B",
     _run_forward,
     _fake_forward,
 )
-_of_a_pass(
+_pass_operator(
     "input_gradient",
     "Tensor grad, Tensor? B_t",
     "Tensor? q_grad, Tensor? scales_grad, Tensor? q_B, Tensor? scales_B",
     _run_input_gradient,
     _fake_input_gradient,
 )
-_of_a_pass(
+_pass_operator(
     "weight_gradient",
     "Tensor grad, Tensor? A",
     "Tensor? q_grad, Tensor? scales_grad, Tensor? q_A, Tensor? scales_A",
@@ -217,7 +228,7 @@ _of_a_pass(
 )
 gradients: Callable[..., list[Tensor]] = define(
     "grouped_mm_gradients(Tensor grad, Tensor? A, Tensor? q_A, Tensor? scales_A, Tensor? B_t, Tensor? q_B, "
-    "Tensor? scales_B, Tensor offs, ScalarType? float8_dtype, int precision, bool wants_A, bool wants_B, "
+    "Tensor? scales_B, Tensor offs, ScalarType? float8_dtype, bool is_fp8, bool wants_A, bool wants_B, "
     "bool is_row_major) -> Tensor[]",
     _run_gradients,
     _on_cpu(_run_gradients, 7),

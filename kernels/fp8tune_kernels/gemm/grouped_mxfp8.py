@@ -21,7 +21,6 @@ from torch import Tensor
 from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
 from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
 from fp8tune_kernels.gemm.grouped_mm import checked_operands, finished
-from fp8tune_kernels.gemm.row_major import is_row_major
 from fp8tune_kernels.gemm.scaled_gemm import checked_offsets
 from fp8tune_kernels.gemm.shards import on_shards
 from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
@@ -94,7 +93,7 @@ class _Mxfp8GroupedMM(torch.autograd.Function):
             offs = checked_offsets(offs, grad.shape[0], MX_BLOCK)
             q_grad, scales_grad = quantize(quantize_mxfp8_dim1, grad, ctx.scale_mode)
             q_A, scales_A = quantize(quantize_mxfp8_dim1, A, ctx.scale_mode)
-            if is_row_major(B_t):
+            if B_t.is_contiguous():  # row-major (E, K, N)
                 grad_B_t = multiply(operands(q_A.t(), scales_A, q_grad, scales_grad, offs), offs).to(B_t.dtype)
             else:
                 grad_B = multiply(operands(q_grad.t(), scales_grad, q_A, scales_A, offs), offs)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
 from fp8tune_kernels.gemm.expert_bias import rows_of_experts
-from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
 from fp8tune_kernels.quantize import (
     colwise_3d,
     gated_rows,
@@ -66,11 +65,11 @@ def _run_forward(
     if q_2 is None or scales_2 is None:
         q_2, scales_2 = _quantized(w2, dtype)
         made += [q_2, scales_2]
-    y = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype)
+    y = passes.multiply((q_x, scales_x), (q_13, scales_13), offs)
     bias, weights = _as(b13, torch.bfloat16), _as(row_weights, torch.float32)
     q_h, scales_h, q_y, scales_y = _activate(y, offs, None, bias, weights, activation, layout, keeps_y, dtype)
     del y
-    out = _multiply((q_h, scales_h), (q_2, scales_2), offs, dtype)
+    out = passes.multiply((q_h, scales_h), (q_2, scales_2), offs)
     if b2 is not None:
         out = torch.addmm(out, _weighted_rows(offs, len(x), row_weights), b2.to(torch.bfloat16))
     return [out, q_x, scales_x, q_h, scales_h, q_y, scales_y, *made]
@@ -119,7 +118,7 @@ def _run_backward(
     if recompute == "gate-up":
         assert q_x is not None
         assert q_13 is not None
-        y, bias = _multiply((q_x, scales_x), (q_13, scales_13), offs, dtype), _as(b13, torch.bfloat16)
+        y, bias = passes.multiply((q_x, scales_x), (q_13, scales_13), offs), _as(b13, torch.bfloat16)
     if wants_2 and q_h is None:
         q_h, scales_h, _, _ = _activate(y, offs, scales_y, bias, weights, activation, layout, False, dtype)
     q, scales = run(rowwise_factored.SPEC, (bucket(M), K, E), (grad, offs, scales_2, dtype, True))
@@ -127,11 +126,11 @@ def _run_backward(
         ones = torch.ones(max(E * K, scales_13.numel()), device=grad.device)  # a GEMM of codes takes scales of both
         if transposed_2 is None:
             transposed_2 = _transposed(q_2 if w2 is None else _quantized(w2, dtype)[0])
-        dh = _input_gradient((q, scales), transposed_2, ones, offs, dtype)
+        dh = _input_gradient((q, scales), transposed_2, ones, offs)
         del q_2, transposed_2
     if wants_2:
         assert q_h is not None
-        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), offs, dtype)
+        grads["w2"] = _weight_gradient((q, scales), scales_2, (q_h, scales_h), offs)
     del q_h
     if not wants_y:
         return _in_order(grads)
@@ -142,11 +141,11 @@ def _run_backward(
     if wants_x:
         if transposed_13 is None:
             transposed_13 = _transposed(q_13)
-        grads["x"] = _input_gradient((q, scales), transposed_13, ones, offs, dtype)
+        grads["x"] = _input_gradient((q, scales), transposed_13, ones, offs)
         del transposed_13
     if wants_13:
         assert q_x is not None
-        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), offs, dtype)
+        grads["w13"] = _weight_gradient((q, scales), scales_13, (q_x, scales_x), offs)
     if wants_b13:
         grads["b13"] = d_bias
     if wants_weights:
@@ -195,29 +194,19 @@ def _activate(
     return run(swiglu_rowwise.SPEC, gated_rows.key(y, offs), inputs)
 
 
-def _multiply(rows: Codes, weights: Codes, offs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows times the weights of their experts, bfloat16."""
-    (M, K), (E, _, N) = rows[0].shape, weights[0].shape
-    method = method_for("forward", M, N, K, E, FP8_ONLY, offs.device)
-    return passes.forward(rows[0], None, offs, method, dtype, weights, rows)
-
-
-def _input_gradient(rows: Codes, transposed: Tensor, ones: Tensor, offs: Tensor, dtype: torch.dtype) -> Tensor:
+def _input_gradient(rows: Codes, transposed: Tensor, ones: Tensor, offs: Tensor) -> Tensor:
     """Rows of a gradient times the weights of their experts, whose scales are factors of the rows' cast."""
-    (M, N), (E, _, K) = rows[0].shape, transposed.shape
-    method = method_for("input-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    codes = transposed, ones[: E * K].view(E, 1, K)
-    return passes.input_gradient(rows[0], None, offs, method, dtype, codes, rows)
+    E, _, K = transposed.shape
+    return passes.multiply(rows, (transposed, ones[: E * K].view(E, 1, K)), offs)
 
 
-def _weight_gradient(grad: Codes, factors: Tensor, rows: Codes, offs: Tensor, dtype: torch.dtype) -> Tensor:
+def _weight_gradient(grad: Codes, factors: Tensor, rows: Codes, offs: Tensor) -> Tensor:
     """Of codes of the gradient's rows, cast over ``factors``, and of the rows that were multiplied."""
     (M, N), K, E = grad[0].shape, rows[0].shape[1], offs.shape[0]
-    shifts, scales, ones = shifts_and_scales(grad[1], rows[1], offs, factors, K)
+    shifts, scales, ones = shifts_and_scales(grad[1], rows[1], offs, factors, N, K)
     (shifted,) = run(transposed_codes.SPEC, (bucket(M), N, E), (grad[0], offs, shifts))
     (transposed,) = run(transposed_codes.SPEC, (bucket(M), K, E), (rows[0], offs, None))
-    method = method_for("weight-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    return passes.weight_gradient(grad[0], None, offs, method, dtype, (shifted, scales), (transposed, ones))
+    return passes.contract((shifted, scales), (transposed, ones), offs, M)
 
 
 # The bias of the GEMM down

@@ -132,7 +132,7 @@ class QuantizedWeights:
         self.fingerprint.check_use()
         if self.layout == "ENK":
             return self._tensors
-        q, scales, transposed, scales_of_transposed = self._tensors  # see row_major
+        q, scales, transposed, scales_of_transposed = self._tensors  # as quantized of the transposed view
         return transposed, scales_of_transposed, q, scales
 
     @property

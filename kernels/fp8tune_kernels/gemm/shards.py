@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["on_shards"]
+__all__ = ["PLAIN", "local_shard", "on_shards", "range_of_shard"]
 
 P = ParamSpec("P")
 
@@ -102,15 +102,15 @@ def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor
     by_row = [dim for dim, rule in enumerate(rules) if rule.rows.is_shard(0) and dim not in by_expert]
     if by_row and are_own:
         raise ValueError(f"A is {A.placements}, sharded on its rows where B_t, {B_t.placements}, is on E and where not")
-    local_A = _local(A, [rule.rows for rule in rules], [rule.grad_of_rows for rule in rules]).contiguous()
-    local_B_t = _local(B_t, [rule.weights for rule in rules], [rule.grad_of_weights for rule in rules])
+    local_A = local_shard(A, [rule.rows for rule in rules], [rule.grad_of_rows for rule in rules]).contiguous()
+    local_B_t = local_shard(B_t, [rule.weights for rule in rules], [rule.grad_of_weights for rule in rules])
     if isinstance(offs, DTensor):
         offs = offs.to_local() if are_own else offs.redistribute(mesh, [Replicate()] * mesh.ndim).to_local()
     if by_row:
-        first, count = _range(rows, mesh, by_row)
+        first, count = range_of_shard(rows, mesh, by_row)
         offs = (offs - first).clamp(0, count).to(offs.dtype)
     if by_expert and not are_own:
-        out = _of_experts(multiply, local_A, local_B_t, offs, *_range(E, mesh, by_expert))
+        out = _of_experts(multiply, local_A, local_B_t, offs, *range_of_shard(E, mesh, by_expert))
     else:
         out = multiply(local_A, local_B_t, offs)
     placements = [rule.out for rule in rules]
@@ -147,14 +147,15 @@ def _rule(a: Placement, b: Placement, *, are_own: bool) -> Rule:
     return Rule(replicated, replicated, replicated, replicated, replicated)
 
 
-def _local(x: DTensor, wanted: Sequence[Placement], grads: Sequence[Placement]) -> Tensor:
+def local_shard(x: DTensor, wanted: Sequence[Placement], grads: Sequence[Placement]) -> Tensor:
+    """Return this rank's shard of ``x`` in placements ``wanted``; its gradient will lie as ``grads`` say."""
     if x.placements != tuple(wanted):
         x = x.redistribute(x.device_mesh, wanted)
     return x.to_local(grad_placements=grads)
 
 
-def _range(size: int, mesh: DeviceMesh, dims: Sequence[int]) -> tuple[int, int]:
-    """The first element that this rank has of a tensor's dim, and how many: it is cut by dims of the mesh in turn."""
+def range_of_shard(size: int, mesh: DeviceMesh, dims: Sequence[int]) -> tuple[int, int]:
+    """Return the first element that this rank has of a tensor's dim, and how many: dims of the mesh cut it in turn."""
     first = 0
     for dim in dims:
         each = -(-size // mesh.size(dim))

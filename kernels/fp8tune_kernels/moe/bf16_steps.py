@@ -16,14 +16,10 @@ from fp8tune_kernels.moe.gated_bf16 import activate, activation_gradient
 
 __all__ = ["activation_gradients", "forward", "gate_up", "token_gradients"]
 
-METHOD = passes.BF16_TORCH
-UNUSED = torch.float8_e4m3fn
-"""The FP8 dtype of passes in bfloat16, which cast nothing."""
-
 
 def _gate_up(x: Tensor, w13: Tensor, b13: Tensor | None, offs: Tensor, token_of_row: Tensor) -> Tensor:
     """Return gate and up, (M, 2N)."""
-    y = passes.forward(x.index_select(0, token_of_row), w13.mT, offs, METHOD, UNUSED)
+    y = passes.multiply_bf16(x.index_select(0, token_of_row), w13.mT, offs)
     return y if b13 is None else add_bias(y, b13, offs)
 
 
@@ -46,7 +42,7 @@ def _forward(
     offs, row_of, token_of_row, row_weights = sorted_by_expert(ids, weights, w13.shape[0])
     y = _gate_up(x, w13, b13, offs, token_of_row)
     h = activate(y, row_weights, offs, activation, layout)
-    rows = passes.forward(h, w2.mT, offs, METHOD, UNUSED)
+    rows = passes.multiply_bf16(h, w2.mT, offs)
     del h
     return [sum_of_rows(rows, row_of, b2, ids, weights), offs, row_of, token_of_row, row_weights, y]
 
@@ -69,10 +65,10 @@ def _activation_gradients(
 ) -> list[Tensor]:
     """Return the gradients of gate and up, of the rows' weights and, if wanted, of w2."""
     grad_rows = grad.index_select(0, token_of_row)
-    dh = passes.input_gradient(grad_rows, w2.mT, offs, METHOD, UNUSED)
+    dh = passes.multiply_bf16(grad_rows, w2, offs)
     dy, h, d_weights = activation_gradient(y, dh, row_weights, offs, activation, layout)
     del dh
-    return [dy, d_weights, *([passes.weight_gradient(grad_rows, h, offs, METHOD, UNUSED)] if wants_2 else [])]
+    return [dy, d_weights, *([passes.contract_bf16(grad_rows, h, offs)] if wants_2 else [])]
 
 
 def _fake_activation_gradients(
@@ -93,10 +89,10 @@ def _token_gradients(
     """Return the gradient of x, if w13 is given, and that of w13, if x is given."""
     result = []
     if w13 is not None:
-        result.append(sum_of_rows(passes.input_gradient(dy, w13.mT, offs, METHOD, UNUSED), row_of))
+        result.append(sum_of_rows(passes.multiply_bf16(dy, w13, offs), row_of))
     if x is not None:
         rows = x.index_select(0, token_of_row)
-        result.append(passes.weight_gradient(dy, rows, offs, METHOD, UNUSED))
+        result.append(passes.contract_bf16(dy, rows, offs))
     return result
 
 

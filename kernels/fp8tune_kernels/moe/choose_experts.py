@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp8tune_kernels import interpreter
+from fp8tune_kernels.moe.shards import choose_on_shards
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.once import differentiable_once
 from fp8tune_kernels.runtime.ops import define
@@ -88,6 +89,7 @@ def choose_gradient_kernel(
     tl.store(at, out.to(out_ptr.dtype.element_ty), mask=is_token[:, None] & (experts < E))
 
 
+@choose_on_shards
 def choose_experts(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Return ``(ids, weights)``, int32 and float32, both (T, top_k), with a gradient from weights to logits.
 
@@ -111,6 +113,7 @@ class _ChooseExperts(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         ids, weights = _choose(logits.contiguous(), top_k)
         ctx.mark_non_differentiable(ids)
+        ctx.set_materialize_grads(False)  # zeros for ids would be a launch
         ctx.save_for_backward(ids, weights)
         ctx.experts, ctx.dtype = logits.shape[1], logits.dtype
         return ids, weights
@@ -173,6 +176,7 @@ _choose: Callable[..., tuple[Tensor, Tensor]] = define(
     _on_cpu(_run, reference),
     _fake,
     makes_codes=True,
+    replays=True,
 )
 _gradient: Callable[..., Tensor] = define(
     "choose_experts_gradient(Tensor grad, Tensor ids, Tensor weights, int experts) -> Tensor",
@@ -180,4 +184,5 @@ _gradient: Callable[..., Tensor] = define(
     _on_cpu(_run_gradient, reference_gradient),
     _fake_gradient,
     makes_codes=True,
+    replays=True,
 )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.moe.fp8_steps import quantized, transposed, transposed_to_one_scale
+from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
+from fp8tune_kernels.moe.fp8_steps import quantized_both_ways
 from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
 
-__all__ = ["ExpertWeights", "check_stored", "quantize_down", "quantize_gate_up"]
+__all__ = ["ExpertWeights", "check_stored", "of_gathered", "quantize_down", "quantize_gate_up"]
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,27 @@ class ExpertWeights:
 
 def quantize_gate_up(w13: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
     """Quantize the weights of gate and up, (E, 2N, K), for both passes: row-major, or ``.mT`` of row-major weights."""
-    codes, scales = _quantized("w13", w13, float8_dtype)
-    with torch.no_grad():
-        return ExpertWeights(w13, codes, scales, transposed(codes), None)
+    codes, scales, transposed, _ = _quantized("w13", w13, False, float8_dtype)
+    return ExpertWeights(w13, codes, scales, transposed, None)
 
 
 def quantize_down(w2: Tensor, float8_dtype: torch.dtype | None = None) -> ExpertWeights:
     """Quantize the weights of down, (E, K, N), for both passes: row-major, or ``.mT`` of row-major weights."""
-    codes, scales = _quantized("w2", w2, float8_dtype)
-    with torch.no_grad():
-        return ExpertWeights(w2, codes, scales, *transposed_to_one_scale(codes, scales))
+    return ExpertWeights(w2, *_quantized("w2", w2, True, float8_dtype))
+
+
+def of_gathered(name: str, w: GatheredWeights) -> ExpertWeights:
+    """Return ``w13`` or ``w2`` with the FP8 values that were made after its all-gather.
+
+    Raises ValueError for values of another recipe, RuntimeError for weights that have changed in place since.
+    """
+    gathered = multipliable(w)
+    if gathered.recipe != "folded":
+        problem = f"{name} was quantized for recipe {gathered.recipe!r} after its all-gather"
+        raise ValueError(f"{problem}, wanted quantize_after_all_gather(..., recipe='folded')")
+    codes, scales, by_rows = gathered.codes
+    # those of w2 have a scale per row: the backward pass transposes again, to one scale per expert
+    return ExpertWeights(gathered.weights.mT, codes, scales, by_rows if name == "w13" else None, None)
 
 
 def check_stored(name: str, w: Tensor) -> None:
@@ -52,7 +64,7 @@ def check_stored(name: str, w: Tensor) -> None:
     check_weights(name, w.mT if is_view else w, as_stored=True)
 
 
-def _quantized(name: str, w: Tensor, float8_dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def _quantized(name: str, w: Tensor, one_scale: bool, float8_dtype: torch.dtype | None) -> tuple[Tensor, ...]:
     check_stored(name, w)
     with torch.no_grad():
-        return quantized(w.detach(), fp8_dtype_for(w.device, float8_dtype))
+        return quantized_both_ways(w.detach(), one_scale, fp8_dtype_for(w.device, float8_dtype))

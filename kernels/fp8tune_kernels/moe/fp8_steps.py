@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.methods import FP8_ONLY, method_for
-from fp8tune_kernels.moe import expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
+from fp8tune_kernels.moe import cast_transpose_3d, expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
 from fp8tune_kernels.moe.gathered_rows import run_gathered_rows
 from fp8tune_kernels.quantize import (
     colwise_3d,
@@ -27,17 +26,21 @@ from fp8tune_kernels.quantize import (
 )
 from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
-from fp8tune_kernels.runtime.ops import define, run
+from fp8tune_kernels.runtime.ops import define, on_its_device, run
+from fp8tune_kernels.runtime.replay import replayed
 from fp8tune_kernels.spec import bucket
 
 __all__ = [
     "activate_again",
+    "add_down_weight_gradient",
+    "add_gate_up_weight_gradient",
     "down_gradient",
     "down_weight_gradient",
     "forward",
     "gate_up_weight_gradient",
     "input_gradient",
     "quantized",
+    "quantized_both_ways",
     "transposed",
     "transposed_to_one_scale",
 ]
@@ -65,6 +68,20 @@ def quantized(w: Tensor, dtype: torch.dtype) -> Quantized:
     else:
         q, scales = run(transpose_3d_atomic.SPEC, tuple(w.shape), (w, dtype, True))
     return q, scales
+
+
+def quantized_both_ways(w: Tensor, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return what :func:`quantized` does, then the transposed FP8 values and their scales, if they have any.
+
+    Row-major weights are read once.
+    """
+    if w.is_contiguous():
+        inputs = w, one_scale, dtype
+        return run(cast_transpose_3d.SPEC, cast_transpose_3d.key(*inputs), inputs)
+    q, scales = quantized(w, dtype)
+    if one_scale:
+        return q, scales, *transposed_to_one_scale(q, scales)
+    return q, scales, transposed(q), scales.new_empty(0)
 
 
 def transposed(q: Tensor) -> Tensor:
@@ -116,10 +133,6 @@ def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> tuple[Tensor
     return run(expert_sort.SPEC, expert_sort.key(ids, weights, experts), (ids, weights, experts))
 
 
-def _of_rows(scales: Tensor, token_of_row: Tensor) -> Tensor:
-    return scales.view(-1).index_select(0, token_of_row)
-
-
 def _transposed_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
     (result,) = run(transposed_codes.SPEC, (bucket(q.shape[0]), q.shape[1], offs.shape[0]), (q, offs, shifts))
     return result
@@ -132,15 +145,20 @@ def _gathered_and_transposed(q: Tensor, offs: Tensor, token_of_row: Tensor, shif
 
 
 def _contracted(
-    grad: Quantized, rows: Quantized, offs: Tensor, M: int, dtype: torch.dtype, is_transposed: bool
+    grad: Quantized,
+    rows: Quantized,
+    offs: Tensor,
+    M: int,
+    is_transposed: bool,
+    buffer: Tensor | None,
 ) -> Tensor:
-    """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N)."""
+    """Return the product over the rows of each expert of two transposed matrices, (E, N, K), or (E, K, N).
+
+    With a buffer, which lies as the product does: the buffer, with the product added.
+    """
     if is_transposed:
         grad, rows = rows, grad
-    N, K = grad[0].shape[1], rows[0].shape[1]
-    method = method_for("weight-gradient", M, N, K, offs.shape[0], FP8_ONLY, offs.device)
-    number_of_rows = offs.new_empty(M, 0)  # the pass reads its length alone
-    return passes.weight_gradient(number_of_rows, None, offs, method, dtype, grad, rows)
+    return passes.contract(grad, rows, offs, M, buffer)
 
 
 # Steps
@@ -161,40 +179,62 @@ def _forward(
     activation: str,
     layout: str,
     keeps_y: bool,
+    transposes_13: bool,
+    transposes_2: bool,
     float8_dtype: torch.dtype | None,
 ) -> list[Tensor]:
-    """Return the output; the order of rows; FP8 values and scales of x, the activation, gate and up, new weights."""
+    """Return the output; the order of rows; FP8 values and scales of x, the activation, gate and up, new weights.
+
+    Of new weights that it transposes it returns the transposed values, and scales of both.
+    """
     dtype, E = fp8_dtype_for(x.device, float8_dtype), w13.shape[0]
     offs, row_of, token_of_row, row_weights = sorted_by_expert(ids, weights, E)
-    new = []
+    new: list[Tensor] = []
     q_x, scales_x = _quantized_rows(x, dtype)
     if q_13 is None or scales_13 is None:
-        q_13, scales_13 = quantized(w13, dtype)
-        new += [q_13, scales_13]
+        q_13, scales_13, *new_13 = _new_weights(w13, transposes_13, False, dtype)
+        new += new_13
     y = run_gathered_rows(q_x, q_13.mT, offs, token_of_row, scales_x, scales_13)
+    del q_13
     q_h, scales_h, q_y, scales_y = _activated(y, offs, None, b13, row_weights, activation, layout, keeps_y, dtype)
     del y
     if q_2 is None or scales_2 is None:
-        q_2, scales_2 = quantized(w2, dtype)
-        new += [q_2, scales_2]
-    (M, N), K = q_h.shape, q_2.shape[2]
-    method = method_for("forward", M, N, K, E, FP8_ONLY, offs.device)
-    rows = passes.forward(q_h, None, offs, method, dtype, (q_2, scales_2), (q_h, scales_h))
+        q_2, scales_2, *new_2 = _new_weights(w2, transposes_2, True, dtype)
+        new += new_2
+    rows = passes.multiply((q_h, scales_h), (q_2, scales_2), offs)
     out = sum_of_rows(rows, row_of, b2, ids, weights)
     return [out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new]
 
 
+def _new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return FP8 values and scales of weights, and then what the layer keeps of them."""
+    if not transposes:
+        q, scales = quantized(w, dtype)
+        return q, scales, q, scales
+    q, scales, *both = quantized_both_ways(w, one_scale, dtype)
+    return q, scales, both[0], scales, *(both[1:] if one_scale else ())
+
+
+def _fake_new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    q, scales = colwise_3d.outputs(w.transpose(1, 2), dtype, True)
+    if not transposes:
+        return q, scales
+    transposed, of_columns = shifted_transpose_3d.outputs(q, scales)
+    return transposed, scales, *((of_columns,) if one_scale else ())
+
+
 def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, *rest: Any) -> list[Tensor]:
-    _, _, q_13, _, q_2, _, activation, layout, keeps_y, float8_dtype = rest
+    _, _, q_13, _, q_2, _, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype = rest
     dtype, order = fp8_dtype_for(x.device, float8_dtype), expert_sort.outputs(ids, weights, w13.shape[0])
     y = x.new_empty(order[2].shape[0], w13.shape[1], dtype=torch.bfloat16)
-    new = [colwise_3d.outputs(w.transpose(1, 2), dtype, True) for w, q in ((w13, q_13), (w2, q_2)) if q is None]
+    new = () if q_13 is not None else _fake_new_weights(w13, transposes_13, False, dtype)
+    new += () if q_2 is not None else _fake_new_weights(w2, transposes_2, True, dtype)
     return [
         x.new_empty(x.shape, dtype=torch.bfloat16),
         *order,
         *rowwise_2d.outputs(x, dtype, True),
         *swiglu_rowwise.outputs(y, order[0], None, None, None, activation, layout, keeps_y, dtype),
-        *(tensor for pair in new for tensor in pair),
+        *new,
     ]
 
 
@@ -281,16 +321,15 @@ def _down_weight_gradient(
     offs: Tensor,
     token_of_row: Tensor,
     is_transposed: bool,
+    buffer: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
-    K, E = q.shape[1], offs.shape[0]
-    no_factors = scales.new_ones(E * K)
-    rows = _of_rows(scales, token_of_row)
-    shifts, of_columns, ones = shifts_and_scales(rows, scales_h, offs, no_factors, q_h.shape[1])
+    sizes = q.shape[1], q_h.shape[1]
+    shifts, of_columns, ones = shifts_and_scales(scales_h, scales, offs, None, *sizes, token_of_row)
     shifted = _gathered_and_transposed(q, offs, token_of_row, shifts)
     activations = _transposed_rows(q_h, offs, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (activations, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (activations, ones), offs, M, is_transposed, buffer)
 
 
 def _fake_down_weight_gradient(
@@ -320,10 +359,8 @@ def _input_gradient(
             q_13, _ = quantized(w13, q.dtype)
         transposed_13 = transposed(q_13)
         del q_13
-    (M, N), (E, _, K) = q.shape, transposed_13.shape
-    ones = scales.new_ones(E, 1, K)
-    method = method_for("input-gradient", M, N, K, E, FP8_ONLY, offs.device)
-    rows = passes.input_gradient(q, None, offs, method, q.dtype, (transposed_13, ones), (q, scales))
+    E, _, K = transposed_13.shape
+    rows = passes.multiply((q, scales), (transposed_13, scales.new_ones(E, 1, K)), offs)
     return sum_of_rows(rows, row_of)
 
 
@@ -342,14 +379,15 @@ def _gate_up_weight_gradient(
     offs: Tensor,
     token_of_row: Tensor,
     is_transposed: bool,
+    buffer: Tensor | None = None,
 ) -> Tensor:
     """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
-    rows = _of_rows(scales_x, token_of_row)
-    shifts, of_columns, ones = shifts_and_scales(scales, rows, offs, scales_13, q_x.shape[1])
+    sizes = q.shape[1], q_x.shape[1]
+    shifts, of_columns, ones = shifts_and_scales(scales, scales_x, offs, scales_13, *sizes, token_of_row)
     shifted = _transposed_rows(q, offs, shifts)
     tokens = _gathered_and_transposed(q_x, offs, token_of_row, None)
     M = token_of_row.shape[0]
-    return _contracted((shifted, of_columns), (tokens, ones), offs, M, q.dtype, is_transposed)
+    return _contracted((shifted, of_columns), (tokens, ones), offs, M, is_transposed, buffer)
 
 
 def _fake_gate_up_weight_gradient(
@@ -368,6 +406,18 @@ def _fake_gate_up_weight_gradient(
 # Operators
 
 
+def _in_place(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a step that changes its last argument: no operator, as it has no part in a graph."""
+    on_gpu = on_its_device(replayed(run))
+
+    def call(*arguments: Any) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = (on_gpu if arguments[0].is_cuda else run)(*arguments)
+        return result
+
+    return call
+
+
 def step(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """Define the operator of a step."""
 
@@ -375,13 +425,13 @@ def step(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         with torch.no_grad():  # autograd would follow the references, and fails at their views
             return run(*arguments)
 
-    return define(schema, run, on_cpu, fake, makes_codes=True)
+    return define(schema, run, on_cpu, fake, makes_codes=True, replays=True)
 
 
 forward: Callable[..., list[Tensor]] = step(
     "moe_forward(Tensor x, Tensor w13, Tensor w2, Tensor ids, Tensor weights, Tensor? b13, Tensor? b2, Tensor? q_13, "
-    "Tensor? scales_13, Tensor? q_2, Tensor? scales_2, str activation, str layout, bool keeps_y, "
-    "ScalarType? float8_dtype) -> Tensor[]",
+    "Tensor? scales_13, Tensor? q_2, Tensor? scales_2, str activation, str layout, bool keeps_y, bool transposes_13, "
+    "bool transposes_2, ScalarType? float8_dtype) -> Tensor[]",
     _forward,
     _fake_forward,
 )
@@ -417,3 +467,5 @@ gate_up_weight_gradient: Callable[..., Tensor] = step(
     _gate_up_weight_gradient,
     _fake_gate_up_weight_gradient,
 )
+add_down_weight_gradient = _in_place(_down_weight_gradient)
+add_gate_up_weight_gradient = _in_place(_gate_up_weight_gradient)

@@ -6,7 +6,8 @@
     q             (T, K), row-major, FP8, K a multiple of 16
     offs          (G,), int32: the end row of each group, non-decreasing, at most M
     token_of_row  (M,), int32: see :mod:`.expert_sort`
-    shifts        M contiguous values of float32, at most 1, or None: see :mod:`fp8tune_kernels.quantize.row_shifts`
+    shifts        M contiguous values of float32, powers of two that are at most 1, or None: see
+                  :mod:`fp8tune_kernels.quantize.row_shifts`
     out           (P, K), strides (1, P): see :mod:`fp8tune_kernels.quantize.transposed_codes`
 
 It is ``transposed-codes`` on rows that were never copied.
@@ -15,6 +16,7 @@ It is ``transposed-codes`` on rows that were never copied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,19 +29,25 @@ from fp8tune_kernels.moe.expert_sort import TOP_K
 from fp8tune_kernels.moe.gather_sum import check_rows
 from fp8tune_kernels.moe.gathered_rows import random_tokens
 from fp8tune_kernels.quantize import transposed_codes
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize
+from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.factors import check_scales, random_powers
 from fp8tune_kernels.quantize.tiles import stride_of_columns
 from fp8tune_kernels.quantize.transposed_codes import random_codes, rows_at
+from fp8tune_kernels.quantize.words import shifted_bytes, words_of_bytes
 from fp8tune_kernels.runtime.checks import check_offsets
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, bucket
+from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "transpose_gathered_codes"]
 
 
-@triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
+HELD = "HELD_MIB"
+"""Axis: of the tokens, what programs that run together read. They read all rows in a slab of columns before the next
+one: a token is read once for each of its experts, and but for the first time from L2."""
+
+
+@triton.jit(do_not_specialize=["M", "G", "blocks", "slab"])  # they change every step and must not recompile anything
 def gathered_transpose_kernel(
     q_ptr: tl.tensor,  # (T, K), row-major
     offs_ptr: tl.tensor,  # (G,)
@@ -49,31 +57,58 @@ def gathered_transpose_kernel(
     M: tl.tensor,
     K: tl.tensor,
     G: tl.tensor,
+    blocks: tl.tensor,  # of BLOCK_SIZE_M rows
+    slab: tl.tensor,  # tiles side by side in a slab
     FP8_MAX: tl.constexpr,
     BLOCK_SIZE_M: tl.constexpr,  # divides 128, so that no tile has rows of two groups
     BLOCK_SIZE_K: tl.constexpr,
 ) -> None:
-    """Copy one tile; programs of the same rows are neighbours."""
-    across = tl.cdiv(K, BLOCK_SIZE_K)
-    place = tl.program_id(0) // across * BLOCK_SIZE_M
+    """Copy one tile, as words of four rows; programs of the same rows in a slab are neighbours."""
+    inside = tl.program_id(0) % (blocks * slab)
+    place = inside // slab * BLOCK_SIZE_M
+    column = (tl.program_id(0) // (blocks * slab) * slab + inside % slab) * BLOCK_SIZE_K
     group, first, left = rows_at(offs_ptr, G, place)
-    if group < G:
-        rows = tl.arange(0, BLOCK_SIZE_M)
-        columns = tl.program_id(0) % across * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
-        exist = (columns < K)[None, :]
-        is_row = rows < left
-        tokens = tl.load(token_of_row_ptr + first + rows, mask=is_row, other=0).to(tl.int64)
-        dtype: tl.constexpr = q_ptr.dtype.element_ty
-        from_ptr = q_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
-        codes = tl.load(from_ptr + tokens[:, None] * K + columns[None, :], mask=is_row[:, None] & exist, other=0)
-        if shifts_ptr is not None:
-            shift = tl.load(shifts_ptr + first + rows, mask=is_row, other=1.0)
-            shifted = quantize(codes.to(dtype, bitcast=True), shift[:, None], dtype, FP8_MAX)
-            codes = shifted.to(tl.uint8, bitcast=True)
+    if (group < G) & (column < K):
+        columns = column + tl.arange(0, BLOCK_SIZE_K)
+        words = tl.arange(0, BLOCK_SIZE_M // 4)
+        tile = _Tile(q_ptr, token_of_row_ptr + first, None if shifts_ptr is None else shifts_ptr + first, left, K)
+        packed = words_of_bytes(
+            _codes(tile, words * 4, columns, FP8_MAX),
+            _codes(tile, words * 4 + 1, columns, FP8_MAX),
+            _codes(tile, words * 4 + 2, columns, FP8_MAX),
+            _codes(tile, words * 4 + 3, columns, FP8_MAX),
+        )
         # a multiple of 128: the compiler learns of 16 of it, for stores of 16 bytes
-        stride = stride_of_columns(M, G, 128).to(tl.int64) // 16 * 16
-        to_ptr = out_ptr.to(tl.pointer_type(tl.uint8), bitcast=True) + place
-        tl.store(to_ptr + rows[:, None] + columns[None, :] * stride, codes, mask=exist)  # zeros follow a group's rows
+        stride = stride_of_columns(M, G, 128).to(tl.int64) // 16 * 4
+        to_ptr = out_ptr.to(tl.pointer_type(tl.uint32), bitcast=True) + place // 4
+        at = to_ptr + words[:, None] + columns[None, :] * stride
+        tl.store(at, packed, mask=(columns < K)[None, :])  # zeros follow a group's rows
+
+
+class _Tile(NamedTuple):
+    """Rows of one group."""
+
+    q_ptr: tl.tensor
+    token_of_row_ptr: tl.tensor  # of its first row
+    shifts_ptr: tl.tensor  # of its first row, or None
+    left: tl.tensor  # rows that exist
+    K: tl.tensor
+
+
+@triton.jit
+def _codes(tile: _Tile, rows: tl.tensor, columns: tl.tensor, FP8_MAX: tl.constexpr) -> tl.tensor:
+    """Read some rows of a tile, shifted, as bytes; zeros past its last row."""
+    is_row = rows < tile.left
+    dtype: tl.constexpr = tile.q_ptr.dtype.element_ty
+    tokens = tl.load(tile.token_of_row_ptr + rows, mask=is_row, other=0).to(tl.int64)
+    from_ptr = tile.q_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
+    inside = is_row[:, None] & (columns < tile.K)[None, :]
+    codes = tl.load(from_ptr + tokens[:, None] * tile.K + columns[None, :], mask=inside, other=0)
+    if tile.shifts_ptr is None:
+        return codes
+    else:  # noqa: RET505 - Triton drops a branch only where both are written
+        shift = tl.load(tile.shifts_ptr + rows, mask=is_row, other=1.0)
+        return shifted_bytes(codes, shift[:, None], dtype, FP8_MAX)
 
 
 def transpose_gathered_codes(
@@ -114,10 +149,20 @@ def unwritten(inputs: Inputs, outputs: Tensors) -> None:
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
     """Launch one program per tile."""
     (q, offs, token_of_row, shifts), (out,) = inputs, outputs
-    P, K = out.shape
-    if programs := P // config["BLOCK_SIZE_M"] * -(-K // config["BLOCK_SIZE_K"]):
-        tensors, sizes = (q, offs, token_of_row, shifts, out), (token_of_row.shape[0], K, offs.shape[0])
-        launch_kernel(gathered_transpose_kernel, programs, tensors, sizes, (FP8_MAX[q.dtype],), config)
+    (P, K), M = out.shape, token_of_row.shape[0]
+    if P and K:
+        blocks, slab = P // config["BLOCK_SIZE_M"], slab_of(config, q.shape[0], K)
+        programs = blocks * slab * -(-K // (config["BLOCK_SIZE_K"] * slab))
+        tensors, sizes = (q, offs, token_of_row, shifts, out), (M, K, offs.shape[0], blocks, slab)
+        options = {name: value for name, value in config.items() if name != HELD}
+        launch_kernel(gathered_transpose_kernel, programs, tensors, sizes, (FP8_MAX[q.dtype],), options)
+
+
+def slab_of(config: Mapping[str, int], T: int, K: int) -> int:
+    """Return how many tiles side by side are a slab: as many as are held, in slabs of about the same size."""
+    across = -(-K // config["BLOCK_SIZE_K"])
+    slabs = -(-T * K // ((config[HELD] << 20) or 1))
+    return max(1, -(-across // max(slabs, 1)))
 
 
 def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
@@ -130,10 +175,27 @@ def bytes_moved(shape: Mapping[str, int]) -> int:
     return (-(-shape["M"] // TOP_K) + shape["M"]) * shape["K"]
 
 
+def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None."""
+    T, K = -(-shape["M"] // TOP_K), shape["K"]
+    for held in (held for held in AXES[HELD] if held < config[HELD]):
+        if slab_of({**config, HELD: held}, T, K) == slab_of(config, T, K):
+            return f"same slabs as {HELD}={held}"
+    return transposed_codes.invalid(config, K, limits)
+
+
+AXES: dict[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (64, 128),
+    "BLOCK_SIZE_K": (64, 128, 256),
+    HELD: (2, 4, 8, 64),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1,),
+}
+
 SPEC = KernelSpec(
     name="gathered-transpose",
-    axes=transposed_codes.AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
+    axes=AXES,
+    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, HELD_MIB=4, num_warps=4, num_stages=1),
     key=("M_bucket", "K", "G"),
     problems=problems,
     inputs=inputs,
@@ -142,7 +204,7 @@ SPEC = KernelSpec(
     reference=reference,
     unwritten=unwritten,
     interpreted={"M": 157, "K": 112, "G": 3},
-    invalid=lambda config, shape, limits: transposed_codes.invalid(config, shape["K"], limits),
+    invalid=invalid,
     bytes_moved=bytes_moved,
     edges=declared(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),

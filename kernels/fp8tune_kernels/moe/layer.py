@@ -15,18 +15,20 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.expert_bias import rows_of_experts
+from fp8tune_kernels.gemm.gathered_weights import GatheredWeights
 from fp8tune_kernels.gemm.operands import are_multiples
+from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_layer
 from fp8tune_kernels.moe import bf16_steps, fp8_steps
 from fp8tune_kernels.moe.expert_sort import check_choice
-from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored
+from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored, of_gathered
+from fp8tune_kernels.moe.shards import layer_on_shards
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
 from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
 from fp8tune_kernels.runtime.checks import check_matrix
 from fp8tune_kernels.runtime.once import differentiable_once
 
-__all__ = ["PRECISIONS", "RECOMPUTE", "moe_layer"]
+__all__ = ["RECOMPUTE", "moe_layer"]
 
-PRECISIONS = ("fp8", "bf16")
 RECOMPUTE = ("none", "h", "gate-up")
 
 
@@ -56,6 +58,7 @@ class _Needs(NamedTuple):
         return self.x or self.w13 or self.b13 or self.weights
 
 
+@layer_on_shards
 def moe_layer(
     x: Tensor,
     w13: Tensor | ExpertWeights,
@@ -80,27 +83,31 @@ def moe_layer(
 
     x             (T, K), row-major, bfloat16, float16 or float32
     w13, w2       (E, 2N, K) and (E, K, N), row-major, or ``.mT`` of row-major weights, whose gradients then lie in the
-                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return
+                  same way in FP8; or what ``quantize_gate_up`` and ``quantize_down`` return; or weights under FSDP2
+                  that ``quantize_after_all_gather(..., recipe="folded")`` prepared
     topk_ids      (T, top_k), int32 or int64, with or without repetitions; ids that are negative or past the last expert
                   belong to other devices: they add nothing, and the gradients of their weights are zeros
     topk_weights  (T, top_k), floating-point
     b13, b2       (E, 2N) and (E, K), or None
 
+    ``precision``: ``"fp8"``, ``"bf16"``, or ``"auto"``, the one that :mod:`fp8tune_kernels.gemm.precision` expects to
+    take less time for these shapes; weights that were quantized before are always multiplied in FP8.
     ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout`` of the rows of w13: ``"halves"``, all of the gate and then
     all of up, or ``"interleaved"``. ``recompute``: ``"none"``; ``"h"``, the activation is made again from FP8 values of
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
     In bfloat16 nothing but ``"gate-up"`` has an effect.
     ``grad_w13``, ``grad_w2``: bfloat16 or float32 buffers with the weights' shapes and strides. The backward pass adds
-    the gradient to them, and autograd gets None in its place. Not in ``torch.compile``.
+    the gradient to them, in FP8 before it is rounded, and autograd gets None in its place. Not in ``torch.compile``.
     ``float8_dtype`` None is the format of the running arch. Under autocast x and weights are cast to its dtype first.
     Gradients of the output below about 1e-13 lose precision and at 1e-15 vanish: scale the loss by a power of two.
+    All operands may be DTensors: see :mod:`.shards`.
 
     Raises ValueError, before any launch, naming the argument.
     """
     _check_choices(activation=(activation, ACTIVATIONS), layout=(layout, LAYOUTS))
     _check_choices(precision=(precision, PRECISIONS), recompute=(recompute, RECOMPUTE))
-    plain_13, codes_13 = _unpacked(w13)
-    plain_2, codes_2 = _unpacked(w2)
+    plain_13, codes_13 = _unpacked("w13", w13)
+    plain_2, codes_2 = _unpacked("w2", w2)
     for name, codes in (("w13", codes_13[0]), ("w2", codes_2[0])):
         if codes is not None:
             if float8_dtype not in (None, codes.dtype):
@@ -123,9 +130,14 @@ def moe_layer(
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
     beside = (topk_ids, grad_w13, grad_w2, options, needs)
+    is_quantized = codes_13[0] is not None or codes_2[0] is not None
+    if precision == "auto":
+        (T, K), (E, _, N) = x.shape, plain_2.shape
+        is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, topk_ids.shape[1], x.device)
+        precision = "fp8" if is_fp8 else "bf16"
     if precision == "fp8":
         return _apply_fp8(*operands, *beside, *codes_13, *codes_2)
-    if codes_13[0] is not None or codes_2[0] is not None:
+    if is_quantized:
         raise ValueError("precision must be 'fp8' for weights that were quantized before, got 'bf16'")
     return _apply_bf16(*operands, *beside)
 
@@ -160,13 +172,19 @@ class _Fp8Layer(torch.autograd.Function):
         repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
         keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
         has_13, has_2 = q_13 is not None, q_2 is not None
+        transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
+        transposes_2 = not has_2 and needs.through_h and keeps_weights
         operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
-        result = fp8_steps.forward(*operands, activation, layout, keeps_y, float8_dtype)
-        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y = result[:11]
-        if not has_13:
-            q_13, scales_13 = result[11:13]
-        if not has_2:
-            q_2, scales_2 = result[-2:]
+        result = fp8_steps.forward(*operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype)
+        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = result
+        if transposes_13:
+            transposed_13, scales_13, *new = new
+        elif not has_13:
+            q_13, scales_13, *new = new
+        if transposes_2:
+            transposed_2, scales_2, scales_transposed_2 = new
+        elif not has_2:
+            q_2, scales_2 = new
         reads_13 = repeats_y or (needs.x and transposed_13 is None)
         reads_2 = needs.through_h and transposed_2 is None
         ctx.save_for_backward(
@@ -229,8 +247,11 @@ class _Fp8Layer(torch.autograd.Function):
         )  # fmt: skip
         del q_2, transposed_2, grad
         if needs.w2:
-            of_w2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed)
-            grads.w2 = _added(of_w2.mT if is_2_transposed else of_w2, ctx.buffers[1])
+            of_w2 = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
+            if ctx.buffers[1] is not None:
+                fp8_steps.add_down_weight_gradient(*of_w2, _lying(ctx.buffers[1], is_2_transposed))
+            else:
+                grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), is_2_transposed)
             del of_w2
         del q_h, q
         if not needs.through_h:
@@ -248,10 +269,11 @@ class _Fp8Layer(torch.autograd.Function):
             grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
         del q_13, transposed_13
         if needs.w13:
-            of_w13 = fp8_steps.gate_up_weight_gradient(
-                q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
-            )
-            grads.w13 = _added(of_w13.mT if is_13_transposed else of_w13, ctx.buffers[0])
+            of_w13 = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
+            if ctx.buffers[0] is not None:
+                fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(ctx.buffers[0], is_13_transposed))
+            else:
+                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), is_13_transposed)
         return grads.returned(ctx)
 
 
@@ -347,6 +369,11 @@ class _Gradients:
         return (*cast, *[None] * (len(ctx.needs_input_grad) - len(cast)))
 
 
+def _lying(gradient: Tensor, is_transposed: bool) -> Tensor:
+    """Return weights as their transpose lies, or a gradient that lies so as the weights do."""
+    return gradient.mT if is_transposed else gradient
+
+
 def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
     """Add a gradient to a buffer and return None; without a buffer return the gradient."""
     if buffer is None:
@@ -387,8 +414,10 @@ _apply_bf16: Callable[..., Tensor] = _Bf16Layer.apply
 # Checks
 
 
-def _unpacked(w: Tensor | ExpertWeights) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def _unpacked(name: str, w: Tensor | ExpertWeights) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return weights, and their FP8 values and scales for both passes."""
+    if isinstance(w, GatheredWeights):
+        w = of_gathered(name, w)
     if isinstance(w, Tensor):
         return w, (None, None, None, None)
     return w.weights, (w.codes, w.scales, w.transposed, w.transposed_scales)

@@ -192,9 +192,9 @@ def check_gate_and_up(
         raise ValueError("bias is a tensor, wanted None: codes of x include it")
     check_offsets(offs, x.device)
     G = offs.shape[0]
-    check_values("x_scales", x_scales, torch.float32, len(x), x)
+    check_values("x_scales", x_scales, torch.float32, x.shape[0], x)
     check_values("bias", bias, torch.bfloat16, G * x.shape[1], x)
-    check_values("weights", weights, torch.float32, len(x), x)
+    check_values("weights", weights, torch.float32, x.shape[0], x)
 
 
 def check_values(name: str, given: torch.Tensor | None, dtype: torch.dtype, count: int, x: torch.Tensor) -> None:

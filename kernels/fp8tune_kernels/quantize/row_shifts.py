@@ -12,7 +12,9 @@ group.
 A GEMM that sums over the rows of each group divides by a scale a column of either operand. With factors that were
 folded into the first one, and the second one's scales in the shifts, they are:
 
-    of_columns[g, n] = least[g] / column_scales[g, n], and ones
+    of_columns[g, n] = least[g] / column_scales[g, n], or least[g] without column scales; and ones
+
+Other scales may be those of tokens, of which ``token_of_row`` says which a row has.
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ CONFIG = {"BLOCK_SIZE": 2048, "num_warps": 8}
 @triton.jit(do_not_specialize=["M", "G", "N", "K"])  # those that change every step may not recompile anything
 def shifts_kernel(
     scales_ptr: tl.tensor,  # (M,)
-    other_ptr: tl.tensor,  # (M,)
+    other_ptr: tl.tensor,  # (M,), or of tokens
+    tokens_ptr: tl.tensor,  # (M,), or None
     offs_ptr: tl.tensor,  # (G,)
     shifts_ptr: tl.tensor,  # (M,)
     least_ptr: tl.tensor,  # (G,)
-    column_scales_ptr: tl.tensor,  # (G, N), or None
+    column_scales_ptr: tl.tensor,  # (G, N), or None: they are 1
     of_columns_ptr: tl.tensor,  # (G, N), or None
     ones_ptr: tl.tensor,  # (G, K), or None
     M: tl.tensor,
@@ -58,31 +61,36 @@ def shifts_kernel(
     lanes = tl.arange(0, BLOCK_SIZE)
     least = tl.full((BLOCK_SIZE,), float("inf"), tl.float32)
     for row in tl.range(start, tl.where(group < G, end, start), BLOCK_SIZE, num_stages=1):
-        product = _product(scales_ptr, other_ptr, row + lanes, end)
+        product = _product(scales_ptr, other_ptr, tokens_ptr, row + lanes, end)
         least = tl.where((product > 0) & (product < least), product, least)
     smallest = tl.min(least, 0)
     smallest = tl.where(smallest < float("inf"), smallest, 1.0)
     tl.store(least_ptr + group, smallest, mask=group < G)
-    if column_scales_ptr is not None:
+    if of_columns_ptr is not None:
         for column in range(0, tl.where(group < G, N, 0), BLOCK_SIZE):
             columns, inside = group.to(tl.int64) * N + column + lanes, column + lanes < N
-            divisor = tl.load(column_scales_ptr + columns, mask=inside, other=1.0)
-            quotient = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, divisor)
+            quotient = tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest
+            if column_scales_ptr is not None:
+                quotient = tl.div_rn(quotient, tl.load(column_scales_ptr + columns, mask=inside, other=1.0))
             tl.store(of_columns_ptr + columns, quotient, mask=inside)
         for column in range(0, tl.where(group < G, K, 0), BLOCK_SIZE):
             columns = group.to(tl.int64) * K + column + lanes
             tl.store(ones_ptr + columns, tl.full((BLOCK_SIZE,), 1.0, tl.float32), mask=column + lanes < K)
     for row in tl.range(start, end, BLOCK_SIZE, num_stages=1):
-        product = _product(scales_ptr, other_ptr, row + lanes, end)
+        product = _product(scales_ptr, other_ptr, tokens_ptr, row + lanes, end)
         shift = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, product)
         shift = tl.where(group < G, shift, 1.0)
         tl.store(shifts_ptr + row + lanes, shift, mask=row + lanes < end)
 
 
 @triton.jit
-def _product(scales_ptr: tl.tensor, other_ptr: tl.tensor, rows: tl.tensor, end: tl.tensor) -> tl.tensor:
-    inside = rows < end
-    return tl.load(scales_ptr + rows, mask=inside, other=0.0) * tl.load(other_ptr + rows, mask=inside, other=0.0)
+def _product(
+    scales_ptr: tl.tensor, other_ptr: tl.tensor, tokens_ptr: tl.tensor, rows: tl.tensor, end: tl.tensor
+) -> tl.tensor:
+    inside, others = rows < end, rows
+    if tokens_ptr is not None:
+        others = tl.load(tokens_ptr + rows, mask=inside, other=0)
+    return tl.load(scales_ptr + rows, mask=inside, other=0.0) * tl.load(other_ptr + others, mask=inside, other=0.0)
 
 
 def shifts_of_rows(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,27 +111,35 @@ def shifts_by_kernel(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tupl
     if scales.is_cpu and not interpreter.INTERPRETED:
         return reference_shifts(scales, other_scales, offs)
     shifts, least = _outputs(scales, other_scales, offs)
-    _launch((scales, other_scales, offs, shifts, least, None, None, None), 0, 0)
+    _launch((scales, other_scales, None, offs, shifts, least, None, None, None), 0, 0)
     return shifts, least
 
 
 def shifts_and_scales(
-    scales: Tensor, other_scales: Tensor, offs: Tensor, column_scales: Tensor, K: int
+    scales: Tensor,
+    other_scales: Tensor,
+    offs: Tensor,
+    column_scales: Tensor | None,
+    N: int,
+    K: int,
+    token_of_row: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``(shifts, of_columns, ones)`` of one launch, without a dispatcher: (M,), (G*N,) and (G*K,), float32."""
+    """Return ``(shifts, of_columns, ones)`` of one launch, without a dispatcher: (M,), (G*N,) and (G*K,), float32."""
     G = offs.shape[0]
     if scales.is_cpu and not interpreter.INTERPRETED:
-        shifts, least = reference_shifts(scales, other_scales, offs)
-        return shifts, (least[:, None] / column_scales.view(G, -1)).view(-1), scales.new_ones(G * K)
-    shifts, least = _outputs(scales, other_scales, offs)
-    of_columns, ones = scales.new_empty(column_scales.numel()), scales.new_empty(G * K)
-    tensors = scales, other_scales, offs, shifts, least, column_scales, of_columns, ones
-    _launch(tensors, column_scales.numel() // G, K)
+        of_rows = other_scales if token_of_row is None else other_scales.view(-1).index_select(0, token_of_row)
+        shifts, least = reference_shifts(scales, of_rows, offs)
+        divisor = scales.new_ones(G, N) if column_scales is None else column_scales.view(G, N)
+        return shifts, (least[:, None] / divisor).view(-1), scales.new_ones(G * K)
+    shifts, least = _outputs(scales, other_scales if token_of_row is None else scales, offs)
+    of_columns, ones = scales.new_empty(G * N), scales.new_empty(G * K)
+    tensors = scales, other_scales, token_of_row, offs, shifts, least, column_scales, of_columns, ones
+    _launch(tensors, N, K)
     return shifts, of_columns, ones
 
 
 def _launch(tensors: tuple[Tensor | None, ...], N: int, K: int) -> None:
-    scales, _, offs, *_ = tensors
+    scales, _, _, offs, *_ = tensors
     assert scales is not None
     assert offs is not None
     M, G = scales.numel(), offs.shape[0]

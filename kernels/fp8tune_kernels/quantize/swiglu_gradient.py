@@ -470,4 +470,4 @@ def _key(x: torch.Tensor, dh: torch.Tensor, offs: torch.Tensor, *rest: Any) -> t
     return key(x, offs)
 
 
-_operator = register(SPEC, quantize_swiglu_gradient, _arguments, _key)
+_operator = register(SPEC, quantize_swiglu_gradient, _arguments, _key, replays=True)

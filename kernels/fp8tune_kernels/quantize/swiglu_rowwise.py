@@ -19,7 +19,7 @@ A program has whole rows in registers, a few at a time: nothing is read twice. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -44,7 +44,7 @@ from fp8tune_kernels.quantize.gate_and_up import (
     values_of,
 )
 from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated, reference_gated
-from fp8tune_kernels.quantize.gated_rows import blocks_of_rows, ends_within, key, problems
+from fp8tune_kernels.quantize.gated_rows import blocks_of_rows, ends_within, key
 from fp8tune_kernels.runtime.checks import fp8_dtype_for
 from fp8tune_kernels.runtime.launching import launch_kernel
 from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
@@ -235,6 +235,12 @@ def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
         programs = -(-rows // config["BLOCK_SIZE_M"])
         options = whole_rows.options(config, N, MATRICES, q.device)
         launch_kernel(swiglu_rowwise_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
+
+
+def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    """Yield the activation that a GEMM down reads; with ``weights`` and ``keep``, if the row says so."""
+    options = {name: row[name] for name in ("weights", "keep") if row.get(name)}
+    return (NamedInts({**shape, **options}) for shape in gated_rows.problems(row))
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:

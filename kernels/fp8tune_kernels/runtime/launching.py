@@ -7,6 +7,8 @@ spares the driver a question for each.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ import triton
 from triton import knobs
 from triton.runtime import _allocation, driver
 
-__all__ = ["launch_kernel"]
+__all__ = ["Launch", "current_stream", "is_hooked", "launch_kernel", "recorders"]
 
 _REMEMBERS = torch.version.cuda is not None
 """On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
@@ -35,6 +37,15 @@ _binaries: dict[tuple[Any, ...], Launch] = {}
 """By what Triton chooses by."""
 
 
+class _Recorders(threading.local):
+    """Recorders of the launches of this thread: see :mod:`.replay`."""
+
+    current: Any = None
+
+
+recorders = _Recorders()
+
+
 def launch_kernel(
     kernel: Any,
     programs: int,
@@ -50,10 +61,14 @@ def launch_kernel(
     """
     first = tensors[0]
     assert first is not None
-    if _allocation._allocator.get() is _NO_ALLOCATOR:  # of this thread: autograd has its own
-        triton.set_allocator(_scratch)
-    if not (_REMEMBERS and first.is_cuda) or _hooked():
-        kernel[(programs,)](*tensors, *sizes, *constants, **config)
+    recorder = recorders.current
+    _set_allocator()
+    if not (_REMEMBERS and first.is_cuda) or is_hooked():
+        run_by_triton = functools.partial(_run, kernel[(programs,)], (*sizes, *constants), dict(config))
+        if recorder is None:
+            run_by_triton(*tensors)
+        else:
+            recorder.launch_by_triton(run_by_triton, tensors)
         return
     device = first.get_device()
     pointers: list[int | None] = []
@@ -74,11 +89,16 @@ def launch_kernel(
             compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
             names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but counted
             rest = (*constants, *(config[name] for name in names))
-            _binaries[choice] = compiled.run, compiled.function, compiled.packed_metadata, rest
+            found = compiled.run, compiled.function, compiled.packed_metadata, rest
+            _binaries[choice] = found
+            if recorder is not None:
+                recorder.launched(found, programs, tensors, sizes)
             return
         if len(_launches) >= MOST_LAUNCHES:
             _launches.clear()
         _launches[key] = found
+    if recorder is not None:
+        recorder.launched(found, programs, tensors, sizes)
     run, function, metadata, rest = found
     stream = driver.active.get_current_stream(device)
     run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *sizes, *rest)
@@ -101,8 +121,24 @@ def _specialization(
     )
 
 
-def _hooked() -> bool:
-    """Whether a profiler or a debugger listens: Triton's own way serves them."""
+def _run(kernel: Any, values: tuple[Any, ...], options: Mapping[str, int], *tensors: torch.Tensor | None) -> None:
+    kernel(*tensors, *values, **options)
+
+
+def current_stream(tensor: torch.Tensor) -> int:
+    """Return the stream that kernels are launched on; prepare this thread for launches."""
+    _set_allocator()
+    stream: int = driver.active.get_current_stream(tensor.get_device()) if tensor.is_cuda else 0
+    return stream
+
+
+def _set_allocator() -> None:
+    if _allocation._allocator.get() is _NO_ALLOCATOR:  # of this thread: autograd has its own
+        triton.set_allocator(_scratch)
+
+
+def is_hooked() -> bool:
+    """Return True if a profiler or a debugger listens: Triton's own way serves them."""
     runtime = knobs.runtime
     return bool(
         runtime.launch_enter_hook.calls

@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from fp8tune_kernels.runtime.chain import taken
-from fp8tune_kernels.runtime.nearest import nearest
 from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row, Table, table
+from fp8tune_kernels.tables import Table, table
 
 __all__ = [
     "compiling_for",
     "config_for",
     "device_name",
     "forget",
-    "nearest_row",
     "pick",
     "running_arch",
     "table",
@@ -44,44 +42,20 @@ _Asked = tuple[str, torch.device, tuple[int, ...]]
 _configs: dict[_Asked, dict[str, int]] = {}
 _arch_of_meta = [INTERPRETER]
 
-
 caches: list[Callable[[], None]] = []
-"""What clears all that was made of tables."""
+"""Functions that clear what was made of tables."""
 
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
     found = _configs.get((spec.name, device, key))
     if found is None:
-        exported = _exported(spec, device)
+        arch = running_arch(device)
+        exported = overlay(of_kernel(spec, user_table(arch)), table(arch))
         found = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
         if device.type != "meta":  # which arch is compiled for changes
             _configs[spec.name, device, key] = found
     return found
-
-
-def nearest_row(
-    spec: KernelSpec, key: tuple[int, ...], device: torch.device
-) -> tuple[tuple[int, ...], Mapping[str, int]] | None:
-    """The key that was measured and is nearest to ``key``, with its config, whether the table names the kernel or not.
-
-    None where the table has no row that can be compared: with other flags, or the fallback row alone.
-    """
-    rows = _rows(spec, _exported(spec, device), device_name(device))
-    row = nearest(tuple(sorted(zip(spec.key, key, strict=True))), rows, spec.span, spec.default)
-    if row is None or row[2] is None:
-        return None
-    measured = dict(row[2])
-    return tuple(measured[name] for name in spec.key), {**spec.default, **dict(row[3])}
-
-
-def _exported(spec: KernelSpec, device: torch.device) -> Table:
-    arch = running_arch(device)
-    return overlay(of_kernel(spec, user_table(arch)), table(arch))
-
-
-def _rows(spec: KernelSpec, exported: Table, device: str) -> list[Row]:
-    return [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
 
 
 def forget() -> None:

@@ -14,9 +14,10 @@ import torch
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.runtime.checks import check_ends
 from fp8tune_kernels.runtime.lookup import config_for
+from fp8tune_kernels.runtime.replay import replayed
 from fp8tune_kernels.spec import KernelSpec
 
-__all__ = ["Inputs", "Tensors", "define", "register", "run"]
+__all__ = ["Inputs", "Tensors", "define", "on_its_device", "register", "run"]
 
 Function = Callable[..., Any]
 R = TypeVar("R")
@@ -44,43 +45,69 @@ def define(
     *,
     gradient: tuple[Function, Function] | None = None,
     makes_codes: bool = False,
+    replays: bool = False,
 ) -> Any:
     """Define ``fp8tune::<schema>`` and return the callable operator.
 
     ``gpu`` runs with the device of the first argument as the current one. ``gradient``: the backward function and the
-    one that saves what it needs. ``makes_codes``: no output is differentiable, whatever the inputs are.
+    one that saves what it needs. ``makes_codes``: no output is differentiable, whatever the inputs are. ``replays``:
+    ``gpu`` is recorded (:mod:`.replay`), and eager calls without a gradient go past the dispatcher.
     """
     name = schema.partition("(")[0]
-
-    def on_gpu(*arguments: Any) -> Any:
-        assert gpu is not None
-        index = arguments[0].device.index
-        if index == torch.cuda.current_device():
-            return gpu(*arguments)
-        with torch.cuda.device(index):  # Triton launches on the current device, whatever its arguments live on
-            return gpu(*arguments)
-
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, cpu, "CPU")
     torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
     if gpu is not None:
+        on_gpu = on_its_device(replayed(gpu) if replays else gpu)
         _LIBRARY.impl(name, on_gpu, "CUDA")
     if gradient is not None:
         torch.library.register_autograd(f"fp8tune::{name}", gradient[0], setup_context=gradient[1], lib=_LIBRARY)
     if makes_codes:
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")  # the default marks codes as differentiable
-    return getattr(torch.ops.fp8tune, name).default
+    operator = getattr(torch.ops.fp8tune, name).default
+    return _past_the_dispatcher(operator, on_gpu) if replays else operator
 
 
-def run(spec: KernelSpec, key: tuple[int, ...], inputs: Inputs) -> Tensors:
+def on_its_device(function: Function) -> Function:
+    """Return a function that runs with the device of its first argument as the current one: Triton launches there."""
+
+    def run(*arguments: Any) -> Any:
+        index = arguments[0].device.index
+        if index == torch.cuda.current_device():
+            return function(*arguments)
+        with torch.cuda.device(index):
+            return function(*arguments)
+
+    return run
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _past_the_dispatcher(operator: Function, on_gpu: Function) -> Function:
+    """Return the operator, but for calls that nothing traces, differentiates or looks at: they take half as long."""
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+            return operator(*arguments)
+        first = arguments[0]
+        return on_gpu(*arguments) if first.is_cuda and type(first) in _PLAIN else operator(*arguments)
+
+    call.operator = operator  # type: ignore[attr-defined]
+    return call
+
+
+def run(spec: KernelSpec, key: tuple[int, ...], inputs: Inputs, outputs: Tensors | None = None) -> Tensors:
     """The outputs of a kernel on the current device, on inputs that were checked, without a dispatcher.
 
     On a CPU where Triton does not interpret they are the reference's. For operators that launch several kernels.
+    ``outputs``: where to write them, in place of new tensors.
     """
     first = inputs[0]
     if first.is_cpu and not interpreter.INTERPRETED:
-        return spec.reference(*inputs)
-    outputs = spec.outputs(*inputs)
+        right = spec.reference(*inputs)
+        return right if outputs is None else tuple(map(torch.Tensor.copy_, outputs, right))
+    outputs = spec.outputs(*inputs) if outputs is None else outputs
     spec.launch(config_for(spec, key, first.device), inputs, outputs)
     return outputs
 
@@ -93,6 +120,7 @@ def register(
     *,
     group_dim: int = 0,
     rows_of: Callable[[Inputs], int] | None = None,
+    replays: bool = False,
 ) -> Callable[..., R]:
     """Define the operator of a kernel, of its public wrapper's name and parameters, and return it.
 
@@ -102,6 +130,7 @@ def register(
     ``key``: the spec's inputs -> the values of ``spec.key``, from sizes alone.
     ``group_dim``: of a routed kernel, the dim of its first input that ``offs`` cuts into groups.
     ``rows_of``: the spec's inputs -> how many rows ``offs`` cuts, where the first input does not have them.
+    ``replays``: see :func:`define`.
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
     annotations = dict(wrapper.__annotations__)
@@ -128,14 +157,13 @@ def register(
         return given(outputs_for(*prepare(*arguments)))
 
     # the schema: quantize_x(Tensor x, bool power_of_two, int alignment=1) -> (Tensor, Tensor); all by position, and a
-    # default for numbers alone, which came later than the operators
-    defaults = {
-        name: f"={each.default}"
-        for name, each in inspect.signature(wrapper).parameters.items()
-        if annotations[name] == "int" and each.default is not inspect.Parameter.empty
-    }
+    # default for numbers alone, which came later than the operators, and for what follows them
+    defaults: dict[str, str] = {}
+    for name, each in inspect.signature(wrapper).parameters.items():
+        if each.default is not inspect.Parameter.empty and (annotations[name] == "int" or defaults):
+            defaults[name] = f"={each.default}"
     parameters = [f"{_TYPES[annotation]} {name}{defaults.get(name, '')}" for name, annotation in annotations.items()]
     returns = returned[0] if len(returned) == 1 else f"({', '.join(returned)})"
     schema = f"{wrapper.__name__}({', '.join(parameters)}) -> {returns}"
-    operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True)
+    operator: Callable[..., R] = define(schema, launch, on_cpu, fake, makes_codes=True, replays=replays)
     return operator

@@ -3,10 +3,8 @@
     import fp8tune_kernels.transformers_experts
     model.set_experts_implementation("fp8tune")
 
-    fp8tune             all GEMMs of the experts in FP8: ``fp8_grouped_mm``
-    fp8tune-auto        ``precision="auto"``: bfloat16 where that was measured to be faster
-    fp8tune-folded      ``recipe="folded"``: the operands are cast once; not for weights that lie as (E, K, N)
-    fp8tune-mlp         the layer as one operation, ``moe_layer``, on tokens as they are
+    fp8tune         ``moe_layer`` in FP8; for gates that it lacks ``fp8_grouped_mm`` for each GEMM
+    fp8tune-auto    the same in FP8 or bfloat16, whichever is expected to be faster
 
 :func:`use_fp8_experts` sets one and returns the modules that multiply in FP8. :func:`weights_once` quantizes weights
 once for all micro-batches of a step. :func:`register` adds an implementation with other options.
@@ -29,10 +27,5 @@ __all__ = [
     "weights_once_per_step",
 ]
 
-for _name, _options in {
-    "fp8tune": Options(),
-    "fp8tune-auto": Options(precision="auto"),
-    "fp8tune-folded": Options(recipe="folded"),
-    "fp8tune-mlp": Options(is_one_operation=True),
-}.items():
-    register(_name, _options)
+register("fp8tune", Options())
+register("fp8tune-auto", Options(precision="auto"))

@@ -1,4 +1,6 @@
-"""The forward pass of a module of experts as transformers declares it, by ``moe_layer`` or ``fp8_grouped_mm``.
+"""The forward pass of a module of experts as transformers declares it.
+
+It is ``moe_layer``, or for a gate that this lacks, and on request, a ``fp8_grouped_mm`` for each of:
 
     rows     the hidden state of each token, once for each of its top_k experts, sorted by expert
     h        gate_up_proj of the rows, and the module's own gate; or up_proj and its activation
@@ -9,8 +11,8 @@
     top_k_weights  (T, top_k)
 
 Of the module it reads what ``use_experts_implementation`` declares: ``num_experts``, ``has_gate``, ``has_bias``,
-``is_transposed`` (weights lie as (E, K, N)) and ``_apply_gate``. Sizes must be multiples of 16: else ``fp8_grouped_mm``
-raises ValueError.
+``is_transposed`` (weights lie as (E, K, N)) and ``_apply_gate``. Sizes must be multiples of 16: else both raise
+ValueError.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.transformers_experts.mlp import gate_of, multiply_layer, multiply_mlp
+from fp8tune_kernels.transformers_experts.layer import gate_of, multiply_layer
 from fp8tune_kernels.transformers_experts.once import weights_of
 
 __all__ = ["Options", "experts_forward"]
@@ -31,21 +33,22 @@ __all__ = ["Options", "experts_forward"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the experts of a model multiply: three arguments of ``fp8_grouped_mm``, and more."""
+    """Options for multiplying by the experts of a model."""
 
     precision: str = "fp8"
+    is_layer: bool = True
+    """Use ``moe_layer`` for modules whose gate it knows; otherwise ``fp8_grouped_mm`` for each GEMM."""
     recipe: str = "default"
+    """Of ``fp8_grouped_mm``, as the next."""
     keep_fp8: tuple[str, ...] = ()
-    is_one_operation: bool = False
-    """Multiply by ``moe_layer``, in FP8; the three options above have no effect."""
 
 
 def experts_forward(
     module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, options: Options
 ) -> Tensor:
     """(T, hidden), in the dtype of ``hidden_states``."""
-    if options.is_one_operation and (gate := gate_of(module)):
-        out = multiply_layer(module, gate, hidden_states, top_k_index, top_k_weights)
+    if options.is_layer and (gate := gate_of(module)):
+        out = multiply_layer(module, gate, hidden_states, top_k_index, top_k_weights, options.precision)
         return out.to(hidden_states.dtype)
     T, top_k = top_k_index.shape
     expert_of_row, order = torch.sort(top_k_index.reshape(-1), stable=True)
@@ -54,10 +57,6 @@ def experts_forward(
     place = torch.empty_like(order).scatter_(0, order, torch.arange(T * top_k, device=order.device))
 
     rows = _permute(hidden_states, order, place, top_k)
-    if options.is_one_operation:
-        row_weights = _unpermute(top_k_weights.reshape(-1), place, order)
-        out = multiply_mlp(module, rows, offs, row_weights)
-        return _unpermute(out, order, place).view(T, top_k, out.shape[1]).sum(1).to(hidden_states.dtype)
     h = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, offs, options)
     h = module._apply_gate(h) if module.has_gate else module.act_fn(h)
     out = _unpermute(_linear(module, "down_proj", h, offs, options), order, place)

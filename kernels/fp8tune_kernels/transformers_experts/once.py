@@ -89,7 +89,8 @@ def weights_of(module: Any, name: str, recipe: str) -> Any:
     """Return a parameter as ``fp8_grouped_mm`` takes it: as it lies, or quantized in a block or after an all-gather."""
     w: Tensor = getattr(module, name)
     if isinstance(w, GatheredWeights):
-        return _gathered(module, name, w)
+        _check_gathered(module, name)
+        return multipliable(w)
     quantized = _in_block(module, name, w, recipe)
     return w if quantized is None else quantized.values
 
@@ -98,15 +99,8 @@ def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
     """Return a parameter, (E, rows, columns), as ``moe_layer`` takes it: plain or quantized as :func:`weights_of`."""
     w: Tensor = getattr(module, name)
     if isinstance(w, GatheredWeights):
-        gathered = _gathered(module, name, w)
-        if gathered.recipe != "folded":
-            made = f"{name} of {type(module).__name__} was quantized for recipe {gathered.recipe!r} after its gather"
-            raise ValueError(f"{made}, wanted quantize_after_all_gather(..., recipe='folded')")
-        codes, scales, transposed = gathered.codes
-        # down's have a scale per row; the backward pass transposes to one per expert
-        return ExpertWeights(
-            gathered.weights.transpose(1, 2), codes, scales, transposed if name == "gate_up_proj" else None, None
-        )
+        _check_gathered(module, name)
+        return w
     quantized = _in_block(module, name, w, LAYER)
     if module.is_transposed:
         w = w.transpose(1, 2)
@@ -116,10 +110,9 @@ def layer_weights_of(module: Any, name: str) -> Tensor | ExpertWeights:
     return ExpertWeights(w, *quantized.values)
 
 
-def _gathered(module: Any, name: str, w: GatheredWeights) -> Any:
+def _check_gathered(module: Any, name: str) -> None:
     if module.is_transposed:
         raise ValueError(f"{name} of {type(module).__name__} lies as (E, K, N): do not quantize it after a gather")
-    return multipliable(w)
 
 
 def _in_block(module: Any, name: str, w: Tensor, recipe: str) -> Quantized | None:

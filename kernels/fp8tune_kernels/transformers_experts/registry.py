@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fp8tune_kernels.transformers_experts.forward import Options, experts_forward
-from fp8tune_kernels.transformers_experts.mlp import gate_of
+from fp8tune_kernels.transformers_experts.layer import gate_of
 from fp8tune_kernels.transformers_experts.once import Block, layer_weights_of, weights_of
 
 try:
@@ -85,10 +85,10 @@ def _quantize_all(experts: dict[str, tuple[Any, Options]], dtype: torch.dtype | 
             w = getattr(module, name)
             is_cast = dtype not in (None, w.dtype)
             with torch.autocast(w.device.type, dtype) if is_cast else contextlib.nullcontext():
-                if options.is_one_operation and gate_of(module):
+                if options.is_layer and gate_of(module):
                     layer_weights_of(module, name)
                 else:
-                    weights_of(module, name, "folded" if options.is_one_operation else options.recipe)
+                    weights_of(module, name, options.recipe)
 
 
 def _is_compiled(model: nn.Module) -> bool:

@@ -1,0 +1,121 @@
+"""The rule of ``precision="auto"``: where FP8 begins to pay, and that nothing but shapes decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from fp8tune_kernels import fp8_grouped_mm, moe_layer, quantize_weights
+from fp8tune_kernels.gemm import precision
+from fp8tune_kernels.gemm.precision import LAYER, PRODUCT, Costs, Rule, is_fp8_layer, is_fp8_product, least_fp8_rows
+from fp8tune_kernels.moe.expert_weights import quantize_gate_up
+from fp8tune_kernels.runtime.lookup import compiling_for
+
+E, K, N, TOP_K = 4, 64, 32, 2
+
+NEVER = 2**62
+
+FROM_20_ROWS = Rule(Costs(1e3, 0, 0), Costs(1.0, 0, -5.0 * 1e-3), 0.0)
+"""Saves a microsecond per 10**9 products of a row, and costs five per 10**9 weights: 5 rows per expert."""
+
+SIZES = st.tuples(st.integers(1, 512), st.integers(1, 1024), st.integers(1, 256)).map(
+    lambda sizes: (16 * sizes[0], 16 * sizes[1], sizes[2])
+)
+
+
+@pytest.mark.parametrize("rule", [LAYER["sm_90"], PRODUCT["sm_90"]], ids=["layer", "product"])
+@given(sizes=SIZES)
+def test_fp8_pays_from_the_least_rows_on(rule: Rule, sizes: tuple[int, int, int]) -> None:
+    least = least_fp8_rows(rule, *sizes)
+
+    def pays(rows: int) -> bool:
+        return rule.saved.us(rows, *sizes) > 0 and rule.bf16.us(rows, *sizes) > rule.launch_us
+
+    assert least > 0
+    if least == NEVER:
+        assert not pays(2**40)
+    else:
+        assert pays(least + 1)
+        assert not pays(least - 1)
+
+
+def test_small_layers_are_bf16_however_many_rows_an_expert_has() -> None:
+    rule = LAYER["sm_90"]
+    experts = 4
+    least = least_fp8_rows(rule, 256, 256, experts)
+    assert least > 10 * experts * least_fp8_rows(rule, 4096, 4096, experts) / experts
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942", "interpreter"])
+def test_an_arch_without_measurements_takes_bf16(arch: str) -> None:
+    meta = torch.device("meta")
+    with compiling_for(arch):
+        assert not is_fp8_layer(2**20, 4096, 4096, 8, 8, meta)
+        assert not is_fp8_product(2**20, 4096, 4096, 8, meta)
+    with compiling_for("sm_90"):
+        assert is_fp8_layer(2**20, 4096, 4096, 8, 8, meta)
+        assert is_fp8_product(2**20, 4096, 4096, 8, meta)
+
+
+@pytest.fixture
+def rule_here(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Give the rule of 20 rows to the device of these tests."""
+    arch = precision.running_arch(torch.device(device))
+    monkeypatch.setitem(LAYER, arch, FROM_20_ROWS)
+    monkeypatch.setitem(PRODUCT, arch, FROM_20_ROWS)
+
+
+def operands(rows: int, device: str) -> dict[str, Any]:
+    draw = torch.Generator(device).manual_seed(rows)
+    tokens = rows // TOP_K
+    return {
+        "x": torch.randn(tokens, K, generator=draw, device=device).bfloat16().requires_grad_(),
+        "w13": torch.randn(E, 2 * N, K, generator=draw, device=device).bfloat16().requires_grad_(),
+        "w2": torch.randn(E, K, N, generator=draw, device=device).bfloat16().requires_grad_(),
+        "topk_ids": torch.randint(0, E, (tokens, TOP_K), generator=draw, device=device),
+        "topk_weights": torch.rand(tokens, TOP_K, generator=draw, device=device).requires_grad_(),
+    }
+
+
+@pytest.mark.usefixtures("rule_here", "quantizers_in_plain_torch")
+@pytest.mark.parametrize(("rows", "taken"), [(18, "bf16"), (20, "fp8"), (40, "fp8")])
+def test_a_layer_takes_what_the_rule_says(rows: int, taken: str, device: str) -> None:
+    given = operands(rows, device)
+    results = {name: moe_layer(**given, precision=name) for name in ("fp8", "bf16", "auto")}
+    assert not torch.equal(results["fp8"], results["bf16"])
+    assert torch.equal(results["auto"], results[taken])
+
+
+@pytest.mark.usefixtures("rule_here", "quantizers_in_plain_torch")
+def test_weights_that_were_quantized_are_multiplied_in_fp8(device: str) -> None:
+    given = operands(4, device)
+    given["w13"] = quantize_gate_up(given["w13"])
+    assert torch.equal(moe_layer(**given, precision="auto"), moe_layer(**given))
+    A, w = given["x"], given["w2"].mT.contiguous()
+    offs = torch.full((E,), len(A), dtype=torch.int32, device=device)
+    auto, fp8 = (fp8_grouped_mm(A, quantize_weights(w), offs, precision=name) for name in ("auto", "fp8"))
+    assert torch.equal(auto, fp8)
+
+
+@pytest.mark.usefixtures("rule_here", "quantizers_in_plain_torch")
+def test_one_number_of_rows_parts_compiled_layers(device: str) -> None:
+    weights = operands(2, device)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def compiled(x: torch.Tensor, ids: torch.Tensor, of_ids: torch.Tensor) -> torch.Tensor:
+        return moe_layer(x, weights["w13"], weights["w2"], ids, of_ids, precision="auto")
+
+    compiles = []
+    for rows in (24, 12, 30, 16, 48, 8):
+        given = {**operands(rows, device), "w13": weights["w13"], "w2": weights["w2"]}
+        out = compiled(given["x"], given["topk_ids"], given["topk_weights"])
+        out.sum().backward()
+        assert torch.equal(out, moe_layer(**given, precision="fp8" if rows >= 20 else "bf16"))
+        compiles.append(counter.frame_count)
+    assert compiles[1:] == [compiles[1]] * 5  # one for each precision, whatever the number of tokens
