@@ -302,7 +302,7 @@ class Database:
         if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
             raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
         if version < VERSION:
-            line = "was written by a development version of fp8tune that this one cannot read: sweep again"
+            line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
             raise DatabaseError(f"{self.label} {line}")
         newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
         raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")
