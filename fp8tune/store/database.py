@@ -172,8 +172,9 @@ class Database:
         """
 
         def is_passing(error: BaseException) -> bool:
-            is_lost = isinstance(error, LostConnectionError)
-            return is_lost and (wait or error.is_starting or error.label in _reached)
+            if not isinstance(error, LostConnectionError):
+                return False
+            return wait or error.is_starting or error.label in _reached
 
         database = _repeated(
             lambda: cls(url, create=create, writable=writable, versions=versions), is_passing, label(url)
