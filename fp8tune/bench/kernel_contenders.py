@@ -20,7 +20,7 @@ from fp8tune.measure import edges, memory, trial
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import Rule
-from fp8tune.measure.host import host_us
+from fp8tune.bench.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec

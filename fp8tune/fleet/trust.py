@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import MachineError
-from fp8tune.measure import health
+from fp8tune.fleet import health
 from fp8tune.measure.engine import Backend
-from fp8tune.measure.health import ErrorWatch, Health
+from fp8tune.fleet.health import ErrorWatch, Health
 from fp8tune.records import Device, Status
 from fp8tune.stats.calibration import COPY, are_peers, calibration_of, is_calibrated
 from fp8tune.stats.means import median

@@ -16,7 +16,7 @@ from fp8tune.bench.kernel_contenders import (
     KernelContender,
 )
 from fp8tune.errors import MachineError
-from fp8tune.measure import host
+from fp8tune.bench import host
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import Outcome, Status
 

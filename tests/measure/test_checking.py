@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
 
-from fp8tune.measure import checking, edges, guards, kept
+from fp8tune.measure import checking, edges, guards, tensor_cache, watch
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.comparing import EXACT
@@ -33,10 +33,10 @@ def config(fault: int) -> NamedInts:
 def fresh_process() -> Iterator[None]:
     """As a worker begins: nothing built, nothing checked, no launch counted."""
     load_spec(REFERENCE).launch.__globals__["launches"].clear()
-    measure._outcomes_on_edges.clear()
-    kept.forget()
+    measure._edge_outcomes.clear()
+    tensor_cache.clear()
     yield
-    kept.forget()
+    tensor_cache.clear()
 
 
 def clock(launches: int) -> measure.Clock:
@@ -115,10 +115,10 @@ def test_edges_of_the_problem_before_are_let_go(device: str) -> None:
     there: list[set[str]] = []
     for rows in (6, 7):
         problem = replace(PROBLEM, shape=NamedInts(M=rows, K=16))
-        kept.forget({("x", edge) for edge in edges.edges_of(own, problem)})
+        tensor_cache.clear({("x", edge) for edge in edges.edges_of(own, problem)})
         for edge in edges.edges_of(own, problem):
-            kept._edge_tensors.setdefault(("x", edge), checking.build_edge(own, edge, device))
-        there.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in kept._edge_tensors})
+            tensor_cache._edge_tensors.setdefault(("x", edge), checking.build_edge(own, edge, device))
+        there.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in tensor_cache._edge_tensors})
     assert there[1] - there[0] == {"own 7"}
     assert "own 6" not in there[1]
 
@@ -161,18 +161,18 @@ def test_a_reference_may_work_in_place_and_return_its_input(device: str) -> None
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
     tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
-    own, before = guards.own_bytes(tensor), checking.fingerprint(tensor)
+    own, before = guards.own_bytes(tensor), watch.fingerprint(tensor)
     guards.fill(tensor, 7)
-    assert checking.fingerprint(tensor) == before
+    assert watch.fingerprint(tensor) == before
     if size:
         at = data.draw(st.integers(0, size - 1))
         changed = data.draw(st.integers(0, 255).filter(lambda value: value != at))
         own[at] = changed
-        assert checking.fingerprint(tensor) != before
+        assert watch.fingerprint(tensor) != before
         own[at] = at
     if size >= 16:
         own[:16] = own[:16].roll(8)
-        assert checking.fingerprint(tensor) != before
+        assert watch.fingerprint(tensor) != before
 
 
 LAYOUTS = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from places import PLANTED
 
-from fp8tune.measure import checking, kept
+from fp8tune.measure import checking, tensor_cache
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.timing import Samples
@@ -35,9 +35,9 @@ def fresh_process() -> Iterator[None]:
     """As a worker begins: nothing built, nothing checked, no launch counted."""
     for counted in ("launches", "kept"):
         load_spec(REFERENCE).launch.__globals__[counted].clear()
-    kept.forget()
+    tensor_cache.clear()
     yield
-    kept.forget()
+    tensor_cache.clear()
 
 
 def clock(launch: Callable[[], object], too_slow_us: float | None) -> Samples:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from places import PLANTED
 
 from fp8tune.errors import UsageError
-from fp8tune.measure import checking, comparing, edges, kept
+from fp8tune.measure import checking, comparing, edges, tensor_cache
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.comparing import EXACT, Rule
@@ -37,11 +37,11 @@ def reference(kind: str) -> str:
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for kind in KINDS:
         load_spec(reference(kind)).launch.__globals__["launches"].clear()
-    measure._outcomes_on_edges.clear()
-    kept.forget()
+    measure._edge_outcomes.clear()
+    tensor_cache.clear()
     monkeypatch.setattr(checking, "IN_A_ROW_BYTES", 0)  # on a GPU too each look is seen by itself
     yield
-    kept.forget()
+    tensor_cache.clear()
 
 
 def config(fault: int) -> NamedInts:
@@ -144,7 +144,9 @@ def test_a_gpu_is_asked_for_launches_in_a_row_and_the_interpreter_is_not(monkeyp
     asked: list[str] = []
     monkeypatch.setattr(checking.Tensors, "check_in_a_row", lambda self, config: asked.append(self.place) or "a race")
     arm = KernelArm(reference("TOLERANCE"), PROBLEM, config(0))
-    monkeypatch.setattr(kept, "edge_tensors", lambda name, edge, device: checking.build_edge(built.spec, edge, "cpu"))
+    monkeypatch.setattr(
+        tensor_cache, "edge_tensors", lambda name, edge, device: checking.build_edge(built.spec, edge, "cpu")
+    )
     assert measure._race(arm, built, "cpu") is None
     for limit in (1 << 20, 16 * 2500, 1):
         monkeypatch.setattr(checking, "IN_A_ROW_BYTES", limit)
@@ -197,7 +199,7 @@ def test_what_cannot_be_timed_is_right_all_the_same(
         return (torch.ones_like(x) if problem.seed in constant else x), *rest
 
     built = tensors(kind, device, inputs=inputs)
-    monkeypatch.setattr(kept, "tensors", lambda *_: built)
+    monkeypatch.setattr(tensor_cache, "tensors", lambda *_: built)
     seen: list[object] = []
 
     def check(fault: int, clock: measure.Clock | None) -> Outcome:
@@ -338,7 +340,7 @@ def test_a_bound_that_is_broken_says_by_what_and_where(monkeypatch: pytest.Monke
     assert str(BOUND.difference(output, right)).startswith(said)
     output[1, 11] = 23
     for elements in (1 << 24, 7, 1):
-        monkeypatch.setattr(comparing, "_ELEMENTS_AT_ONCE", elements)
+        monkeypatch.setattr(comparing, "_PIECE_ELEMENTS", elements)
         assert BOUND.difference(output, right) == (
             "2 of 24 elements are out of bound, the largest error at (1, 3): expected 15, got 17, off by 2 where 0.65 "
             "is allowed (1e-02 relative + 5e-01 absolute)"
@@ -385,7 +387,7 @@ def test_finals_prepare_as_well(device: str) -> None:
     launcher = KernelArm(reference("PREPARED_EXACT"), PROBLEM, config(ADDS)).launcher(device)
     launcher()
     launcher()
-    built = kept.unchecked_tensors(reference("PREPARED_EXACT"), PROBLEM, device)
+    built = tensor_cache.tensors(reference("PREPARED_EXACT"), PROBLEM, device, is_checked=False)
     assert torch.equal(built.outputs[0], built.spec.reference(*built.inputs)[0])
 
 

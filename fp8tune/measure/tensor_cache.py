@@ -1,4 +1,4 @@
-"""The tensors of the problem in hand, kept in the worker that launches on them: of one problem at a time."""
+"""Tensors of the current problem and its edges, in the worker that launches on them: one problem at a time."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ from fp8tune_kernels.spec import Edge
 
 _tensors: dict[tuple[str, Problem, bool], Tensors] = {}
 _edge_tensors: dict[tuple[str, Edge], Tensors] = {}
-"""Those that the next problem has too stay."""
+"""Those that the next problem shares stay."""
 
 
 def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: bool = True) -> Tensors:
-    """The tensors of a problem. The previous problem's are let go first, because a large one fills much of a GPU."""
+    """Return the tensors of a problem. The previous problem's are freed first: a large one fills much of a GPU.
+
+    Without ``is_checked``, for configs whose bytes are known to be right, no reference is computed.
+    """
     if (reference, problem, is_checked) not in _tensors:
         spec = load_spec(reference)
-        forget({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
+        clear({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
         build = checking.build if is_checked else checking.build_unchecked
-        share_cores()
+        use_one_thread()
         _tensors[reference, problem, is_checked] = build(spec, problem, torch_device)
     return _tensors[reference, problem, is_checked]
 
 
-def unchecked_tensors(reference: str, problem: Problem, torch_device: str) -> Tensors:
-    """A problem's tensors for configs whose bytes are known to be right: no reference is computed."""
-    return tensors(reference, problem, torch_device, is_checked=False)
-
-
 def edge_tensors(reference: str, edge: Edge, torch_device: str) -> Tensors:
-    """The tensors of an edge."""
+    """Return the tensors of an edge."""
     if (reference, edge) not in _edge_tensors:
         _edge_tensors[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
     return _edge_tensors[reference, edge]
 
 
-def forget(but: Collection[tuple[str, Edge]] = ()) -> None:
-    """Let all tensors go, but those of some edges, and give their memory back."""
+def clear(keep: Collection[tuple[str, Edge]] = ()) -> None:
+    """Free all tensors except those of some edges, and give their memory back."""
     _tensors.clear()
-    for name in [name for name in _edge_tensors if name not in but]:
+    for name in [name for name in _edge_tensors if name not in keep]:
         del _edge_tensors[name]
     memory.give_back()
 
 
 @cache
-def share_cores() -> None:
-    """On the interpreter there is a worker for each core, and tensors are small: threads would only wait."""
+def use_one_thread() -> None:
+    """Let torch use one thread on the interpreter: each core has a worker, and small tensors need no more."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         import torch
 
