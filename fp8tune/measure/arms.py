@@ -18,11 +18,9 @@ from fp8tune_kernels.spec import KernelSpec
 class Work:
     """What a simulated clock must know of an arm."""
 
-    identity: str
-    """The same text has the same true time."""
+    identity: str  # the same text has the same true time
     bytes_moved: int
-    config: str = ""
-    """Kernel and config alone."""
+    config: str = ""  # kernel and config alone
     key: str = ""
     """Kernel and lookup key: with the config, everything that a winner depends on. Empty: the identity stands for both."""
 
@@ -31,26 +29,20 @@ class Work:
 class Place:
     """Where in an experiment a block is timed. A simulated clock needs it."""
 
-    process: int = 0
-    """Number of the worker process, the same whenever the experiment is run again; no process id."""
+    process: int = 0  # number of the worker process, the same whenever the experiment is run again; no process id
     round: int = 0
-    position: int = 0
-    """The block's place in its round: with the round, the time on the process's wall clock."""
-    after: str = ""
-    """Identity of the work timed just before, which leaves something behind; empty for none."""
+    position: int = 0  # the block's place in its round: with the round, the time on the process's wall clock
+    after: str = ""  # identity of the work timed just before, which leaves something behind; empty for none
     duplicate: bool = False
-    clock: int | None = None
-    """The wall clock of processes that take turns on one device. None: a clock of its own."""
+    clock: int | None = None  # the wall clock of processes that take turns on one device. None: a clock of its own.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm(ABC):
     """One thing that is timed. Frozen and picklable: its methods run in a worker."""
 
-    seat: int = 0
-    """Index of the schedule's worker that launches it."""
-    duplicate: bool = False
-    """The same under a second name: the A/A control."""
+    seat: int = 0  # index of the schedule's worker that launches it
+    duplicate: bool = False  # the same under a second name: the A/A control
     long_us: ClassVar[float | None] = None
     """A launch that takes longer gets a short block: :func:`fp8tune.measure.timing.block`."""
 
@@ -71,15 +63,12 @@ class Arm(ABC):
 class KernelArm(Arm):
     """One config of a kernel on one problem."""
 
-    reference: str
-    """How workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    reference: str  # how workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``
     problem: Problem
     config: NamedInts
-    key: NamedInts = field(default_factory=NamedInts)
-    """Lookup key of the problem."""
+    key: NamedInts = field(default_factory=NamedInts)  # lookup key of the problem
     bytes_moved: int = 0
-    flops: int | None = None
-    """Floating-point operations, if the kernel declares them."""
+    flops: int | None = None  # floating-point operations, if the kernel declares them
 
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:

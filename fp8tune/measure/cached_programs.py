@@ -16,20 +16,16 @@ from pathlib import Path
 GROUP = "__grp__"
 """Prefix of the file that Triton writes last: it has the paths of all others, which differ from host to host."""
 
-LEVEL = 1
-"""Level of compression: a program of ``colwise`` has 580 kB, most of it text, of which 120 are left."""
+LEVEL = 1  # level of compression: a program of ``colwise`` has 580 kB, most of it text, of which 120 are left
 
 
 @dataclass(frozen=True)
 class Program:
     """One program of Triton's cache."""
 
-    folder: str
-    """The hash."""
-    name: str
-    """Name by which Triton looks it up in its folder."""
-    files: Mapping[str, bytes]
-    """Name -> compressed content."""
+    folder: str  # the hash
+    name: str  # name by which Triton looks it up in its folder
+    files: Mapping[str, bytes]  # name -> compressed content
 
 
 def new(known: set[str]) -> Iterator[Program]:

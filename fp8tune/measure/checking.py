@@ -27,8 +27,7 @@ from fp8tune.measure.watch import InputWatch, fingerprint, is_tensor
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import Edge, KernelSpec
 
-LAUNCHES = 2
-"""Launches that are checked on the problem and on each edge: the second shows what the first left behind."""
+LAUNCHES = 2  # launches that are checked on the problem and on each edge: the second shows what the first left behind
 
 IN_A_ROW = 150
 """Launches of one config: with the checks before and after, 95 % for a fault that shows in one launch in fifty."""
@@ -38,8 +37,7 @@ IN_A_ROW = 150
 IN_A_ROW_BYTES = 1 << 30
 """Largest inputs and outputs of launches in a row: on the problem if it has no more, else on the largest such edge."""
 
-TOO_SLOW_RATIO = 1.5
-"""Times the best block so far: above the ratio (1.3) within which the later rounds repeat a config."""
+TOO_SLOW_RATIO = 1.5  # times the best block so far: above the ratio (1.3) within which the later rounds repeat a config
 
 SEEDS = 4
 """Tried for inputs that may be timed. A sixteenth of values other than zero is in 16 of them in 98.4 % of cases."""
@@ -52,12 +50,9 @@ class Tensors:
     spec: KernelSpec
     problem: Problem
     inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    """Between guards, see :mod:`fp8tune.measure.guards`."""
-    expected: tuple[Any, ...]
-    """Empty if no values are compared."""
-    place: str = ""
-    """For messages; empty: the problem."""
+    outputs: tuple[Any, ...]  # between guards, see :mod:`fp8tune.measure.guards`
+    expected: tuple[Any, ...]  # empty if no values are compared
+    place: str = ""  # for messages; empty: the problem
     watch: InputWatch | None = None
     passed: set[NamedInts] = field(default_factory=set)
     """Configs that were checked in this process, on this problem and on every edge."""
@@ -74,11 +69,6 @@ class Tensors:
     def written(self) -> tuple[Any, ...]:
         """Outputs of the last launch."""
         return self.outputs if self.returned is None else self.returned
-
-    @property
-    def too_slow_us(self) -> float:
-        """Time above which a config gets no whole block."""
-        return TOO_SLOW_RATIO * self.best_us
 
     @cached_property
     def timed(self) -> Tensors:

@@ -12,8 +12,7 @@ from typing import Any
 
 from fp8tune_kernels.spec import KernelSpec, Tolerance
 
-LARGE = 0x7B
-"""In every byte: a large finite value of every floating-point type, positive as an integer too."""
+LARGE = 0x7B  # in every byte: a large finite value of every floating-point type, positive as an integer too
 
 _PIECE_ELEMENTS = 1 << 22  # within a tolerance 200 MiB
 
@@ -25,8 +24,7 @@ class Rule:
     any_nan: bool = False
     """Any NaN equals any NaN in every type: which one a sum gives depends on its order. In float32 it always does, as
     payloads differ between backends."""
-    tolerance: Tolerance | None = None
-    """Of floating-point outputs; the others are equal."""
+    tolerance: Tolerance | None = None  # of floating-point outputs; the others are equal
 
     @classmethod
     def of(cls, spec: KernelSpec) -> Rule:
@@ -146,8 +144,7 @@ class Rule:
         return ~is_within & (errors > 0), errors, allowed
 
 
-EXACT = Rule()
-"""Equal bytes."""
+EXACT = Rule()  # equal bytes
 
 
 @functools.cache

@@ -29,12 +29,12 @@ from fp8tune_kernels.spec import Edge
 
 
 def compile_config(
-    reference: str, problem: Problem, config: NamedInts, arch: str, shared_limit: int, *, read_code: bool = False
+    reference: str, problem: Problem, config: NamedInts, arch: str, shared_limit: int, *, is_run: bool = False
 ) -> Outcome:
     """Compile every kernel that launching ``config`` on ``problem`` would launch on ``arch``.
 
-    ``shared_limit``: bytes of shared memory (LDS) that a block may have. Facts are the worst over the kernels;
-    ``read_code`` adds what their binaries show.
+    ``shared_limit``: bytes of shared memory (LDS) that a block may have. Facts are the worst over the kernels. If the
+    config ``is_run`` afterwards, its edges are compiled as well, otherwise facts include what the binaries show.
     """
     started = time.perf_counter()
     printed = io.StringIO()  # Triton prints a program that ptxas refuses: thousands of lines
@@ -45,7 +45,7 @@ def compile_config(
         kernels = [launch.kernel for launch in launches]
         resources = [facts.resources(kernel) for kernel in kernels]
         worst = facts.worst(resources, time.perf_counter() - started)
-        if read_code and kernels:
+        if kernels and not is_run:
             worst = replace(worst, code=facts.code(kernels, resources, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
         machine.raise_if_machine(error)
@@ -53,29 +53,22 @@ def compile_config(
     if worst.shared_bytes is not None and worst.shared_bytes > shared_limit:
         reason = f"needs {worst.shared_bytes} bytes of shared memory a block, {arch} has {shared_limit}"
         return Outcome(Status.OUT_OF_RESOURCES, reason=reason, facts=worst)
+    if is_run:
+        compile_edges(reference, problem, config, arch)
     return Outcome(Status.OK, facts=worst)
 
 
-_compiled: set[Hashable] = set()
-
-
 def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str) -> None:
-    """Compile the launches of ``config`` on the edges of ``problem`` ahead of its check, each code once a process.
+    """Compile the launches of ``config`` on the edges of ``problem`` ahead of its check.
 
-    A failure here occurs there again, as a row.
+    A failure here occurs there again, as a row. Triton keeps compiled code in the process, so each code is compiled
+    once.
     """
-    spec, timed = load_spec(reference), Edge("", problem)
-    for edge in (timed, *edges.edges_of(spec, problem)):
-        with contextlib.suppress(Exception):
+    spec = load_spec(reference)
+    for edge in edges.edges_of(spec, problem):
+        with contextlib.suppress(Exception), recording(arch):
             inputs = edges.meta_inputs(spec, edge)
-            outputs = spec.outputs(*inputs)
-            with recording(arch, compiles=False) as launches:
-                spec.launch(config, inputs, outputs)
-            code = (reference, config, arch, tuple(launch.kernel for launch in launches))
-            if code not in _compiled and edge is not timed:
-                with recording(arch):
-                    spec.launch(config, inputs, outputs)
-            _compiled.add(code)
+            spec.launch(config, inputs, spec.outputs(*inputs))
 
 
 @dataclass(frozen=True)
@@ -191,34 +184,19 @@ def _specialization(function: Any, args: Sequence[Any], options: dict[str, Any])
 @cache
 def _target_driver(arch: str) -> Any:
     """Return a Triton driver that knows its target and nothing else."""
+    import torch
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
 
-    class TargetDriver(DriverBase):  # type: ignore[misc]
-        @classmethod
-        def is_active(cls) -> bool:
-            return True
-
-        def get_current_target(self) -> Any:
-            return target
-
-        def get_current_device(self) -> str:
-            return arch  # Triton caches binaries by device: one arch must never get another's
-
-        def get_current_stream(self, device: str) -> int:
-            return 0
-
-        def get_active_torch_device(self) -> Any:
-            import torch
-
-            return torch.device("meta")
-
-        def map_python_to_cpp_type(self, ty: str) -> str:
-            raise NotImplementedError("nothing is launched here")
-
-        def get_benchmarker(self) -> Any:
-            raise NotImplementedError("nothing is timed here")
-
-    return TargetDriver()
+    methods = {
+        "is_active": classmethod(lambda cls: True),
+        "get_current_target": lambda self: target,
+        "get_current_device": lambda self: arch,  # Triton caches binaries by device: one arch must never get another's
+        "get_current_stream": lambda self, device: 0,
+        "get_active_torch_device": lambda self: torch.device("meta"),
+        "map_python_to_cpp_type": None,  # nothing is launched
+        "get_benchmarker": None,  # nothing is timed
+    }
+    return type("TargetDriver", (DriverBase,), methods)()

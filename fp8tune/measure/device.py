@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,14 +40,10 @@ class Software:
 @functools.cache
 def software() -> Software:
     """Read the versions: torch's from its ``version.py`` as text, since wheels of one version differ in their runtime."""
-    constants: dict[str, str] = {}
     package = importlib.util.find_spec("torch")
     file = Path(package.origin).with_name("version.py") if package and package.origin else None
-    for statement in ast.parse(file.read_text()).body if file and file.is_file() else ():
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-        value = getattr(statement, "value", None)
-        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
-            constants[target.id] = value.value
+    text = file.read_text() if file and file.is_file() else ""
+    constants = dict(re.findall(r"^(\w+)(?:: [^=]+)? = ['\"](.*)['\"]$", text, re.MULTILINE))
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

@@ -19,8 +19,7 @@ LAYOUT_CHECK_ROWS = 1021
 """M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
 specialized, so the binary that is checked is the one that is timed."""
 
-STEP = 61
-"""Every 61st element is infinite or NaN: no dim or tile divides by it, so these meet many slices and not all."""
+STEP = 61  # every 61st element is infinite or NaN: no dim or tile divides by it, so these meet many slices and not all
 
 
 def edges_of(spec: KernelSpec, problem: Problem) -> tuple[Edge, ...]:
@@ -151,8 +150,7 @@ def fill(tensor: Any, content: str) -> None:
         tensor.copy_(values)
 
 
-LARGEST_EXPONENT = 26
-"""2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them."""
+LARGEST_EXPONENT = 26  # 2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them
 
 SMALLEST_EXPONENT = -30
 """A product of four values of 2 ** -31 or more is at least 2 ** -124. Float32 would round a much smaller one to a zero,

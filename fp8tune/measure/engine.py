@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from fp8tune.measure.arms import Arm, KernelArm, Place
+from fp8tune.measure.arms import Arm, Place
 from fp8tune.measure.trees import Tree
-from fp8tune.records import ClockLimits, Device, Kind, Outcome, Problem, Status
+from fp8tune.records import Outcome, Problem, Status
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from fp8tune.measure.backends.processes import ProcessBackend, ProcessWorker
+    from fp8tune.measure.backends.simulated import SimulatedBackend
+
 A = TypeVar("A", bound=Arm)
 S = TypeVar("S")
 
-MOST_PROCESSES = 1000
-"""More than any schedule has: a worker that replaces another is numbered from there on."""
+MOST_PROCESSES = 1000  # more than any schedule has: a worker that replaces another is numbered from there on
 
 
 def never() -> bool:
@@ -35,29 +36,11 @@ def never() -> bool:
     return False
 
 
-class Worker(Protocol):
-    """One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""
+Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
+"""Where arms run: a GPU, Triton's interpreter, the compiler alone, or a simulated GPU."""
 
-    def build(self, arm: Arm) -> Outcome:
-        """Build the tensors that the arm's group shares."""
-
-    def launch(self, arm: Arm) -> Outcome:
-        """Launch the arm once and wait, so that it compiles or breaks now."""
-
-    def check(self, arm: KernelArm) -> Outcome:
-        """Compare every byte with the reference, on the problem and on its edges. Times nothing."""
-
-    def block(self, arm: Arm, place: Place) -> Outcome:
-        """Time the arm."""
-
-    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
-        """Check the arm (once a process), time it, and check its output once more."""
-
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Run any function where kernels run; None if no kernel runs. Raises WorkerDied or RemoteError."""
-
-    def close(self) -> None:
-        """End the process."""
+Worker: TypeAlias = "ProcessWorker | SimulatedBackend"
+"""One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""
 
 
 @dataclass(frozen=True)
@@ -88,45 +71,14 @@ Screened = CopyCeiling | ComputeCeiling | CompileProgress | tuple[int, Outcome]
 """An event of a coarse pass: ceilings, progress of the compilers, and the number of an arm with its outcome."""
 
 
-class Backend(Protocol):
-    """Where arms run: a GPU, Triton's interpreter, the compiler alone, or a simulated GPU."""
-
-    kind: Kind
-    device: Device
-    timer: str
-    """The clock's name, as stored with a sweep."""
-    times: bool
-    """False if arms are only checked or compiled, and so once is enough."""
-
-    def worker(self, tree: Tree | None = None) -> Worker:
-        """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
-
-    def compile(self, arms: Sequence[KernelArm]) -> None:
-        """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
-
-    def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
-    ) -> Iterator[Screened]:
-        """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
-
-        Compiled arms are timed while the rest compiles. Nothing more is yielded once ``is_over`` returns True.
-        """
-
-    def close(self) -> None:
-        """End all processes and drop what is queued. The next call starts them again."""
-
-
 @dataclass
 class Group(Generic[A, S]):
     """Arms that are timed together, for a subject of the caller."""
 
     subject: S
-    arms: list[A]
-    """Those still timed."""
-    processes: set[int] = field(default_factory=set)
-    """Processes that have timed all of them."""
-    failure: str = ""
-    """Why nothing more of the group is timed."""
+    arms: list[A]  # those still timed
+    processes: set[int] = field(default_factory=set)  # processes that have timed all of them
+    failure: str = ""  # why nothing more of the group is timed
 
     def wants(self, process: int) -> bool:
         """Return True if the process has yet to time the group."""
@@ -163,15 +115,12 @@ class Schedule(Generic[A, S]):
     rounds: int
     order: Callable[[Group[A, S], int, int], Sequence[A]] = lambda group, process, round: group.arms
     """(group, process, round) -> the arms in the order of their blocks; an arm may come twice."""
-    trees: tuple[Tree | None, ...] = (None,)
-    """The code tree of each seat."""
+    trees: tuple[Tree | None, ...] = (None,)  # the code tree of each seat
     on_failure: Literal["drop", "end"] = "drop"
     """Drop an arm that fails, and let the process begin its turn anew without it; or end the group's experiment. If its
     tensors cannot be built, the group ends in any case."""
-    is_checked: bool = False
-    """Whether bytes are compared before the first block of a process and after each block."""
-    is_over: Callable[[], bool] = never
-    """Called before each turn: the experiment ends once it returns True."""
+    is_checked: bool = False  # whether bytes are compared before the first block of a process and after each block
+    is_over: Callable[[], bool] = never  # called before each turn: the experiment ends once it returns True
 
 
 def measure(

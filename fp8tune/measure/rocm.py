@@ -21,8 +21,7 @@ from fp8tune.records import Device, Telemetry
 LAUNCH_OPTIONS = ("waves_per_eu",)
 """Grid axes that only AMD's compiler takes: the waves on a SIMD that it should leave registers for."""
 
-VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""HIP obeys both; if both are set, the first one."""
+VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # HIP obeys both; if both are set, the first one
 
 
 def probe(environment: Mapping[str, str], sysfs: Path = Path("/sys")) -> Device | None:

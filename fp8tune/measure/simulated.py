@@ -31,14 +31,11 @@ from fp8tune.measure.timing import Samples
 Floats = NDArray[np.float64]
 
 BYTES_PER_US = 3e6
-LAUNCH_US = 5.0
-"""The true time without slowdown: 5 us and the bytes at 3 TB/s."""
+LAUNCH_US = 5.0  # the true time without slowdown: 5 us and the bytes at 3 TB/s
 
-KINSHIP = 0.7
-"""Correlation of a config's rank on two keys: what is good on one shape is mostly good on the next."""
+KINSHIP = 0.7  # correlation of a config's rank on two keys: what is good on one shape is mostly good on the next
 
-ROUND_S = 4.0
-"""Wall time from one round of a process to its next."""
+ROUND_S = 4.0  # wall time from one round of a process to its next
 
 
 @dataclass(frozen=True)
@@ -48,31 +45,23 @@ class Noise:
     The defaults are guesses on the heavy side; :data:`MEASURED` holds the results of ``fp8tune calibrate``.
     """
 
-    process_sd: float = 0.003
-    """Process x config: a draw a process and config, constant while the process lives."""
-    process_degrees: float = 4.0
-    """Degrees of freedom of its Student t: few, so that now and then a process is far off."""
-    worker_sd: float = 0.0
-    """A draw a process that all its configs share: for instance where its memory lies."""
-    bimodal_share: float = 0.05
-    """Share of configs that have a second, slower mode."""
+    process_sd: float = 0.003  # process x config: a draw a process and config, constant while the process lives
+    process_degrees: float = 4.0  # degrees of freedom of its Student t: few, so that now and then a process is far off
+    worker_sd: float = 0.0  # a draw a process that all its configs share: for instance where its memory lies
+    bimodal_share: float = 0.05  # share of configs that have a second, slower mode
     mode_probability: float = 0.3
     mode_slowdown: float = 0.015
     drift_sd: float = 0.012
     drift_tau_s: float = 20.0
     block_sd: float = 0.0035
-    carry_over_sd: float = 0.001
-    """Effect of a config on the block after its own."""
-    throttle_share: float = 0.005
-    """Share of the time spent in throttle episodes, which last about ``throttle_tau_s``."""
+    carry_over_sd: float = 0.001  # effect of a config on the block after its own
+    throttle_share: float = 0.005  # share of the time spent in throttle episodes, which last about ``throttle_tau_s``
     throttle_tau_s: float = 3.0
     throttle_slowdown: float = 0.06
     sample_sd: float = 0.01
-    outlier_share: float = 0.02
-    """Share of samples that are 5-50 % high."""
+    outlier_share: float = 0.02  # share of samples that are 5-50 % high
     tick_us: float = 0.032
-    block_s: float = 0.03
-    """Wall time of one block."""
+    block_s: float = 0.03  # wall time of one block
     samples: int = 30
 
     def process_effect(self, random: Generator, count: int) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,7 @@ MIN_LEAD = 0.2
 SAFETY = 0.7
 
 # Of two launches, 10 of 1,548 configs of colwise on an H200 differed by more than 5 % from sweep to sweep.
-SLOW_LAUNCHES = 5
-"""Launches of a block whose config is too slow to be the pick."""
+SLOW_LAUNCHES = 5  # launches of a block whose config is too slow to be the pick
 
 UNGATED = "the launch waits for the GPU, so the host's time counts too"
 
@@ -46,8 +45,7 @@ class Samples:
 
     samples_us: tuple[float, ...]
     tick_us: float | None
-    is_gated: bool = True
-    """False if the GPU had to wait for the host, because the launch itself waits for the GPU."""
+    is_gated: bool = True  # false if the GPU had to wait for the host, because the launch itself waits for the GPU
 
     def outcome(self, process: str) -> Outcome:
         """Return the outcome that rows store. ``process`` names the worker process."""
@@ -67,25 +65,6 @@ class Prepared:
         """Prepare and launch."""
         self.prepare()
         self.launch()
-
-
-@dataclass(frozen=True)
-class _Gate:
-    """How the GPU is kept from waiting for the host."""
-
-    launches: int
-    """Launches behind one gate, at most."""
-    lead: float
-    """Share of them that is queued when the gate opens; 0 for no gate."""
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """Timed launches, with the time of a launch with flush and events on the GPU and on the host."""
-
-    samples_us: tuple[float, ...]
-    gpu_us: float
-    host_us: float
 
 
 def block(launch: Callable[[], object], too_slow_us: float | None = None, stream: GpuStream | None = None) -> Samples:
@@ -108,38 +87,45 @@ def block(launch: Callable[[], object], too_slow_us: float | None = None, stream
     launch_host_us = max(1.0, 1e6 * (stream.clock() - begun))
     stream.synchronize()
     most = max(1, min(HELD_LAUNCHES, int(HELD_HOST_US / launch_host_us)))
-    # The next gate is tried once the GPU has caught up with the host, which a full queue causes as well.
-    gates = [_Gate(most, 1.0), _Gate(max(1, most // 4), 1.0), _Gate(most, 0.0)]
+    # (launches behind one gate at most, share of them that is queued when it opens; 0 for no gate). The next one is tried
+    # once the GPU has caught up with the host, which a full queue causes as well.
+    gates = [(most, 1.0), (max(1, most // 4), 1.0), (most, 0.0)]
 
-    def timed(count: int, warmup: int = 0) -> _Pass:
-        while (result := _launches(prepared, stream, gates[0], count, warmup)) is None:
+    def timed(count: int, warmup: int = 0) -> tuple[tuple[float, ...], float, float]:
+        while (result := _launches(prepared, stream, *gates[0], count, warmup)) is None:
             del gates[0]
-        lead = max(MIN_LEAD, 1 - SAFETY * result.gpu_us / result.host_us)
-        if gates[0].lead == 1.0 and lead < 1.0:
-            gates.insert(0, replace(gates[0], lead=lead))
+        _, gpu_us, host_us = result
+        lead = max(MIN_LEAD, 1 - SAFETY * gpu_us / host_us)
+        if gates[0][1] == 1.0 and lead < 1.0:
+            gates.insert(0, (gates[0][0], lead))
         return result
 
-    result = timed(2)
-    fastest_us = min(result.samples_us)
+    samples_us, gpu_us, host_us = timed(2)
+    fastest_us = min(samples_us)
     if too_slow_us is not None and fastest_us > too_slow_us:
-        result = timed(SLOW_LAUNCHES)
+        samples_us, _, _ = timed(SLOW_LAUNCHES)
     else:
         rep_ms = max(MIN_REP_MS, 5 * fastest_us / 1e3)
-        launch_us = max(result.gpu_us, result.host_us)  # a slow host gets fewer launches, not more time
+        launch_us = max(gpu_us, host_us)  # a slow host gets fewer launches, not more time
         warmup, repeats = (max(1, int(1e3 * ms / launch_us)) for ms in (WARMUP_MS, rep_ms))
-        result = timed(repeats, warmup)
-    return Samples(result.samples_us, tick(result.samples_us), is_gated=gates[0].lead > 0)
+        samples_us, _, _ = timed(repeats, warmup)
+    return Samples(samples_us, tick(samples_us), is_gated=gates[0][1] > 0)
 
 
-def _launches(prepared: Prepared, stream: GpuStream, gate: _Gate, count: int, warmup: int) -> _Pass | None:
-    """Time so many launches after others that are not timed; None if the GPU had to wait for the host."""
+def _launches(
+    prepared: Prepared, stream: GpuStream, most: int, lead_share: float, count: int, warmup: int
+) -> tuple[tuple[float, ...], float, float] | None:
+    """Time so many launches after others that are not timed; None if the GPU had to wait for the host.
+
+    Return the samples, and the microseconds of a launch with flush and events on the GPU and on the host.
+    """
     samples_us, gpu_ms, host_s = list[float](), 0.0, 0.0
     for _ in range(warmup):
         prepared()
     while len(samples_us) < count:
-        size = min(gate.launches, count - len(samples_us))
+        size = min(most, count - len(samples_us))
         begin, events = stream.event(), [(stream.event(), stream.event()) for _ in range(size)]
-        lead, ran_dry = math.ceil(gate.lead * size), False
+        lead, ran_dry = math.ceil(lead_share * size), False
         if lead:
             stream.close_gate()
         started = stream.clock()
@@ -163,7 +149,7 @@ def _launches(prepared: Prepared, stream: GpuStream, gate: _Gate, count: int, wa
             return None
         samples_us += [1e3 * start.elapsed_time(end) for start, end in events]
         gpu_ms += begin.elapsed_time(events[-1][1])
-    return _Pass(tuple(samples_us), 1e3 * gpu_ms / count, 1e6 * host_s / count)
+    return tuple(samples_us), 1e3 * gpu_ms / count, 1e6 * host_s / count
 
 
 def tick(samples_us: tuple[float, ...]) -> float | None:

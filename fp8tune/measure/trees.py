@@ -26,12 +26,10 @@ KERNELS = "fp8tune_kernels"
 class Tree:
     """A checkout to take kernels from, and where their binaries are kept apart from other trees'."""
 
-    name: str
-    """As the user gave the revision: for messages."""
+    name: str  # as the user gave the revision: for messages
     folder: Path
     cache: Path
-    roots: tuple[str, ...] = ("",)
-    """Folders below ``folder`` that packages are imported from, the first one first."""
+    roots: tuple[str, ...] = ("",)  # folders below ``folder`` that packages are imported from, the first one first
 
 
 _current: Tree | None = None

@@ -10,7 +10,8 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, wraps
+from typing import ParamSpec
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
@@ -24,12 +25,9 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
 
-Clock = Callable[[Callable[[], object], float | None], timing.Samples]
-"""(launch, microseconds above which it is too slow for a whole block) -> a block, like
-:func:`fp8tune.measure.timing.block`."""
+P = ParamSpec("P")
 
-GEMM_SIZE = 8192
-"""M, N and K of the GEMM that measures what the device can compute."""
+GEMM_SIZE = 8192  # M, N and K of the GEMM that measures what the device can compute
 
 
 @cache
@@ -72,6 +70,24 @@ def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:
     return partial(torch.mm, first, second)
 
 
+def _guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
+    """Convert third-party exceptions of a function into outcomes; None is ``ok``."""
+
+    @wraps(run)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+        try:
+            return run(*args, **kwargs) or Outcome(Status.OK)
+        except Poisoned:
+            raise
+        except Exception as error:
+            outcome = failure(error)
+        if outcome.status is Status.CRASHED:
+            raise Poisoned(outcome)
+        return outcome
+
+    return guarded
+
+
 # Calls that a worker answers
 
 
@@ -89,77 +105,64 @@ def prepare(reference: str, problem: Problem, torch_device: str) -> None:
             raise Poisoned(None) from None
 
 
-def build(arm: Arm, torch_device: str) -> Outcome:
+@_guarded
+def build(arm: Arm, torch_device: str) -> None:
     """Build what the arm's group shares."""
-    return _guarded(lambda: arm.build(torch_device))
+    arm.build(torch_device)
 
 
-def launch(arm: Arm, torch_device: str) -> Outcome:
+@_guarded
+def launch(arm: Arm, torch_device: str) -> None:
     """Launch an arm once and wait for it, so that what it breaks shows here and not in a later call."""
+    import torch
 
-    def run() -> None:
-        import torch
-
-        arm.launcher(torch_device)()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    return _guarded(run)
+    arm.launcher(torch_device)()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
+@_guarded
 def block(arm: Arm, torch_device: str) -> Outcome:
     """Time an arm."""
-    return _guarded(lambda: timed(arm.launcher(torch_device), arm.long_us))
+    return timed(arm.launcher(torch_device), arm.long_us)
 
 
-def checked_block(
-    arm: KernelArm,
-    torch_device: str,
-    round: int,
-    *,
-    times: bool = True,
-    with_edges: bool = True,
-    clock: Clock | None = None,
-) -> Outcome:
+@_guarded
+def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome | None:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 
     In round 0 a config that is too slow to be the pick gets no whole block. After a block, guard bytes, inputs and the
     outputs of its last launch are checked again. With ``check="exact-inputs"`` random inputs are timed, and one more
     launch on exact ones is compared instead. A config that is not too slow is also launched many times in a row, once a
-    process, to find a race. ``clock``: the GPU's, if None. Raises Poisoned with a ``crashed`` outcome if the process
-    must not be used again.
+    process, to find a race. Raises Poisoned with a ``crashed`` outcome if the process must not be used again.
     """
-
-    def run() -> Outcome | None:
-        config, tensors = arm.config, tensor_cache.tensors(arm.reference, arm.problem, torch_device)
-        if config not in tensors.passed:
-            if failed := _check(arm.reference, tensors, config, torch_device, with_edges):
-                return failed
-            if with_edges:
-                tensors.passed.add(config)
-        if not times or tensors.refusal:
-            untimed = Outcome(Status.UNTIMED, reason=tensors.refusal) if times and tensors.refusal else None
-            return _wrong(_race(arm, tensors, torch_device)) or untimed
-        tensors.timed.poison()
-        tensors.timed.prepare(config)  # what no launch writes must not be poison afterwards
-        # Only round 0 gives up on a config: a stalled estimate once passed for a slow config in its third round.
-        outcome = timed(tensors.timed.launcher(config), tensors.too_slow_us if round == 0 else None, clock)
-        if fault := tensors.timed.wrong() or (None if tensors.timed.expected else tensors.check(config, [0])):
-            tensors.passed.discard(config)
-            return _wrong(f"after timed launches: {fault}")
-        time_us = outcome.time_us or math.inf
-        tensors.best_us = min(tensors.best_us, time_us)
-        is_slow = time_us > tensors.too_slow_us
-        return outcome if is_slow else _wrong(_race(arm, tensors, torch_device)) or outcome
-
-    return _guarded(run)
+    config, tensors = arm.config, tensor_cache.tensors(arm.reference, arm.problem, torch_device)
+    if config not in tensors.passed:
+        if failed := _check(arm.reference, tensors, config, torch_device):
+            return failed
+        tensors.passed.add(config)
+    if not times or tensors.refusal:
+        untimed = Outcome(Status.UNTIMED, reason=tensors.refusal) if times and tensors.refusal else None
+        return _wrong(_race(arm, tensors, torch_device)) or untimed
+    tensors.timed.poison()
+    tensors.timed.prepare(config)  # what no launch writes must not be poison afterwards
+    # Only round 0 gives up on a config: a stalled estimate once passed for a slow config in its third round.
+    too_slow_us = checking.TOO_SLOW_RATIO * tensors.best_us if round == 0 else None
+    outcome = timed(tensors.timed.launcher(config), too_slow_us)
+    if fault := tensors.timed.wrong() or (None if tensors.timed.expected else tensors.check(config, [0])):
+        tensors.passed.discard(config)
+        return _wrong(f"after timed launches: {fault}")
+    time_us = outcome.time_us or math.inf
+    tensors.best_us = min(tensors.best_us, time_us)
+    if time_us > checking.TOO_SLOW_RATIO * tensors.best_us:
+        return outcome
+    return _wrong(_race(arm, tensors, torch_device)) or outcome
 
 
-def timed(launch: Callable[[], object], too_slow_us: float | None = None, clock: Clock | None = None) -> Outcome:
+def timed(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:
     """Time one block on the GPU, with the device's state and limits around it."""
     before = device.telemetry()
-    samples = (clock or timing.block)(launch, too_slow_us)
-    outcome = samples.outcome(process_name())
+    outcome = timing.block(launch, too_slow_us).outcome(process_name())
     return replace(outcome, telemetry=device.telemetry_over(before), limits=device.clock_limits())
 
 
@@ -186,19 +189,6 @@ def failure(error: Exception) -> Outcome:
     return Outcome(Status.COMPILE_ERROR, reason=reason)
 
 
-def _guarded(run: Callable[[], Outcome | None]) -> Outcome:
-    """Convert third-party exceptions into outcomes."""
-    try:
-        return run() or Outcome(Status.OK)
-    except Poisoned:
-        raise
-    except Exception as error:
-        outcome = failure(error)
-    if outcome.status is Status.CRASHED:
-        raise Poisoned(outcome)
-    return outcome
-
-
 def _wrong(reason: str | None) -> Outcome | None:
     return Outcome(Status.WRONG, reason=reason) if reason else None
 
@@ -207,11 +197,11 @@ _edge_outcomes: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
 """Outcome of a config on an edge; None if it is right."""
 
 
-def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str, with_edges: bool) -> Outcome | None:
+def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
     """Check a config on its problem, then on each edge. Return the first failure, or None."""
     if failed := _wrong(tensors.check(config)):
         return failed
-    for index, edge in enumerate(edges_of(tensors.spec, tensors.problem) if with_edges else ()):
+    for index, edge in enumerate(edges_of(tensors.spec, tensors.problem)):
         key = (reference, edge, config)
         if key not in _edge_outcomes:
             # On the interpreter a launch takes a good part of a second and runs in order: one launch an edge, and the

@@ -68,7 +68,7 @@ _WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
 @atexit.register  # before multiprocessing joins them: they ignore SIGTERM
 def _end_workers() -> None:
     for worker in list(_WORKERS):
-        worker.end()
+        worker.close()
 
 
 class Worker:
@@ -79,7 +79,7 @@ class Worker:
         self._context.set_forkserver_preload(PRELOAD)
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
-        self._ended = False
+        self._closed = False
         _WORKERS.add(self)
 
     def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -123,17 +123,9 @@ class Worker:
                 self._process.kill()
         self._bury()
 
-    def end(self) -> None:
-        """End the process for good, even if another thread is starting it at this moment."""
-        self._ended = True
-        self.kill()
-
     def close(self) -> None:
-        """Let an idle process end by itself; kill it if it does not within two seconds."""
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            self._process.join(2)
+        """End the process for good, even if another thread is starting it at this moment."""
+        self._closed = True
         self.kill()
 
     def _running(self) -> tuple[BaseProcess, Connection]:
@@ -148,7 +140,7 @@ class Worker:
             raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
         remote.close()
         self._process, self._connection = process, connection
-        if self._ended:  # a pool may be closed while its threads start workers
+        if self._closed:  # a pool may be closed while its threads start workers
             self.kill()
             raise WorkerDied("worker ended")
         return process, connection
@@ -195,7 +187,7 @@ class WorkerPool:
         """Drop what is queued, end every worker."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.end()
+            worker.close()
 
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:

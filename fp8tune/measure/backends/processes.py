@@ -12,7 +12,7 @@ from fp8tune import alive
 from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.compiling import compile_config, compile_edges
+from fp8tune.measure.compiling import compile_config
 from fp8tune.measure.engine import CompileProgress, Screened, never
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
@@ -22,8 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILE_TIMEOUT_S = 300.0
-POLL_S = 0.2
-"""How often a coarse pass that waits checks whether its time is up."""
+POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
 TRIAL_TIMEOUT_S = 120.0
 """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
@@ -32,8 +31,8 @@ class ProcessBackend:
     """Base of the GPU, the interpreter and the compiler."""
 
     kind: Kind
-    timer = "none"
-    times = False
+    timer = "none"  # the clock's name, as stored with a sweep
+    times = False  # if arms are only checked or compiled, and so once is enough
 
     def __init__(
         self,
@@ -55,15 +54,12 @@ class ProcessBackend:
         """
         self.device = device
         self.trial_timeout_s = trial_timeout_s
-        self.limits = ClockLimits()
-        """Clocks and power limit of all blocks so far."""
+        self.limits = ClockLimits()  # of all blocks so far
         self._torch_device = torch_device
         self._runner_count, self._shared_limit = runners, shared_limit
         self._compilers: WorkerPool | None = None
         self._runners: WorkerPool | None = None
         self._compiling: dict[KernelArm, Future[Outcome]] = {}
-        self._compiling_edges: dict[KernelArm, Future[None]] = {}
-        """Binaries that the check of an arm launches besides the one that is timed."""
 
     @property
     def runners(self) -> WorkerPool:
@@ -73,39 +69,40 @@ class ProcessBackend:
         return self._runners
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
-        """See :class:`fp8tune.measure.engine.Backend`, also for the methods below."""
+        """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
         self._end_runners()  # their context, and the device's memory that they hold, would disturb the clock
         return ProcessWorker(self._torch_device, tree, self.trial_timeout_s, self.comparable)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """End all processes and drop what is queued. The next call starts them again."""
         self._end_runners()
         if self._compilers is not None:
             self._compilers.close()
         self._compilers = None
         self._compiling.clear()
-        self._compiling_edges.clear()
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
+    def compile(self, arms: Sequence[KernelArm]) -> None:
+        """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
         if self._shared_limit is None:
             return
         if self._compilers is None:  # one core is left to the process that checks and times
             self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
-        submit, has_runners = self._compilers.submit, bool(self._runner_count)
         for arm in arms:
             if arm not in self._compiling:
-                code = (arm.reference, arm.problem, arm.config, self.device.arch)
-                self._compiling[arm] = submit(
-                    COMPILE_TIMEOUT_S, compile_config, *code, self._shared_limit, read_code=not has_runners
+                code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
+                self._compiling[arm] = self._compilers.submit(
+                    COMPILE_TIMEOUT_S, compile_config, *code, is_run=bool(self._runner_count)
                 )
-                if has_runners:
-                    self._compiling_edges[arm] = submit(COMPILE_TIMEOUT_S, compile_edges, *code)
 
-    def screen(  # noqa: D102
+    def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
     ) -> Iterator[Screened]:
+        """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
+
+        Compiled arms are timed while the rest compiles. Nothing more is yielded once ``is_over`` returns True.
+        """
         self.compile(arms)
         compiling: dict[Future[Outcome], int] = {}
-        compiling_edges: dict[Future[None], int] = {}
         running: dict[Future[Outcome], int] = {}
 
         def run(number: int) -> None:
@@ -122,11 +119,10 @@ class ProcessBackend:
         total, last_done = len(compiling), time.monotonic()
         # Whatever was submitted has been answered by then, if only by its time limit.
         longest_s = 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s)
-        while (compiling or compiling_edges or running) and not is_over():
-            pending: list[Future[Any]] = [*compiling, *compiling_edges, *running]
+        while (compiling or running) and not is_over():
             if time.monotonic() - last_done <= longest_s:
                 alive.sign()
-            done, _ = wait(pending, alive.EVERY_S if is_over is never else POLL_S, FIRST_COMPLETED)
+            done, _ = wait([*compiling, *running], alive.EVERY_S if is_over is never else POLL_S, FIRST_COMPLETED)
             last_done = time.monotonic() if done else last_done
             for compiled in [future for future in compiling if future in done]:
                 number = compiling.pop(compiled)
@@ -134,9 +130,7 @@ class ProcessBackend:
                 if outcome.status is not Status.OK or not self._runner_count:
                     yield number, outcome
                 else:
-                    compiling_edges[self._compiling_edges[arms[number]]] = number
-            for ready in [future for future in compiling_edges if future.done()]:
-                run(compiling_edges.pop(ready))
+                    run(number)
             for ran in [future for future in running if future in done]:
                 number = running.pop(ran)
                 ahead = self._compiling.get(arms[number])
@@ -175,26 +169,32 @@ class ProcessWorker:
         self._process = Worker()
 
     def build(self, arm: Arm) -> Outcome:
-        """See :class:`fp8tune.measure.engine.Worker`, also for the methods below."""
+        """Build the tensors that the arm's group shares."""
         return self._outcome(trial.build, arm)
 
-    def launch(self, arm: Arm) -> Outcome:  # noqa: D102
+    def launch(self, arm: Arm) -> Outcome:
+        """Launch the arm once and wait, so that it compiles or breaks now."""
         return self._outcome(trial.launch, arm)
 
-    def check(self, arm: KernelArm) -> Outcome:  # noqa: D102
+    def check(self, arm: KernelArm) -> Outcome:
+        """Compare every byte with the reference, on the problem and on its edges. Times nothing."""
         return self._outcome(trial.checked_block, arm, 0, times=False)
 
-    def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
+    def block(self, arm: Arm, place: Place) -> Outcome:
+        """Time the arm."""
         return self._comparable(self._outcome(trial.block, arm))
 
-    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:  # noqa: D102
+    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
+        """Check the arm (once a process), time it, and check its output once more."""
         return self._comparable(self._outcome(trial.checked_block, arm, place.round))
 
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run any function where kernels run. Raises WorkerDied or RemoteError."""
         return self._process.call(self._timeout_s, within, self._tree, function, *args, **kwargs)
 
-    def close(self) -> None:  # noqa: D102
-        self._process.end()
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
 
     def _outcome(self, function: Callable[..., Outcome], arm: Arm, *args: Any, **kwargs: Any) -> Outcome:
         """Call a function of :mod:`fp8tune.measure.trial`. A process that crashed or hung is not used again."""
