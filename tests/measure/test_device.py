@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fp8tune import errors
 from fp8tune.measure import device, rocm
-from fp8tune.records import Device, Telemetry
+from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -61,6 +64,9 @@ class FakeNvml:
             "nvmlDeviceGetTemperature": 41,
             "nvmlDeviceGetPowerUsage": 118_500,
             "nvmlDeviceGetCurrentClocksEventReasons": 4,
+            "nvmlDeviceGetApplicationsClock": 1755,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
         }
 
         def call(*_: object) -> Any:
@@ -71,6 +77,12 @@ class FakeNvml:
         if name not in answers:
             raise AttributeError(name)
         return call
+
+
+@contextlib.contextmanager
+def opened(nvml: FakeNvml) -> Iterator[None]:
+    with mock.patch.object(device, "_open_nvidia", return_value=0), mock.patch.object(device, "pynvml", nvml):
+        yield
 
 
 def probe(environment: dict[str, str], nvml: FakeNvml) -> Device | None:
@@ -85,6 +97,7 @@ def test_an_nvidia_gpu_is_described_without_torch() -> None:
     assert found.uuid_hash == device.hash_uuid(UUID)
     assert len(found.uuid_hash) == 16
     assert UUID not in repr(found)
+    assert device.hash_uuid(UUID) == device.hash_uuid(UUID.removeprefix("GPU-").upper())  # torch's spelling
     assert (found.torch, found.triton) == (device.software().torch, device.software().triton)
 
 
@@ -103,23 +116,25 @@ def test_no_visible_device_is_none(visible: str) -> None:
     assert probe({"CUDA_VISIBLE_DEVICES": visible}, FakeNvml()) is None
 
 
-def test_no_driver_is_none() -> None:
+def test_a_driver_that_is_missing_is_none_and_one_that_does_not_answer_a_line(tmp_path: Path) -> None:
     assert probe({}, FakeNvml(devices=0)) is None
-
-
-def test_a_gpu_that_does_not_answer_is_one_line() -> None:
+    assert rocm.probe({}, tmp_path) is None
     with pytest.raises(errors.MachineError, match=r"does not answer.*nvidia-smi"):
         probe({}, FakeNvml(unreadable=("nvmlDeviceGetName",)))
 
 
 def test_telemetry_reads_what_it_can() -> None:
-    assert device._nvidia_telemetry(0, FakeNvml()) == Telemetry(1980, 1980, 41, 118.5, 4)
-    unreadable = FakeNvml(unreadable=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"))
-    assert device._nvidia_telemetry(0, unreadable) == Telemetry(None, None, 41, None, 4)
+    with opened(FakeNvml()):
+        assert device.telemetry() == Telemetry(1980, 1980, 41, 118.5, 4)
+    with opened(FakeNvml(unreadable=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"))):
+        assert device.telemetry() == Telemetry(None, None, 41, None, 4)
 
 
-def test_torch_names_a_uuid_without_its_prefix() -> None:
-    assert device.hash_uuid(UUID) == device.hash_uuid(UUID.removeprefix("GPU-").upper())
+def test_clock_limits_are_application_clocks_or_the_most_a_clock_reaches() -> None:
+    with opened(FakeNvml()):
+        assert device.clock_limits() == ClockLimits(1755, 1755, 700.0)
+    with opened(FakeNvml(unreadable=("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetEnforcedPowerLimit"))):
+        assert device.clock_limits() == ClockLimits(1980, 1980, None)
 
 
 def topology(folder: Path, *gpus: dict[str, str]) -> Path:
@@ -160,10 +175,6 @@ def test_hip_visibility_is_honoured(tmp_path: Path, environment: dict[str, str],
     assert (found.arch if found else None) == arch
 
 
-def test_no_amd_driver_is_none(tmp_path: Path) -> None:
-    assert rocm.probe({}, tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("version", "arch"), [(90402, "gfx942"), (90500, "gfx950"), (90010, "gfx90a"), (110000, "gfx1100")]
 )
@@ -199,11 +210,10 @@ def test_limits_are_the_archs_with_the_devices_own_count() -> None:
     assert device.limits(Device("sm_10")) is None
 
 
-def test_throttling_at_either_end_of_a_block_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_open_nvidia", lambda: 0)
-    monkeypatch.setattr(device, "pynvml", FakeNvml())
-    assert device.telemetry_over(Telemetry(throttle_reasons=0x20)).throttle_reasons == 0x24
-    assert device.telemetry_over(Telemetry()).throttle_reasons == 4
+def test_throttling_at_either_end_of_a_block_is_stored() -> None:
+    with opened(FakeNvml()):
+        assert device.telemetry_over(Telemetry(throttle_reasons=0x20)).throttle_reasons == 0x24
+        assert device.telemetry_over(Telemetry()).throttle_reasons == 4
 
 
 def test_versions_are_torchs_own() -> None:
@@ -240,7 +250,9 @@ def test_probing_without_a_context_tells_what_torch_tells() -> None:
 @pytest.mark.gpu
 def test_telemetry_is_cheap_enough_to_read_around_every_block() -> None:
     assert device.telemetry().sm_clock_mhz
+    assert device.clock_limits().power_limit_w
     begun = time.perf_counter()
     for _ in range(50):
         device.telemetry()
+        device.clock_limits()
     assert (time.perf_counter() - begun) / 50 < 1e-3

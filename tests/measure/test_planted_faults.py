@@ -1,4 +1,4 @@
-"""Every planted fault is found: in memory, inputs, edge cases, returned outputs, sums, and in launches that are rare."""
+"""Every planted fault is found: in memory, inputs, edge cases, returned outputs, sums, and in rare launches."""
 
 from __future__ import annotations
 

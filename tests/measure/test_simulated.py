@@ -70,17 +70,11 @@ def test_another_noise_is_the_same_gpu_on_another_day():
     assert names == {"simulated:7"}
 
 
-def test_gpus_of_one_seed_are_mates_that_a_number_tells_apart():
-    alone, one, other, slow = (
-        SimulatedBackend(f"simulated:7{rest}") for rest in ("", ",gpu=1", ",gpu=2", ",gpu=3,slower=0.05")
-    )
-    assert len({each.device.uuid_hash for each in (alone, one, other, slow)}) == 4
-    assert {each.device.name for each in (alone, one, other, slow)} == {"simulated:7"}
-    of = asked()
-    assert alone.clock.block(*of) == one.clock.block(*of) == other.clock.block(*of)
-    assert block_us(slow.clock, of) == pytest.approx(1.05 * block_us(one.clock, of), rel=0.001)  # whole ticks
-    assert slow.copy_gb_per_s() == pytest.approx(one.copy_gb_per_s() / 1.05, rel=0.005)
-    assert one.copy_gb_per_s() == one.copy_gb_per_s() != other.copy_gb_per_s()
+def test_a_number_tells_gpus_of_one_seed_apart():
+    gpus = [SimulatedBackend(f"simulated:7{rest}") for rest in ("", ",gpu=1", ",gpu=2")]
+    assert len({gpu.device.uuid_hash for gpu in gpus}) == 3
+    assert {gpu.device.name for gpu in gpus} == {"simulated:7"}
+    assert len({gpu.clock.block(*asked()) for gpu in gpus}) == 1
 
 
 def test_a_gpu_may_be_wrong_in_a_share_of_the_configs():
@@ -97,7 +91,7 @@ def test_a_gpu_may_be_wrong_in_a_share_of_the_configs():
     "text",
     [
         *("simulated:", "simulated:x", "simulated:1.", "simulated:1.2.3", "simulated:.1"),
-        *("simulated:1,", "simulated:1,gpu=", "simulated:1,gpu=a", "simulated:1,slower=x", "simulated:1,slower=-1"),
+        *("simulated:1,", "simulated:1,gpu=", "simulated:1,gpu=a", "simulated:1,wrong=x", "simulated:1,wrong=-1"),
     ],
 )
 def test_a_clock_nobody_knows_is_refused(text):
