@@ -14,13 +14,13 @@ import fp8tune_kernels
 from fp8tune.bench import checking
 from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
+from fp8tune.bench.host import host_us
 from fp8tune.bench.plain import expression
 from fp8tune.errors import UsageError
 from fp8tune.measure import edges, tensor_cache, trial
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import Rule
-from fp8tune.bench.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec

@@ -39,7 +39,7 @@ class Software:
 
 @functools.cache
 def software() -> Software:
-    """Read the versions: torch's from its ``version.py`` as text, since wheels of one version differ in their runtime."""
+    """Read the versions, torch's from its ``version.py`` as text: wheels of one version differ in their runtime."""
     package = importlib.util.find_spec("torch")
     file = Path(package.origin).with_name("version.py") if package and package.origin else None
     text = file.read_text() if file and file.is_file() else ""
@@ -75,8 +75,8 @@ def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs
     if device is None:
         return None
     installed, settings = software(), codegen.settings(environment)
-    versions = {"runtime": installed.runtime, "torch": installed.torch, "triton": installed.triton}
-    return replace(device, **versions, timing="gated", codegen=settings)
+    device = replace(device, runtime=installed.runtime, torch=installed.torch, triton=installed.triton)
+    return replace(device, timing="gated", codegen=settings)
 
 
 def limits(device: Device) -> DeviceLimits | None:

@@ -143,9 +143,9 @@ class SimulatedClock:
 
     def block(self, work: Work, place: Place) -> Samples:
         """Draw one block: the same for the same seed, work and place."""
-        names = (str(place.process), str(place.round), work.identity + " twin" * place.duplicate)
+        names = [str(place.process), str(place.round), work.identity + " twin" * place.duplicate]
         if place.clock is not None:  # processes that take turns: each comes more than once in a round
-            names = (*names, str(place.position))
+            names.append(str(place.position))
         clock = place.process if place.clock is None else place.clock
         drift = _drift(self._noise_seed, self.noise, clock, ROUND_S * place.round + self.noise.block_s * place.position)
         carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0

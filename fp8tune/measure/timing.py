@@ -87,8 +87,8 @@ def block(launch: Callable[[], object], too_slow_us: float | None = None, stream
     launch_host_us = max(1.0, 1e6 * (stream.clock() - begun))
     stream.synchronize()
     most = max(1, min(HELD_LAUNCHES, int(HELD_HOST_US / launch_host_us)))
-    # (launches behind one gate at most, share of them that is queued when it opens; 0 for no gate). The next one is tried
-    # once the GPU has caught up with the host, which a full queue causes as well.
+    # Gates: launches behind one at most, and the share of them that is queued when it opens, 0 for no gate. The next is
+    # tried once the GPU has caught up with the host, which a full queue causes as well.
     gates = [(most, 1.0), (max(1, most // 4), 1.0), (most, 0.0)]
 
     def timed(count: int, warmup: int = 0) -> tuple[tuple[float, ...], float, float]:
