@@ -16,13 +16,12 @@ from fp8tune_kernels.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Work:
-    """What a simulated clock must know of an arm."""
+    """What a simulated clock must know of an arm. Without config and key, the identity stands for both."""
 
     identity: str  # the same text has the same true time
     bytes_moved: int
     config: str = ""  # kernel and config alone
-    key: str = ""
-    """Kernel and lookup key: with the config, everything that a winner depends on. Empty: the identity stands for both."""
+    key: str = ""  # kernel and lookup key: with the config, everything that a winner depends on
 
 
 @dataclass(frozen=True)

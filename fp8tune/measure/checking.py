@@ -54,13 +54,10 @@ class Tensors:
     expected: tuple[Any, ...]  # empty if no values are compared
     place: str = ""  # for messages; empty: the problem
     watch: InputWatch | None = None
-    passed: set[NamedInts] = field(default_factory=set)
-    """Configs that were checked in this process, on this problem and on every edge."""
-    without_race: set[NamedInts] = field(default_factory=set)
-    """Configs that were launched many times in a row in this process."""
+    passed: set[NamedInts] = field(default_factory=set)  # configs checked here and on every edge
+    without_race: set[NamedInts] = field(default_factory=set)  # configs that were launched many times in a row
     best_us: float = math.inf
-    returned: tuple[Any, ...] | None = None
-    """Outputs that the last launch returned; None if it wrote into those it was given."""
+    returned: tuple[Any, ...] | None = None  # by the last launch; None if it wrote into the outputs it was given
 
     def __post_init__(self) -> None:
         self.rule = Rule.of(self.spec)

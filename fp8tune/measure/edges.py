@@ -160,18 +160,13 @@ whose sign depends on whether it was added by itself or within a fused multiply-
 def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:
     """Write values whose products are summed exactly in float32, in any order: -1, -1/2, 1/2 and 1; of a scale 1/2, 1.
 
-    Float32 holds each whole number up to 2 ** 24. A product of two values and two scales is 1 to 16 sixteenths, so up
-    to 2 ** 20 of them come to no more than 2 ** 24 sixteenths, and no partial sum is rounded. Bfloat16 and each float8
-    hold the values. None is zero, so that each term counts, and a tensor of two elements or more is not constant.
-
-    Hopper's FP8 tensor cores keep 13 fractional bits of the largest product of a step, or of the sum so far. Products
-    of values are whole quarters, so nothing is cut off as long as the sum so far stays below 2 ** 12. Signs are even,
-    so the sum is a random walk with a standard deviation of ``0.625 * sqrt(terms)``: at 2 ** 17 terms 2 ** 12 is 18 of
-    them away, at 2 ** 20 only 6.4, which is too near.
+    A product of two values and two scales is 1 to 16 sixteenths, so up to 2 ** 20 of them come to at most 2 ** 24
+    sixteenths, which float32 holds. None is zero, so that each term counts, and two elements or more are not constant.
+    Hopper's FP8 tensor cores keep 13 fractional bits of the sum so far, and products of values are whole quarters: they
+    are exact below 2 ** 12. Signs are even: a sum of 2 ** 17 terms is a random walk, 18 standard deviations below that.
 
     ``nan``, ``infinite`` and ``zeros`` are as in :func:`fill`, between integers. ``huge`` and ``tiny`` multiply the
-    integers by one power of two that float32's range (:data:`LARGEST_EXPONENT`, :data:`SMALLEST_EXPONENT`) and the
-    type's range allow; half of the tiny ones are subnormal in a type whose least normal value is at least 2 ** -30.
+    integers by one power of two that the ranges of float32 and of the type allow.
     """
     import torch
 

@@ -102,42 +102,41 @@ class ProcessBackend:
         Compiled arms are timed while the rest compiles. Nothing more is yielded once ``is_over`` returns True.
         """
         self.compile(arms)
-        compiling: dict[Future[Outcome], int] = {}
-        running: dict[Future[Outcome], int] = {}
+        pending: dict[Future[Outcome], int] = {}
 
         def run(number: int) -> None:
             # Everything that is ready is queued at once, so that the GPU waits for neither Python nor the database.
             arguments = (arms[number], self._torch_device, places[number].round)
             future = self.runners.submit(self.trial_timeout_s, trial.checked_block, *arguments, times=self.times)
-            running[future] = number
+            pending[future] = number
 
         for number, arm in enumerate(arms):
             if arm in self._compiling:
-                compiling[self._compiling[arm]] = number
+                pending[self._compiling[arm]] = number
             else:
                 run(number)
-        total, last_done = len(compiling), time.monotonic()
-        # Whatever was submitted has been answered by then, if only by its time limit.
-        longest_s = 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s)
-        while (compiling or running) and not is_over():
+        total = uncompiled = sum(arm in self._compiling for arm in arms)
+        # Whatever was submitted has been answered after so long, if only by its time limit.
+        longest_s, last_done = 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s), time.monotonic()
+        while pending and not is_over():
             if time.monotonic() - last_done <= longest_s:
                 alive.sign()
-            done, _ = wait([*compiling, *running], alive.EVERY_S if is_over is never else POLL_S, FIRST_COMPLETED)
+            done, _ = wait(pending, alive.EVERY_S if is_over is never else POLL_S, FIRST_COMPLETED)
             last_done = time.monotonic() if done else last_done
-            for compiled in [future for future in compiling if future in done]:
-                number = compiling.pop(compiled)
-                outcome = answer(compiled)
-                if outcome.status is not Status.OK or not self._runner_count:
-                    yield number, outcome
-                else:
-                    run(number)
-            for ran in [future for future in running if future in done]:
-                number = running.pop(ran)
+            for future in [future for future in pending if future in done]:
+                number, outcome = pending.pop(future), answer(future)
                 ahead = self._compiling.get(arms[number])
-                outcome = self.comparable(answer(ran))
-                yield number, outcome if ahead is None else replace(outcome, facts=answer(ahead).facts)
-            if compiling and done:
-                yield CompileProgress(arms[0].problem, total - len(compiling), total)
+                if future is ahead:
+                    uncompiled -= 1
+                    if outcome.status is Status.OK and self._runner_count:
+                        run(number)
+                    else:
+                        yield number, outcome
+                else:
+                    facts = outcome.facts if ahead is None else answer(ahead).facts
+                    yield number, replace(self.comparable(outcome), facts=facts)
+            if uncompiled and done:
+                yield CompileProgress(arms[0].problem, total - uncompiled, total)
 
     def comparable(self, outcome: Outcome) -> Outcome:
         """Return the outcome. Raises MachineError if it was timed at other clocks or power limits than those before."""
