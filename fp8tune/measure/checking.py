@@ -79,7 +79,7 @@ class Tensors:
         device, tensors = str(self.outputs[0].device), self
         for seed in range(self.problem.seed, self.problem.seed + SEEDS):
             problem, outputs = replace(self.problem, seed=seed), self.outputs
-            watch = InputWatch.of(spec, Edge("", problem), device)
+            watch = InputWatch(spec, Edge("", problem), device)
             if problem != self.problem:  # group sizes may depend on the seed, and sizes of outputs on those
                 outputs = _outputs(spec, problem, device)
             tensors = Tensors(spec, problem, watch.inputs, outputs, (), self.place, watch)
@@ -254,7 +254,7 @@ def build(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
 
 def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Tensors:
     """Build the tensors of an edge, with the reference's outputs."""
-    watch = InputWatch.of(spec, edge, device)
+    watch = InputWatch(spec, edge, device)
     expected = spec.reference(*watch.inputs)
     storages = {value.untyped_storage().data_ptr() for value in watch.inputs if is_tensor(value)}
     # A reference may return a view of an input, which a kernel that writes there would change.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fp8tune.measure import edges, guards
@@ -20,19 +18,12 @@ _CHUNK_WORDS = 1 << 20
 _MULTIPLIER = 0x5851F42D4C957F2D  # odd, so that multiplying loses nothing
 
 
-@dataclass
 class InputWatch:
-    """Inputs, a function that builds them anew, and the fingerprints that they should have."""
+    """The inputs of an edge, with the fingerprints that they should have."""
 
-    inputs: tuple[Any, ...]
-    rebuild: Callable[[], tuple[Any, ...]]
-
-    @classmethod
-    def of(cls, spec: KernelSpec, edge: Edge, device: str) -> InputWatch:
-        """Build the inputs of an edge with a watch over them."""
-        return cls(edges.inputs(spec, edge, device), lambda: edges.inputs(spec, edge, device))
-
-    def __post_init__(self) -> None:
+    def __init__(self, spec: KernelSpec, edge: Edge, device: str) -> None:
+        self._rebuild = partial(edges.inputs, spec, edge, device)
+        self.inputs = self._rebuild()
         self._tensors = {index: value for index, value in enumerate(self.inputs) if is_tensor(value)}
         self._prints = {index: fingerprint(tensor) for index, tensor in self._tensors.items()}
         self.begin(0)
@@ -52,7 +43,7 @@ class InputWatch:
             elif beside := guards.overwritten(tensor, self._beside(tensor)):
                 fault = f"input {index}: {beside}"
             if fault:
-                right = self.rebuild()
+                right = self._rebuild()
                 for number, damaged in self._tensors.items():
                     guards.own_bytes(damaged).copy_(guards.own_bytes(right[number]))
                     guards.fill(damaged, self._beside(damaged))
