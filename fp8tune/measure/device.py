@@ -97,11 +97,10 @@ def simulated_device() -> Device:
 
 
 def telemetry() -> Telemetry:
-    """Read clocks, temperature, power and throttle reasons, None if unreadable. Cheap: the handle stays open."""
+    """Read an NVIDIA GPU's clocks, temperature, power and throttle reasons. Cheap: the handle stays open."""
     handle = _open_nvidia()
     if handle is None:
-        amd = rocm.open_handle()
-        return rocm.telemetry(*amd) if amd else Telemetry()
+        return Telemetry()
     nvml = pynvml
     milliwatts = _readable(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return Telemetry(

@@ -1,20 +1,17 @@
-"""AMD GPUs: finding one, naming its arch, reading its clocks.
+"""AMD GPUs: finding one and naming its arch.
 
 Devices are found in the kernel driver's topology (``/sys/class/kfd``), which needs no library and creates no GPU
-context; clocks come from ``amdsmi`` if it is installed. Written from the driver's documentation and tested against a
-simulated device: it has not run on AMD hardware.
+context. Written from the driver's documentation and tested against a simulated device: it has not run on AMD hardware.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from fp8tune.records import Device, Telemetry
+from fp8tune.records import Device
 
 # No kernel declares it: of 20 configs compiled for gfx942, asking for 2 to 4 waves changed what is resident in none,
 # and asking for 8 made nearly all spill.
@@ -50,37 +47,3 @@ def arch_of_version(gfx_target_version: int) -> str:
     """Return the arch's name for the driver's decimal version: 90402 -> ``gfx942``, 90010 -> ``gfx90a``."""
     major, minor, stepping = gfx_target_version // 10000, gfx_target_version // 100 % 100, gfx_target_version % 100
     return f"gfx{major}{minor:x}{stepping:x}"
-
-
-def telemetry(amdsmi: Any, handle: Any) -> Telemetry:
-    """Read the device's state through ``amdsmi``; a field that cannot be read is None."""
-
-    def read(function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except Exception:  # amdsmi raises its own types, and returns "N/A" if a sensor is missing
-            return None
-
-    clock, metric = amdsmi.AmdSmiClkType, amdsmi.AmdSmiTemperatureMetric
-    hotspot = amdsmi.AmdSmiTemperatureType.HOTSPOT
-    power = read(lambda: amdsmi.amdsmi_get_power_info(handle)) or {}
-    watts: Any = power.get("current_socket_power", power.get("average_socket_power"))
-    return Telemetry(
-        sm_clock_mhz=read(lambda: int(amdsmi.amdsmi_get_clock_info(handle, clock.GFX)["clk"])),
-        memory_clock_mhz=read(lambda: int(amdsmi.amdsmi_get_clock_info(handle, clock.MEM)["clk"])),
-        temperature_c=read(lambda: int(amdsmi.amdsmi_get_temp_metric(handle, hotspot, metric.CURRENT))),
-        power_w=read(lambda: float(watts)),
-        throttle_reasons=read(lambda: int(amdsmi.amdsmi_get_gpu_metrics_info(handle)["throttle_status"])),
-    )
-
-
-@functools.cache
-def open_handle() -> tuple[Any, Any] | None:
-    """Return the ``amdsmi`` module and its first device, or None if the library or a device is missing."""
-    try:
-        import amdsmi
-
-        amdsmi.amdsmi_init()
-        return amdsmi, amdsmi.amdsmi_get_processor_handles()[0]
-    except Exception:  # it is a foreign library around a driver that may be absent, older or busy
-        return None

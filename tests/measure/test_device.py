@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -153,19 +152,6 @@ def test_an_amd_gpu_is_read_from_the_drivers_topology(
     found = device.probe(environment, FakeNvml(devices=0), topology)
     assert (found and (found.arch, found.multiprocessors, found.driver)) == expected
     assert [rocm.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
-
-
-def test_amd_telemetry_reads_what_it_can() -> None:
-    kinds = SimpleNamespace(GFX=0, MEM=1, HOTSPOT=1, CURRENT=0)
-    amdsmi = SimpleNamespace(
-        AmdSmiClkType=kinds,
-        AmdSmiTemperatureType=kinds,
-        AmdSmiTemperatureMetric=kinds,
-        amdsmi_get_clock_info=lambda handle, kind: {"clk": 2100 if kind == 0 else 1300},
-        amdsmi_get_temp_metric=lambda handle, sensor, metric: "N/A",
-        amdsmi_get_power_info=lambda handle: {"current_socket_power": 410},
-    )
-    assert rocm.telemetry(amdsmi, None) == Telemetry(2100, 1300, None, 410.0, None)
 
 
 def test_limits_are_the_archs_with_the_devices_own_count_and_stand_ins_have_none() -> None:
