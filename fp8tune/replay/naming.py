@@ -70,12 +70,13 @@ def _members(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", inner) for key, inner in list(value.items()) if type(key) in (int, str)]
     if type(value) in (list, tuple):
         return [(f"[{index}]", inner) for index, inner in enumerate(value)]
-    if isinstance(value, ModuleType) or not isinstance(getattr(type(value), "__dict__", None), type(type.__dict__)):
+    if issubclass(type(value), ModuleType):
         return []
-    try:
-        return [(f".{name}", inner) for name, inner in list(vars(value).items())]
-    except TypeError:  # no __dict__
+    try:  # past __getattribute__, which may do anything, such as warn
+        names = object.__getattribute__(value, "__dict__")
+    except AttributeError:
         return []
+    return [(f".{name}", inner) for name, inner in list(names.items())]
 
 
 def resolved(module: Any, path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, encoded
 from fp8tune.replay.watch import patches
 from fp8tune.replay.watch.grids import grid_of
@@ -138,6 +140,21 @@ def test_values_that_json_lacks() -> None:
     assert encoded((1, (None, torch.float16)), "") == {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}
     with pytest.raises(Unrecordable, match=r"argument x is of type list"):
         encoded([1], "argument x")
+
+
+def test_a_search_for_a_kernels_name_runs_no_code_of_what_modules_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Touchy:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(f"{name} is deprecated")
+
+    @triton.jit
+    def nowhere(x: Any) -> None:
+        pass
+
+    monkeypatch.setattr(sys.modules[__name__], "TOUCHY", Touchy(), raising=False)
+    assert attribute_of(nowhere) is None
+    monkeypatch.setattr(sys.modules[__name__], "LISTED", [None, nowhere], raising=False)
+    assert attribute_of(nowhere) == f"{__name__}:LISTED[1]"
 
 
 def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
