@@ -150,11 +150,7 @@ class Tensors:
             self._spoil(number)
             self.prepare(config)
             self.launch(config)
-            if malformed_returns(self) is None:
-                pairs = zip(self.written, self.expected, strict=True)
-                flags.append(torch.stack([self.rule.differs(output, right) for output, right in pairs]).any())
-            else:
-                flags.append(torch.ones((), dtype=torch.bool, device=self.outputs[0].device))
+            flags.append(self._is_wrong())
         count = int(torch.stack(flags).sum())
         if not count:
             return self.wrong()
@@ -180,6 +176,15 @@ class Tensors:
             return f"{fault} on {self._place}"
         group = sum(map(fingerprint, self.outputs)) % 10**9  # the same for all configs that agree with each other
         return f"{fault} on {self._place}; fingerprint {group}"
+
+    def _is_wrong(self) -> Any:
+        """Return a tensor on the device that is true if an output is wrong. No name outlives the returned outputs."""
+        import torch
+
+        if malformed_returns(self) is not None:
+            return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
+        pairs = zip(self.written, self.expected, strict=True)
+        return torch.stack([self.rule.differs(output, right) for output, right in pairs]).any()
 
     def _spoil(self, number: int) -> None:
         outputs = self.outputs
