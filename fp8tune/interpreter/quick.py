@@ -53,7 +53,7 @@ def quiet() -> None:
 
 
 _TYPES = 4096
-"""What is kept of as many types at most: each launch makes new ones for its pointers."""
+"""Most types that are remembered: each launch makes new ones for its pointers."""
 
 
 class _Kept:
@@ -137,7 +137,7 @@ def _keeping_types_of_arguments(find: Any) -> Any:
 
 
 def _with_the_shape_of_its_type(init: Any) -> Any:
-    """What a tensor says of itself, but for its values, follows from its type."""
+    """Remember the attributes of a tensor by its type; only the values differ."""
     kept = _Kept()
 
     @functools.wraps(init)
@@ -284,7 +284,7 @@ def _quickened(owner: Any, name: str, slowly: Any, interpreter: Any) -> Any:
 
 
 class _Plans:
-    """What the types of an operation's operands decide: numpy's function that gives the result, and its type.
+    """Plans by the types of an operation's operands: numpy's function that gives the result, and its type.
 
     The first time Triton's own way is taken too. Types for which numpy gives other bytes are left to it for good. A
     type keeps its place in memory as long as a plan is kept for it.
@@ -541,7 +541,7 @@ def _reading(read: Any) -> Any:
 
 
 def _writing(write: Any) -> Any:
-    """The same of ``store``. Where an address occurs twice, the last value stays."""
+    """Write to memory quickly, as ``store`` does: if an address occurs twice, the last value stays."""
 
     def store(at: Any, values: Any, where: Any) -> None:
         where = np.asarray(where, bool)
@@ -561,7 +561,7 @@ def _writing(write: Any) -> Any:
 
 
 _HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))
-"""What the interpreter has no use for, once Triton has looked at it."""
+"""Arguments that the interpreter ignores, once Triton has checked them."""
 
 
 def _loading(slowly: Any, interpreter: Any) -> Any:
@@ -669,7 +669,7 @@ _FUNCTIONS = {
 
 
 def _finding_them_once(interpreter: Any) -> Any:
-    """Which members of a module or class are builtins, looked up at the first launch."""
+    """Look up once, at the first launch, the members of a module or class that are builtins."""
 
     @functools.cache
     def builtins(owner: Any) -> list[tuple[str, Any]]:

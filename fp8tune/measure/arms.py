@@ -1,4 +1,4 @@
-"""What can be timed (an *arm*), what it does (its *work*), and where in an experiment it is timed (a *place*)."""
+"""Arms: things that can be timed, with the work that they do and their place in an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fp8tune_kernels.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Work:
-    """What a simulated clock must know of an arm. Without config and key, the identity stands for both."""
+    """Description of an arm for a simulated clock. Without config and key, the identity stands for both."""
 
     identity: str  # the same text has the same true time
     bytes_moved: int
@@ -26,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in an experiment a block is timed. A simulated clock needs it."""
+    """Position of a block in an experiment. A simulated clock needs it."""
 
     process: int = 0  # number of the worker process, the same whenever the experiment is run again; no process id
     round: int = 0

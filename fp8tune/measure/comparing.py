@@ -1,4 +1,4 @@
-"""Which elements of an output are right, and values that cannot be: for each of the three kinds of check.
+"""Comparison of outputs with a reference, and values that cannot be right: for each of the three kinds of check.
 
 Outputs may fill much of a GPU. Whatever takes more than a few bytes an element is computed in pieces.
 """
@@ -19,7 +19,7 @@ _PIECE_ELEMENTS = 1 << 22  # within a tolerance 200 MiB
 
 @dataclass(frozen=True)
 class Rule:
-    """When an output's element is right."""
+    """Rule by which an output's element is right."""
 
     any_nan: bool = False
     """Any NaN equals any NaN in every type: which one a sum gives depends on its order. In float32 it always does, as

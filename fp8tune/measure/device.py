@@ -1,4 +1,4 @@
-"""Which GPU this is, its driver and its state, read without a GPU context and without importing torch."""
+"""The GPU of this machine, its driver and its state, read without a GPU context and without importing torch."""
 
 from __future__ import annotations
 

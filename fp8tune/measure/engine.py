@@ -37,7 +37,7 @@ def never() -> bool:
 
 
 Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
-"""Where arms run: a GPU, Triton's interpreter, the compiler alone, or a simulated GPU."""
+"""A GPU, Triton's interpreter, the compiler alone, or a simulated GPU, on which arms run."""
 
 Worker: TypeAlias = "ProcessWorker | SimulatedBackend"
 """One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""

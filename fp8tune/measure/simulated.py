@@ -40,7 +40,7 @@ ROUND_S = 4.0  # wall time from one round of a process to its next
 
 @dataclass(frozen=True)
 class Noise:
-    """How a device's times scatter. Shares and standard deviations of log times: 0.01 is one percent.
+    """Scatter of a device's times. Shares and standard deviations of log times: 0.01 is one percent.
 
     The defaults are guesses on the heavy side; :data:`MEASURED` holds the results of ``fp8tune calibrate``.
     """

@@ -1,4 +1,4 @@
-"""What checks put into inputs: edge cases between guards, and integers whose sums are exact in any order."""
+"""Values that checks put into inputs: edge cases between guards, and integers whose sums are exact in any order."""
 
 from __future__ import annotations
 

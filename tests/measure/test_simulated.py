@@ -94,7 +94,7 @@ def test_each_block_is_drawn_anew():
     ids=lambda value: next(iter(value), "still") if isinstance(value, dict) else "",
 )
 def test_noise_has_the_size_it_states(changed, asked, sd):
-    """Of 400 draws a standard deviation is known to 3.5 %; the drift is a sum of waves, and near normal only."""
+    """400 draws tell a standard deviation to 3.5 %; the drift is a sum of waves, and near normal only."""
     timer = SimulatedClock(1, replace(STILL, **changed))
     assert float(np.std([log_ratio(timer, **place) for place in asked])) == pytest.approx(sd, rel=0.2, abs=1e-6)
 

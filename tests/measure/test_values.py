@@ -1,4 +1,4 @@
-"""Which elements of an output are right, by bytes and within a bound, and fingerprints of what should not change."""
+"""Elements of an output that are right, by bytes and within a bound, and fingerprints of inputs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_element_is_right_within_the_bound(value: float, expected: float, is_
 
 @pytest.mark.parametrize("elements", [1 << 24, 7, 1])
 def test_a_bound_that_is_broken_says_by_what_and_where(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in pieces, which need not fit the shape."""
+    """In pieces, too, which need not fit the shape."""
     monkeypatch.setattr(comparing, "_PIECE_ELEMENTS", elements)
     right = torch.arange(24, dtype=torch.float64).view(2, 12)
     output = right.float()

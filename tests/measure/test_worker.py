@@ -104,7 +104,7 @@ def test_pool_loses_only_the_call_that_died() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system lets a process choose its cores like that")
 def test_only_the_cores_this_process_may_use_count():
-    """Of sweeps beside each other, each with a share of the cores, none may start compilers for all of them."""
+    """Sweeps beside each other share the cores: none may start compilers for all of them."""
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(mine)})
