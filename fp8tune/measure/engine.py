@@ -31,11 +31,6 @@ S = TypeVar("S")
 MOST_PROCESSES = 1000  # more than any schedule has: a worker that replaces another is numbered from there on
 
 
-def never() -> bool:
-    """Return False: no time budget."""
-    return False
-
-
 Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
 """A GPU, Triton's interpreter, the compiler alone, or a simulated GPU, on which arms run."""
 
@@ -120,7 +115,7 @@ class Schedule(Generic[A, S]):
     """Drop an arm that fails, and let the process begin its turn anew without it; or end the group's experiment. If its
     tensors cannot be built, the group ends in any case."""
     is_checked: bool = False  # whether bytes are compared before the first block of a process and after each block
-    is_over: Callable[[], bool] = never  # called before each turn: the experiment ends once it returns True
+    is_over: Callable[[], bool] = lambda: False  # called before each turn: the experiment ends once it returns True
 
 
 def measure(

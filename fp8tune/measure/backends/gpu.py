@@ -11,7 +11,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened, never
+from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
 
@@ -41,7 +41,7 @@ class GpuBackend(ProcessBackend):
             self.runners.submit(TRIAL_TIMEOUT_S, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
 
     def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
         """Measure ceilings before the arms. Raises MachineError if the GPU cannot even copy."""
         self.compile(arms)

@@ -13,7 +13,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config
-from fp8tune.measure.engine import CompileProgress, Screened, never
+from fp8tune.measure.engine import CompileProgress, Screened
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
 from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
@@ -95,7 +95,7 @@ class ProcessBackend:
                 )
 
     def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
         """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
 
@@ -121,7 +121,7 @@ class ProcessBackend:
         while pending and not is_over():
             if time.monotonic() - last_done <= longest_s:
                 alive.sign()
-            done, _ = wait(pending, alive.EVERY_S if is_over is never else POLL_S, FIRST_COMPLETED)
+            done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
             last_done = time.monotonic() if done else last_done
             for future in [future for future in pending if future in done]:
                 number, outcome = pending.pop(future), answer(future)

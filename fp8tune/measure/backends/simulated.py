@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.engine import Screened, never
+from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Kind, Outcome, Status
 
@@ -61,7 +61,7 @@ class SimulatedBackend:
         pass
 
     def screen(  # noqa: D102
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
         for number, (arm, place) in enumerate(zip(arms, places, strict=True)):
             if is_over():
