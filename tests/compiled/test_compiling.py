@@ -19,7 +19,7 @@ import os
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from fp8tune.measure import compiling
+from fp8tune.measure import cached_programs, compiling
 from fp8tune.measure.compiling import compile_config, distinct
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
@@ -54,7 +54,11 @@ def codes_of_edges():
         for _ in range(2):
             compiling.compile_edges("rowwise-2d", aligned, spec.default, "gfx942")
             counts.append(len([*Path(folder).rglob("*.hsaco")]))
-    return counts
+        programs = list(cached_programs.new(set()))
+        os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "of another host")
+        kept = [cached_programs.keep(programs) for _ in range(2)]
+        again = list(cached_programs.new(set()))
+    return {"codes": counts, "kept": kept, "same": again == programs}
 
 found = {
     "sm_90": compiled("sm_90", "float8_e4m3fn"),
@@ -79,7 +83,7 @@ def test_one_process_compiles_for_several_arches() -> None:
     found = json.loads(done.stdout)
     distinct = found.pop("distinct")
     refused = found.pop("refused")
-    assert found.pop("edges") == [3, 3]
+    assert found.pop("edges") == {"codes": [3, 3], "kept": [3, 0], "same": True}
     assert refused["status"] == "compile_error"
     assert "ptxas" in refused["reason"]
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
