@@ -39,19 +39,10 @@ class ProcessBackend:
         device: Device,
         torch_device: str,
         *,
-        runners: int = 1,
-        shared_limit: int | None = None,
+        runners: int = 1,  # processes that check and time; none if configs are only compiled
+        shared_limit: int | None = None,  # bytes of shared memory a block may have; None if nothing is compiled ahead
         trial_timeout_s: float = TRIAL_TIMEOUT_S,
     ) -> None:
-        """Prepare processes, and start none.
-
-        Args:
-            device: The device, or its stand-in.
-            torch_device: Where torch puts tensors.
-            runners: Processes that check and time; none if configs are only compiled.
-            shared_limit: Bytes of shared memory a block may have; None if nothing is compiled ahead.
-            trial_timeout_s: Longest time of one trial.
-        """
         self.device = device
         self.trial_timeout_s = trial_timeout_s
         self.limits = ClockLimits()  # of all blocks so far
