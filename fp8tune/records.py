@@ -161,6 +161,31 @@ class Telemetry:
 
 
 @dataclass(frozen=True)
+class ClockLimits:
+    """Clocks and power limit that a GPU was set to while a block was timed; None where that cannot be read.
+
+    Two blocks may be compared only if these agree where both are known.
+    """
+
+    sm_clock_limit_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+
+    def difference(self, later: ClockLimits) -> str:
+        """Describe the first limit that is known and differs later, such as ``power limit was 700 W and is 500 W``."""
+        names = (("SM clock limit", "MHz"), ("memory clock", "MHz"), ("power limit", "W"))
+        for (name, unit), before, after in zip(names, vars(self).values(), vars(later).values(), strict=True):
+            if before is not None and after is not None and before != after:
+                return f"{name} was {before:g} {unit} and is {after:g} {unit}"
+        return ""
+
+    def merged(self, later: ClockLimits) -> ClockLimits:
+        """Return these limits, with later ones where these are unknown."""
+        pairs = zip(vars(self).values(), vars(later).values(), strict=True)
+        return ClockLimits(*(after if before is None else before for before, after in pairs))
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one trial."""
 
@@ -174,6 +199,7 @@ class Outcome:
     telemetry: Telemetry = Telemetry()
     process: str = ""
     """The worker process it ran in: the unit of replication."""
+    limits: ClockLimits = ClockLimits()
 
     def __post_init__(self) -> None:
         """Make the reason, which may quote a compiler, one line that can be stored and shown."""

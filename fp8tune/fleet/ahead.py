@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from fp8tune.errors import MachineError
@@ -74,6 +75,6 @@ def compiled(arms: Sequence[KernelArm], arch: str, every_s: float) -> Iterator[i
     backend = ProcessBackend(Device(arch=arch), "meta", shared_limit=shared_limit)  # its runners are never started
     with contextlib.closing(backend):
         backend.compile(arms)
-        while left := backend.compiling(every_s):
+        while left := len(wait(backend._compiling.values(), every_s).not_done):
             yield left
     yield 0

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import MachineError
-from fp8tune.measure import health
+from fp8tune.fleet import health
+from fp8tune.fleet.health import ErrorWatch, Health
 from fp8tune.measure.engine import Backend
-from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.records import Device, Status
 from fp8tune.stats.calibration import COPY, are_peers, calibration_of, is_calibrated
 from fp8tune.stats.means import median
@@ -78,9 +78,9 @@ class Guard:
         is_checked = allowed_s >= COPY_S + CHECK_S
         if is_checked:
             # beside the copy, for the check and for a calibration
-            self.backend.compile(arms_of(self.backend), with_edges=False)
+            self.backend.compile(arms_of(self.backend))
         fault = self._fault(with_copy=allowed_s >= COPY_S)
-        self.backend.finish_compiling()
+        self.backend.close()
         self._refuse(fault or (self._wrong() if is_checked else ""))
         spent_s = self.clock() - begun
         return self.calibrated(left_s - spent_s, work_s, spent_s)
@@ -130,7 +130,7 @@ class Guard:
         the edges, for it is the GPU that is in question."""
         worker, arm = self.backend.worker(), arms_of(self.backend)[0]
         try:
-            outcome = worker.check(arm, with_edges=False)
+            outcome = worker.check(arm)
         finally:
             worker.close()
         is_wrong = outcome.status is Status.WRONG

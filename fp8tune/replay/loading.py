@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from fp8tune import interpreter
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.replay import recording
 from fp8tune.replay.naming import is_kernel, resolved
@@ -50,8 +51,7 @@ def load_spec(reference: str) -> KernelSpec:
     the recording; MachineError where a kernel of this package cannot be imported.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # somebody else's file imports none of ours
-        with contextlib.suppress(ModuleNotFoundError):  # a tree from before it: its kernels have their own
-            importlib.import_module("fp8tune_kernels.interpreter").install()
+        interpreter.install()
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
         return _with_check(_declared(named.kernel), named)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from fp8tune.errors import Fp8tuneError, UsageError
-from fp8tune.measure import checking, kept
+from fp8tune.measure import checking, tensor_cache
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
 from fp8tune.replay import recording
@@ -74,7 +74,7 @@ def import_kernel(reference: str) -> None:
 def edge_failure(reference: str, torch_device: str) -> str | None:
     """Why a recorded kernel cannot be checked on its edges: the config declared first must run on each, and agree with
     itself. Runs in a worker: odd sizes may be what the kernel does not expect at all."""
-    kept.share_cores()
+    tensor_cache.use_one_thread()
     named = KernelReference.parse(reference)
     spec = cast(RecordedSpec, load_spec(str(replace(named, reference=""))))
     for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:

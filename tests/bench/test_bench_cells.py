@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import pytest
 from bench_fakes import PROBLEM, FakeGpu, Named, without_a_gpu
 
-from fp8tune.bench import cells
+from fp8tune.bench import cells, host
 from fp8tune.bench.cells import Cells, Timing
 from fp8tune.bench.kernel_contenders import (
     OURS,
     KernelContender,
 )
 from fp8tune.errors import MachineError
-from fp8tune.measure import host
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import Outcome, Status
 

@@ -13,9 +13,9 @@ import pytest
 
 from fp8tune.fleet import trust, units, worker
 from fp8tune.fleet.events import Notice, WorkerEnded
+from fp8tune.fleet.health import ErrorWatch, Health
 from fp8tune.fleet.trust import Guard, UntrustedError
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.render.fleet import print_queue
 from fp8tune.stats.calibration import COUNTED, is_calibrated
 from fp8tune.store.results import Store

@@ -14,7 +14,7 @@ from cases import leads, round_shape
 from edge_mutants import FAULTS_OF_EDGES
 from planting import plant_foreign, planted
 
-from fp8tune.measure import checking, kept
+from fp8tune.measure import checking, tensor_cache
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.trial import checked_block
 from fp8tune.records import Outcome, Status
@@ -54,7 +54,7 @@ KERNELS = (*catalog.QUANTIZERS, *catalog.TRANSPOSERS)
 def memory_given_back() -> Iterator[None]:
     """A process keeps the tensors of edges for its next config; here each test has a kernel of its own."""
     yield
-    kept.forget()
+    tensor_cache.clear()
 
 
 def config_of(spec: KernelSpec) -> NamedInts:

@@ -1,6 +1,7 @@
 """What the quick interpreter keeps from one operation to the next is never another operation's."""
 
 import copy
+import dataclasses
 import math
 import runpy
 import traceback
@@ -14,11 +15,6 @@ import triton.language as tl
 from fp8tune_kernels import interpreter
 
 pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="kernels are compiled here")
-
-
-@pytest.fixture(autouse=True)
-def installed() -> None:
-    interpreter.install()
 
 
 @triton.jit
@@ -271,3 +267,27 @@ def test_the_first_launch_adds_up_in_the_order_of_all_others() -> None:
         row_sums_kernel[(1,)](x, y, 16, 256)
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[1], sums[2])
+
+
+@triton.jit
+def increment_kernel(x_ptr, out_ptr):
+    tl.store(out_ptr + tl.arange(0, 2), tl.load(x_ptr + tl.arange(0, 2)) + 1)
+
+
+def test_overflow_is_looked_for_only_where_it_would_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when Triton's own check costs nothing where it says nothing, or reports: then drop ours."""
+    from triton.runtime import interpreter as tritons
+
+    x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
+    out = torch.empty_like(x)
+    ours = tritons.interpreter_semantic.binary_op_sanitize_overflow_impl
+    monkeypatch.setattr(tritons.interpreter_semantic, "binary_op_sanitize_overflow_impl", ours.__wrapped__)
+    increment_kernel[(1,)](x, out)  # Triton's own looks, and does not say
+    assert out.tolist() == [2, -(2**31)]
+    monkeypatch.undo()
+    increment_kernel[(1,)](x, out)
+    assert out.tolist() == [2, -(2**31)]
+    in_debug = dataclasses.replace(tritons.interpreter_builder.options, debug=True)
+    monkeypatch.setattr(tritons.interpreter_builder, "options", in_debug)
+    with pytest.raises(Exception, match="overflow detected for operation add"):
+        increment_kernel[(1,)](x, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from fp8tune.measure import device
+from fp8tune.measure import device, trial
 from fp8tune.measure.engine import Backend
 from fp8tune.records import Kind
 
@@ -106,7 +107,8 @@ def read(
     clock: Callable[[], float] = time.monotonic,
 ) -> Health:
     """The health of a back end's device, while nothing of ours runs on it. Raises MachineError where it cannot copy."""
-    copy = backend.copy_gb_per_s() if with_copy else None
+    with contextlib.closing(backend.worker()) as worker:
+        copy = worker.run(trial.copy_ceiling_gb_per_s) if with_copy else None
     if backend.kind is not Kind.MEASURED:
         return Health(copy_gb_per_s=copy)
     until = clock() + LINGERS_S
