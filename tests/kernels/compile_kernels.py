@@ -17,7 +17,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 from fp8tune.measure.edges import meta_inputs
-from fp8tune_kernels import catalog
+from fp8tune_kernels import catalog, quantize_colwise
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
@@ -162,5 +162,13 @@ def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
     spec.launch(config, inputs, spec.outputs(*inputs))
 
 
+def is_the_reference_on_a_cpu() -> bool:
+    """Whether a wrapper gives the reference's bytes where nothing is interpreted."""
+    x, offs = torch.randn(20, 8), torch.tensor([7, 16], dtype=torch.int32)
+    q, scales = quantize_colwise(x, offs)
+    right = catalog.load("colwise").reference(x, offs, q.dtype, True)
+    return torch.equal(q.view(torch.uint8), right[0].view(torch.uint8)) and torch.equal(scales, right[1])
+
+
 if __name__ == "__main__":
-    print(json.dumps(compile_for(sys.argv[1])))
+    print(json.dumps({"reference on a CPU": is_the_reference_on_a_cpu(), **compile_for(sys.argv[1])}))

@@ -103,5 +103,5 @@ def test_no_tile_is_transposed_byte_by_byte_through_shared_memory(
     assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in assembly) == (compiled[0] == "sm_90")
 
 
-def test_on_a_cpu_without_the_interpreter_the_reference_runs(compiling: dict[str, Any]) -> None:
-    assert compiling["reference_on_a_cpu"]
+def test_on_a_cpu_without_the_interpreter_the_reference_runs(compiled: tuple[str, dict[str, Any]]) -> None:
+    assert compiled[1]["reference on a CPU"]

@@ -1,6 +1,5 @@
 """The repairs to Triton's interpreter work, and are still needed."""
 
-import dataclasses
 import warnings
 
 import pytest
@@ -109,40 +108,6 @@ def test_a_launch_leaves_the_language_as_it_was(monkeypatch: pytest.MonkeyPatch)
     before = [dict(vars(place)) for place in places]
     patches_of(times=2, monkeypatch=monkeypatch)
     assert [dict(vars(place)) for place in places] == before
-
-
-@triton.jit
-def increment_kernel(x_ptr, out_ptr):
-    tl.store(out_ptr + tl.arange(0, 2), tl.load(x_ptr + tl.arange(0, 2)) + 1)
-
-
-def test_overflow_is_looked_for_only_where_it_would_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when Triton's own check costs nothing where it says nothing, or reports: then drop ours."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
-    out = torch.empty_like(x)
-    ours = tritons.interpreter_semantic.binary_op_sanitize_overflow_impl
-    monkeypatch.setattr(tritons.interpreter_semantic, "binary_op_sanitize_overflow_impl", ours.__wrapped__)
-    increment_kernel[(1,)](x, out)  # Triton's own looks, and does not say
-    assert out.tolist() == [2, -(2**31)]
-    monkeypatch.undo()
-    increment_kernel[(1,)](x, out)
-    assert out.tolist() == [2, -(2**31)]
-    in_debug = dataclasses.replace(tritons.interpreter_builder.options, debug=True)
-    monkeypatch.setattr(tritons.interpreter_builder, "options", in_debug)
-    with pytest.raises(Exception, match="overflow detected for operation add"):
-        increment_kernel[(1,)](x, out)
-
-
-def test_installing_twice_wraps_once() -> None:
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    once = tritons._convert_float
-    interpreter.install()
-    assert tritons._convert_float is once
 
 
 @pytest.mark.parametrize("triton_dtype", [tl.float8e4nv, tl.float8e5])
