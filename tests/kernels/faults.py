@@ -12,16 +12,11 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tiles = (end - first) // options.BLOCK_SIZE_ITER",
     ),
     "colwise, panels: padding rows left out": ("* (groups + 1)", "* groups"),
-    "colwise, panels: scales unwritten": (
-        "inside = columns < tl.where(group < matrix.G, matrix.K, 0)\n    tl",
-        "inside = columns < 0\n    tl",
-    ),
     "colwise, panels: the last piece left out": ("while ticket < 2 * pieces", "while ticket < 2 * pieces - 1"),
     "colwise, panels: the maxima of another group": (
         "amax_ptr + group * matrix.K + columns,\n                in_panel",
         "amax_ptr + columns,\n                in_panel",
     ),
-    "colwise, panels: edges left out where groups begin unevenly": ("if uneven != 0", "if uneven < 0"),
     "colwise, panels: counters that do not start at zero": (
         "torch.zeros(1 + panels + groups * columns,",
         "torch.full((1 + panels + groups * columns,), 3,",
@@ -32,15 +27,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "whole[:, None] & (columns < matrix.K + 1)[None, :]",
     ),
     "colwise, panels, tiles: edges unwritten": ("if (first < start) |", "if (first < 0) &"),
-    "colwise, panels, tiles: rows read one too late": (
-        "(rows[:, None] * matrix.K + columns",
-        "((rows[:, None] + 1) * matrix.K + columns",
-    ),
     "colwise, panels, tiles: NaN after a group": ("tl.store(q_columns + place, zero, mask=spoiled)", "pass"),
-    "colwise, panels, tiles: no zeros after a group": (
-        "units_of(matrix, start, end) * matrix.ALIGNMENT - place",
-        "(end - start) - place",
-    ),
     "colwise, panels, tiles: an unaligned address taken for an aligned one": (
         "at = matrix.x_ptr + first",
         "at = (matrix.x_ptr.to(tl.int64) // 16 * 16).to(matrix.x_ptr.dtype) + first",
@@ -49,15 +36,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "inside = in_rows & (column + columns < K)",
         "inside = in_rows & (columns < K)",
     ),
-    "rowwise-2d: columns read one too late": (
-        "tl.load(x_rows + column + columns",
-        "tl.load(x_rows + column + 1 + columns",
-    ),
     "rowwise-2d: scales unwritten": ("tl.store(scales_ptr + rows, scale, mask=rows < M)", "rows += 0"),
-    "rowwise-2d: scales past the last row": (
-        "tl.store(scales_ptr + rows, scale, mask=rows < M)",
-        "tl.store(scales_ptr + rows, scale)",
-    ),
     "rowwise-2d: an unaligned address taken for an aligned one": (
         "x_rows = x_ptr +",
         "x_rows = (x_ptr.to(tl.int64) // 16 * 16).to(x_ptr.dtype) +",
@@ -67,19 +46,16 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tl.where(bits >= infinity, 0.0, amax)",
     ),
     "rowwise-2d, arithmetic: the scale of an infinity": ("tl.where(bits == infinity, 0.0, amax)", "amax"),
-    "rowwise-2d, arithmetic: the scale of zeros": ("tl.maximum(bits, float32_bits(1e-12))", "bits"),
     "rowwise-2d, arithmetic: the scale of huge values": (
         "scale = (exponent + 127",
         "scale = (tl.maximum(exponent, -64) + 127",
     ),
     "rowwise: a mask one column too long": ("(edge_columns < tail) &", "(edge_columns <= tail) &"),
-    "rowwise: a dropped tail": ("tiles = tl.cdiv(longest, BLOCK_SIZE_ITER)", "tiles = longest // BLOCK_SIZE_ITER"),
     "rowwise: edges in no maximum": ("tl.max(magnitude(edges), 1)", "tl.max(magnitude(edges), 1) * 0"),
     "rowwise: rows that are taken for aligned": (
         "shared = (M % 16 != 0) | (start % 16 != 0)",
         "shared = (start % 16 != 0)",
     ),
-    "rowwise: the group's scales elsewhere": ("group.to(tl.int64) * N + rows", "group.to(tl.int64) + rows"),
     "colwise-dual: the second matrix at the first's programs": (
         "tl.program_id(0) - matrix * programs_of_x",
         "tl.program_id(0)",
@@ -92,11 +68,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "rowwise-colwise, both_ways: the edge between two groups unwritten": (
         "old_tile.first + options.BLOCK_SIZE_ITER",
         "old_tile.first + 16",
-    ),
-    "rowwise-colwise, both_ways: scales of rows unwritten": ("old_panel == 0,", "old_panel < 0,"),
-    "rowwise-colwise, both_ways: codes of rows a column too far": (
-        "first.to(tl.int64) * matrix.K + (rows",
-        "first.to(tl.int64) * matrix.K + 1 + (rows",
     ),
     "colwise-3d: the last column left out": ("E * N, K", "E * N - 1, K"),
     "colwise-3d, rowwise_2d: codes past the last row": (
@@ -112,46 +83,30 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "scales_ptr, E * N,",
         "scales_ptr, E * N - 1,",
     ),
-    "transpose-3d-reduction, transpose_3d, panels: a dropped tail": (
-        "tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)",
-        "tiles = (end - first) // options.BLOCK_SIZE_ITER",
-    ),
     "colwise-transpose-3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
-    "colwise-transpose-3d: an expert one row too short": (
-        "scales_transposed_ptr, E * N,",
-        "scales_transposed_ptr, E * N - 1,",
-    ),
     "rowwise-factored: the column scales of another group": (
         "column_scales_ptr + block.group.to(tl.int64) * K",
         "column_scales_ptr + block.group.to(tl.int64) * 0",
     ),
     "rowwise-factored: padding rows divided": ("(block.group < G) & (block.rows > 0)", "block.rows > 0"),
-    "rowwise-factored: a dropped tail": ("tiles = tl.cdiv(K, WIDTH)", "tiles = K // WIDTH"),
     "rowwise-factored: codes past the last row of a block": (
         "in_rows = number * ROWS + lanes < block.rows",
         "in_rows = number * ROWS + lanes < BLOCK_SIZE_M",
     ),
-    "rowwise-factored, factors: a factor half as large": ("254 - exponent, 0", "253 - exponent, 0"),
     "mxfp8-dim0: a mask without its columns": (
         "inside = in_rows & (columns < K)",
         "inside = in_rows & (columns < 2 * K)",
     ),
     "mxfp8-dim0: scales of another row": ("* tl.cdiv(K, 32) + blocks[None, :]", "* (K // 32) + blocks[None, :]"),
-    "mxfp8-dim0: a dropped tail": ('-(-K // config["BLOCK_SIZE_K"])', '(K // config["BLOCK_SIZE_K"])'),
     "mxfp8-dim0, mxfp8_arithmetic: the codes beside a NaN": ("tl.where(code == 255, 0x7FC00000, bits)", "bits"),
     "mxfp8-dim0, mxfp8_arithmetic: the scale of an infinity": (
         "special = tl.where(bits == 0x7F800000, 254, 255)",
         "special = 255",
     ),
-    "mxfp8-dim0, mxfp8_arithmetic: the scale of zeros": ("tl.maximum(exponent + 127, 0)", "(exponent + 127)"),
     "mxfp8-dim1: rows of a block in another order": ("at % BLOCKS * 32 + at // BLOCKS", "at"),
     "mxfp8-dim1: scales unwritten": ("mask=in_blocks & in_columns", "mask=in_blocks & (columns < 0)[None, :]"),
     "mxfp8-dim1: scales of another column": ("lines[None, :] * tl.cdiv(M, 32)", "lines[None, :] * (M // 32)"),
     "mxfp8-dim1-3d, mxfp8_dim1: rows of the next expert": ("mask=(rows < M)[:, None] & in_columns", "mask=in_columns"),
-    "mxfp8-dim1-3d, mxfp8_dim1: columns that are taken for aligned": (
-        "rows // 16 * 16 < M if WHOLE_CHUNKS else rows < M",
-        "rows // 16 * 16 < M",
-    ),
     "mxfp8-dim1-3d-via-2d: padding that counts": (
         "blocks * MX_BLOCK - N)) if",
         "blocks * MX_BLOCK - N), value=9.0) if",
@@ -160,7 +115,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "scales.copy_(together[1].unflatten(1, (E, blocks)).transpose(0, 1))",
         "scales.copy_(together[1].view(scales.shape))",
     ),
-    "transposed-codes: rows of the next group": ("inside = rows < tile.left", "inside = rows <= tile.left"),
     "transposed-codes: shifts of another block": ("shifts_ptr + first", "shifts_ptr + 0"),
     "transposed-codes: an empty group without zeros": (
         "tl.maximum(tl.cdiv(ends - starts, 128), 1)",
@@ -171,12 +125,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "(8 * number)",
         "(8 * (PACK - 1 - number))",
     ),
-    "transposed-codes-3d, transposed_codes: codes past the last column": (
-        "exist = (columns < tile.K)",
-        "exist = (columns < tile.K + 1)",
-    ),
     "swiglu-rowwise: rows of no group read": ("(row + lanes < last)", "(row + lanes < M)"),
-    "swiglu-rowwise: the maxima of the first tile alone": ("tl.maximum(largest, largest_of_rows(h_rest))", "largest"),
     "swiglu-rowwise, gate_and_up: interleaved taken for halves": (
         "if INTERLEAVED:\n        W",
         "if INTERLEAVED == 2:\n        W",
@@ -187,12 +136,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "largest_of_both(y_gate, y_up)",
         "largest_of_both(y_gate, y_gate)",
     ),
-    "swiglu-gradient: columns past the last": ("is_read[:, None] & (columns < N)", "is_read[:, None] & (columns <= N)"),
     "swiglu-gradient: codes of the gate twice": ("q_ptr, y_gate, y_up, scale", "q_ptr, y_gate, y_gate, scale"),
-    "grouped-rows, grouped_tiles: a reciprocal left out, of a": (
-        "* _reciprocal(scale_a)[:, None]",
-        "* scale_a[:, None]",
-    ),
     "grouped-rows, grouped_tiles: row tiles of the first band alone": (
         "return band * BAND + inside % height",
         "return inside % height",
@@ -213,34 +157,16 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "    # where nothing branches",
         "    total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)\n    # where nothing branches",
     ),
-    "grouped-rows: sums that are rounded between blocks of K": (
-        "total = tl.dot(a_piece, b_piece.T, total)",
-        "total = tl.dot(a_piece, b_piece.T, total).to(tl.bfloat16).to(tl.float32)",
-    ),
-    "grouped-rows: the matrix of the next expert": (
-        "b_ptr + (group * N)",
-        "b_ptr + (group * N + N)",
-        "b.load([group * N + column",
-        "b.load([group * N + N + column",
-    ),
     "grouped-rows: a group that begins at an aligned row": (
         "row, column = start + row_tile",
         "row, column = start // 16 * 16 + row_tile",
     ),
-    "grouped-rows: columns of the first tile": ("b.load([group * N + column,", "b.load([group * N,"),
     "grouped-rows: the scale of the next row": ("scale_a_ptr, rows, end", "scale_a_ptr, rows + 1, end"),
-    "grouped-rows: the last row tile of a group left out": (
-        "tl.cdiv(groups.end - groups.start, BLOCK_SIZE_M)",
-        "((groups.end - groups.start) // BLOCK_SIZE_M)",
-        "down = tl.cdiv(end - start, BLOCK_SIZE_M)",
-        "down = (end - start) // BLOCK_SIZE_M",
-    ),
     "grouped-rows: stored one row past the group's end": ("columns, end, N, result)", "columns, end + 1, N, result)"),
     "grouped-rows: a tile with one row too many stored whole": (
         "if row + BLOCK_SIZE_M <= end",
         "if row + BLOCK_SIZE_M <= end + 1",
     ),
-    "grouped-rows: columns past the last": ("columns, end, N, result)", "columns, end, N + 16, result)"),
     "grouped-rows: the last rows of no group unwritten": (
         "tiles = tl.cdiv(M - first, lanes_m.shape[0]) * across",
         "tiles = (M - first) // lanes_m.shape[0] * across",
@@ -249,21 +175,10 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "start + whole * BLOCK_SIZE_K < end",
         "start + whole * BLOCK_SIZE_K < start",
     ),
-    "grouped-contraction: rows of the next group in the tail, of both": (
-        "columns, depth, end, M",
-        "columns, depth, M, M",
-    ),
     "grouped-contraction, grouped_tiles: a masked tail that reads NaN": ("other=0.0)", 'other=float("nan"))'),
     "grouped-contraction: pieces longer than the alignment taken for whole": (
         "IS_WHOLE: tl.constexpr = ALIGNED % BLOCK_SIZE_K == 0",
         "IS_WHOLE: tl.constexpr = ALIGNED > 1",
-    ),
-    "grouped-contraction: sums not cleared between groups": (
-        "        total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)\n",
-        "        total = tl.where(group == last, total, 0.0)\n        last = group\n",
-        "    down, across = tl.cdiv",
-        "    total = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)\n    last = tl.program_id(0) * 0\n"
-        "    down, across = tl.cdiv",
     ),
     "grouped-contraction: what is added left out": ("total += piece(to.added", "piece(to.added"),
     "grouped-contraction: scales of a's first group": ("scale_a_ptr + group * N, rows", "scale_a_ptr, rows"),
@@ -271,70 +186,42 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tl.cdiv(N, BLOCK_SIZE_M), tl.cdiv(K, BLOCK_SIZE_N)",
         "tl.cdiv(N, BLOCK_SIZE_M), K // BLOCK_SIZE_N",
     ),
-    "grouped-contraction: an empty group unwritten": (
-        "columns, N, K, result)",
-        "columns, tl.where(end > start, N, 0), K, result)",
-    ),
     "grouped-contraction: an empty group not stored": (
         "if DESCRIPTORS == 2:\n                out.store",
         "if DESCRIPTORS == 2 and end > start:\n                out.store",
         "            else:\n                store_masked",
         "            elif DESCRIPTORS < 2:\n                store_masked",
     ),
-    "grouped-contraction: columns past the last": ("columns, N, K, result)", "columns, N, K + 16, result)"),
-    "grouped-contraction: every group stored as the first": (
-        "out_ptr + group.to(tl.int64) * N * K, K",
-        "out_ptr, K",
-        "out.store([group,",
-        "out.store([0,",
-    ),
     "expert-sort: equal experts in another order": (
         "lanes[None, :] < lanes[:, None]",
         "lanes[None, :] > lanes[:, None]",
     ),
     "expert-sort: experts of other devices": ("(ids > E), E, ids)", "(ids > E), E - 1, ids)"),
-    "expert-sort: another token": ("pairs // TOP_K, mask=inside", "pairs, mask=inside"),
     "gathered-rows: another token's scale": ("scale_a_ptr + tokens)", "scale_a_ptr + tokens // 2)"),
     "gathered-rows: no zeros in rows of no group": (
         "out_ptr, one_of(groups.start, groups.group == G), M,",
         "out_ptr, M, M,",
-    ),
-    "gathered-rows: the last piece left out": (
-        "depth_steps = tl.cdiv(K, BLOCK_SIZE_K)",
-        "depth_steps = K // BLOCK_SIZE_K",
     ),
     "gathered-transpose: no zeros after a group": (
         "is_row[:, None] & (columns < tile.K)[None, :]",
         "(columns < tile.K)",
     ),
     "gathered-transpose: a shift of another row": ("else shifts_ptr + first", "else shifts_ptr"),
-    "gathered-transpose: a row twice": ("words * 4 + 1", "words * 4 + 2"),
     "gather-sum: a row left out": ("tl.static_range(TOP_K)", "tl.static_range(TOP_K - 1 if TOP_K > 3 else TOP_K)"),
     "gather-sum: a bias without its weight": ("weight[:, None] * bias", "bias"),
-    "gather-sum: sums in bfloat16": ("total += tl.load(", "total = total.to(tl.bfloat16).to(tl.float32) + tl.load("),
     "shifted-transpose-3d: another scale": ("(scale > 0) & (scale < least)", "(scale > 64) & (scale < least)"),
     "shifted-transpose-3d: no shift": (
         "shifts_ptr + expert * N + row,\n            N - row",
         "None,\n            N - row",
     ),
-    "shifted-transpose-3d: the first rows alone": (
-        "for first in range(0, N, BLOCK_SIZE):\n        scale = tl.load("
-        "scales + first + lanes, mask=first + lanes < N, other=1.0",
-        "for first in range(0, 1):\n        scale = tl.load(scales + first + lanes, mask=first + lanes < N, other=1.0",
-    ),
-    "cast-transpose-3d: the last rows left out": ("< weights.N - row)[:", "< weights.N - row - 16)[:"),
     "cast-transpose-3d: the least of another expert": ("tl.load(least_ptr + expert)", "tl.load(least_ptr)"),
-    "cast-transpose-3d: scales that are 0 count": ("& (scale > 0) & (scale < infinity)", "& (scale < infinity)"),
 }
 """``KERNEL: what is wrong``, or ``KERNEL, MODULE, ...: what is wrong`` of a module that the one before it takes code
 from -> words of the last file, and what stands there instead, in turn."""
 
 DESCRIPTORS = {
     "grouped-rows: no mask of the tail of K, in a": 0,
-    "grouped-rows: columns of the first tile": 1,
     "grouped-rows: a tile with one row too many stored whole": 2,
-    "grouped-contraction: an empty group unwritten": 0,
     "grouped-contraction: an empty group not stored": 2,
-    "grouped-contraction: columns past the last": 0,
 }
 """Of the config whose code has the fault, where not every way to load and store a tile has it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import choose_experts, moe_layer
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows
-from fp8tune_kernels.moe import expert_sort, fp8_steps, layer
+from fp8tune_kernels.moe import expert_sort, layer
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
 from fp8tune_kernels.quantize import (
     colwise_3d,
@@ -231,41 +230,6 @@ def test_clamped_gates_have_no_gradient(precision: str) -> None:
 # The bytes of its steps
 
 
-def exact_sums(case: Case) -> Case:
-    """Values whose GEMMs are exact in any order."""
-    draw = torch.Generator().manual_seed(7)
-
-    def halves(like: torch.Tensor) -> torch.Tensor:
-        return (torch.randint(-2, 3, like.shape, generator=draw) / 2).bfloat16().requires_grad_()
-
-    return case._replace(x=halves(case.x), w13=halves(case.w13), w2=halves(case.w2), grad=halves(case.grad).detach())
-
-
-@pytest.mark.parametrize("routing", ["random", "other devices"])
-def test_the_output_is_that_of_quantized_steps_on_copied_rows(routing: str) -> None:
-    """Kernels on the interpreter, against references on rows that are copied before they are cast."""
-    case = exact_sums(random_case(routing))
-    with torch.no_grad():
-        x, w13, w2, weights = case.x.detach(), case.w13.detach(), case.w2.detach(), case.weights.detach()
-        offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
-        tokens = token_of_row.long()
-        q_x, scales_x = rowwise_2d.reference(x[tokens], FP8, True)
-        q_13, scales_13 = colwise_3d.reference(w13.transpose(1, 2), FP8, True)
-        (y,) = grouped_rows.reference(q_x, q_13.mT, offs, scales_x, scales_13)
-        gated = y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
-        q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(*gated)
-        out, *_, of_y, of_scales = fp8_steps.forward(
-            x, w13, w2, case.ids, weights, *[None] * 6, "swiglu", "halves", True, False, False, None
-        )[:11]
-    last = int(offs[-1])
-    assert torch.equal(of_y[:last].view(torch.uint8), q_y[:last].view(torch.uint8))
-    assert torch.equal(of_scales[:last], scales_y[:last])
-    q_2, scales_2 = colwise_3d.reference(w2.transpose(1, 2), FP8, True)
-    (rows,) = grouped_rows.reference(q_h, q_2.mT, offs, scales_h, scales_2)
-    right = torch.stack([rows[row_of[:, k].long()].float() for k in range(TOP_K)]).sum(0)
-    assert cosine(out, right.bfloat16()) > 0.999999  # sums of activations are not exact
-
-
 @in_plain_torch
 @pytest.mark.parametrize("routing", ["random", "experts without rows", "other devices"])
 def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str) -> None:
@@ -340,20 +304,6 @@ def test_experts_of_other_devices_add_nothing(precision: str) -> None:
     assert is_elsewhere[5].all()
     assert not out[5].any()
     assert not d_x[5].any()
-
-
-@in_plain_torch
-def test_a_nan_stays_with_its_token_and_expert() -> None:
-    case = random_case()
-    x = case.x.detach().clone()
-    x[0, 0] = float("nan")
-    out, d_x, d_w13, d_w2, _ = results(case._replace(x=x.requires_grad_()))
-    chosen = torch.zeros(E, dtype=torch.bool).index_fill(0, case.ids[0], True)
-    assert out[0].isnan().all()
-    assert not out[1:].isnan().any()
-    assert not d_x[1:].isnan().any()
-    for grad in (d_w13, d_w2):
-        assert torch.equal(grad.isnan().flatten(1).any(1), chosen)
 
 
 @in_plain_torch
@@ -515,32 +465,6 @@ def test_torch_compile_traces_the_router_and_another_number_of_tokens() -> None:
 
 
 @in_plain_torch
-def test_the_steps_say_what_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler asks them without data. All operators of a forward and a backward pass are checked as they run."""
-    checked = set()
-
-    def checks(name: str, step: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            plain = [tensor.detach() if isinstance(tensor, torch.Tensor) else tensor for tensor in arguments]
-            torch.library.opcheck(step.operator, plain, test_utils=("test_faketensor",))
-            checked.add(name)
-            return step(*arguments)
-
-        return call
-
-    steps = [(module, name) for module in (layer.fp8_steps, layer.bf16_steps) for name in module.__all__]
-    steps = [step for step in steps if hasattr(getattr(*step), "operator")]
-    for module, name in steps:
-        monkeypatch.setattr(module, name, checks(f"{module.__name__}.{name}", getattr(module, name)))
-    case = random_case("other devices", is_full=True)
-    for precision in ("fp8", "bf16"):
-        for recompute in layer.RECOMPUTE:
-            for keep_weights in (True, False):
-                results(case, precision=precision, recompute=recompute, keep_weights=keep_weights)
-    assert len(checked) == len(steps) == 10
-
-
-@in_plain_torch
 @both_precisions
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
@@ -579,41 +503,6 @@ def test_autocast_casts_to_its_dtype(precision: str) -> None:
 
 
 # Memory
-
-
-@in_plain_torch
-def test_each_fp8_copy_is_freed_after_its_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tensors that the forward pass saved, the largest are gone before the step that needs no more of them."""
-    case, made = random_case(), {}
-    forward, down, gate_up = fp8_steps.forward, fp8_steps.down_weight_gradient, fp8_steps.gate_up_weight_gradient
-    names = ("out", "offs", "row_of", "token_of_row", "row_weights", "q_x", "scales_x", "q_h", "scales_h", "q_y")
-    alive = {}
-
-    def noted_forward(*arguments: Any) -> list[torch.Tensor]:
-        result = forward(*arguments)
-        made.update({name: weakref.ref(tensor) for name, tensor in zip(names, result, strict=False)})
-        made.update({"q_13": weakref.ref(result[11]), "q_2": weakref.ref(result[13])})
-        return result
-
-    def noted(key: str, function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            alive[key] = {name for name, tensor in made.items() if name.startswith("q_") and tensor() is not None}
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(fp8_steps, "forward", noted_forward)
-    monkeypatch.setattr(fp8_steps, "down_weight_gradient", noted("w2", down))
-    monkeypatch.setattr(layer, "quantize_swiglu_gradient", noted("y", layer.quantize_swiglu_gradient))
-    monkeypatch.setattr(fp8_steps, "input_gradient", noted("x", fp8_steps.input_gradient))
-    monkeypatch.setattr(fp8_steps, "gate_up_weight_gradient", noted("w13", gate_up))
-    case.call().backward(case.grad)
-    assert alive == {
-        "w2": {"q_x", "q_h", "q_y", "q_13"},
-        "y": {"q_x", "q_y", "q_13"},
-        "x": {"q_x", "q_13"},
-        "w13": {"q_x"},
-    }
 
 
 SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
