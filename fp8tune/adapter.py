@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fp8tune import lookups, recording
-from fp8tune.autotuned.configs import encoded
+from fp8tune import lookups
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.recording import Kernel, Launch
 from fp8tune.records import (
     Device,
     Evidence,
@@ -29,6 +27,10 @@ from fp8tune.records import (
     Status,
     Subject,
 )
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.problems import in_words
+from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.decide import MeasuringPlan, decide_study, pairs_of, plan_of
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.pairs import Pairs
@@ -147,7 +149,17 @@ def read_studies(
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
     evidence = store.evidence(kernel, arch, kinds, keep=competing, problems=problems, device=device)
-    return studies_of(evidence, tables, recorded_configs(store.recorded_launches(kernel)))
+    documents = store.recorded_launches(kernel)
+    studies = studies_of(evidence, tables, recorded_configs(documents))
+    return [_in_words(study, documents.get(study.problem, "")) for study in studies]
+
+
+def _in_words(study: Study, document: str) -> Study:
+    """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
+    with contextlib.suppress(DatabaseError):
+        if document:
+            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
+    return study
 
 
 def studies_of(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import UsageError
-from fp8tune.revisions.loading import check_reference, recorded_kernel
+from fp8tune.replay.loading import check_reference, recorded_kernel
 from fp8tune.revisions.reference import KernelReference
 
 
@@ -31,7 +31,9 @@ class Imports:
         return cls(
             frozenset(_absolute(each.kernel) for each in parsed),
             frozenset({*(str(Path(path).absolute()) for path in recordings), *(each.recording for each in parsed)}),
-            frozenset(map(_absolute, {*references, *(each.reference for each in parsed)})),
+            frozenset(
+                map(_absolute, {*references, *(name for each in parsed for name in (each.reference, each.inputs))})
+            ),
         )
 
     def check(self, kernels: Collection[str]) -> None:
@@ -56,8 +58,9 @@ class Imports:
             yield "--kernel", named.kernel
         if named.recording and named.recording not in self.recordings:
             yield "--recording", named.recording
-        if named.reference and _absolute(named.reference) not in self.references:
-            yield "--reference", named.reference
+        for function in filter(None, (named.reference, named.inputs)):
+            if _absolute(function) not in self.references:
+                yield "--reference", function
 
 
 def _is_recorded(named: KernelReference) -> bool:

@@ -20,8 +20,8 @@ from fp8tune.errors import UsageError, one_line
 from fp8tune.fleet.imports import Imports
 from fp8tune.fleet.worth import worths
 from fp8tune.measure.checking import IN_A_ROW_BYTES
-from fp8tune.recording import from_json
 from fp8tune.records import NamedInts
+from fp8tune.replay.recording import from_json
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep, Unit

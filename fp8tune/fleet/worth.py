@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Callable
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.records import Pick, Problem, Subject
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.study import OPEN, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweep import picks

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.text import NAME
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, LAUNCH_OPTIONS, LAYOUT_FLAG, ROUTINGS, DeviceLimits, KernelSpec
 

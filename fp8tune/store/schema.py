@@ -308,7 +308,7 @@ PublishedOperations = _table(
 RecordedLaunches = _table(
     "recorded_launches", *_refer_to("problems"), _column("document", DocumentText), UniqueConstraint("problem_id")
 )
-"""The recorded launch that a problem stands for, with its kernel: JSON of :mod:`fp8tune.recording`."""
+"""The recorded launch that a problem stands for, with its kernel: JSON of :mod:`fp8tune.replay.recording`."""
 
 ProblemFlops = _table("problem_flops", *_refer_to("problems"), _column("flops", Count), UniqueConstraint("problem_id"))
 """Floating-point operations of a problem, where its kernel declares them."""

@@ -15,7 +15,7 @@ from fp8tune.measure.backends.compiler import CompilerBackend
 from fp8tune.measure.compiling import alike
 from fp8tune.plan import problems as plan
 from fp8tune.records import Evidence, KernelVersion, Kind, NamedInts, Problem, Subject
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.columns import UNSTATED
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import Event

@@ -29,7 +29,7 @@ from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.bench.options import BenchOptions
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import NamedInts, Outcome, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 
 
 def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:

@@ -13,7 +13,7 @@ from fp8tune.adapter import studies_of
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.tables import Table
 

@@ -22,7 +22,7 @@ from forked import Forked
 from places import PLANTED
 
 from benchmarks.fleet import DEVICE, plan_of, queue, table, timed_once, worked
-from fp8tune import alive, cli, recording
+from fp8tune import alive, cli
 from fp8tune.commands import sharing
 from fp8tune.errors import UsageError
 from fp8tune.fleet import on_ray, units, worker
@@ -33,8 +33,9 @@ from fp8tune.fleet.worth import NEW, SETTLED, STALE, UNDECIDED, worths
 from fp8tune.measure import worker as processes
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import Worker
-from fp8tune.recording import Kernel
 from fp8tune.records import Status
+from fp8tune.replay import recording
+from fp8tune.replay.recording import Kernel
 from fp8tune.stats.calibration import is_calibrated
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState

@@ -20,7 +20,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.render import contracts
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning, session
