@@ -10,7 +10,7 @@ import torch
 from bench_fakes import TorchAo
 from places import PLANTED
 
-from fp8tune.bench import checking, kernel_contenders
+from fp8tune.bench import cells, checking, kernel_contenders
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.checking import Checked, Part
 from fp8tune.bench.kernel_contenders import (
@@ -114,3 +114,10 @@ def test_a_contender_is_right_as_its_spec_says(kind: str) -> None:
     wrong = {fault for fault, reason in reasons.items() if reason}
     assert wrong == {"EXACT": {1, 2, 3}, "EXACT_INPUTS": {2, 3}, "TOLERANCE": {2, 3}, "PREPARED_EXACT": {1, 2}}[kind]
     assert all(reasons[fault].endswith("% of elements") for fault in wrong)
+
+
+def test_a_float64_reference_is_no_rival() -> None:
+    problem, config = Problem("planted-sums", NamedInts(M=7, K=173)), NamedInts(FAULT=0, num_warps=4)
+    arm = KernelContender(TORCH_COMPILE, problem, f"{SUMS}:TOLERANCE", 0, config)
+    arm.build("cpu")
+    assert cells.checked(arm).reason.endswith("is in float64: torch.compile would do other work")

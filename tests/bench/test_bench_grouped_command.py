@@ -110,3 +110,8 @@ def test_what_compiles_runs_once_before_anything_is_timed() -> None:
         steps = [*([TORCHAO] if with_torchao else []), FP8, AUTO, FOLDED, *FP8_GROUPED_MM.variants]
         assert names == [*steps, *(f"{gemm} (bf16, ours)" for gemm in GEMMS)]
     assert SimulatedBackend("simulated:1").run(grouped_steps.auto_precision, small()) is None
+
+
+def test_without_torchao_and_with_a_spent_budget() -> None:
+    assert all(TORCHAO not in who for row in simulated(alone=True) for who in row.steps)
+    assert simulated(time_budget_s=0.0) == []

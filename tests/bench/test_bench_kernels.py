@@ -24,9 +24,11 @@ from fp8tune.bench.kernel_contenders import (
     TORCHAO,
     HostCall,
     KernelContender,
+    public_wrapper,
 )
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.bench.options import BenchOptions
+from fp8tune.errors import UsageError
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.replay.loading import load_spec
@@ -145,3 +147,12 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
         elif isinstance(each, Kernel):
             assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
             assert each.hosts["torch.add"].time_us
+
+
+def test_a_spent_time_budget_starts_no_problem() -> None:
+    assert simulated("colwise", time_budget_s=0.0) == []
+
+
+def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
+    with pytest.raises(UsageError, match="lives elsewhere"):
+        public_wrapper(load_spec(FAULTS))

@@ -65,3 +65,15 @@ def test_a_file_of_other_text_is_a_one_line_error(text: str, says: str, tmp_path
     with pytest.raises(UsageError, match=says) as refused:
         group_sizes(path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_files_that_nobody_can_use(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.txt"
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="are no text"):
+        group_sizes(path)
+    with pytest.raises(UsageError, match="cannot read group sizes"):
+        group_sizes(tmp_path)
+    path.write_text("1 2 3 4 5")
+    with pytest.raises(UsageError, match="has 5 groups, and no row of 8 or 48 or 64 or 128 experts fits"):
+        layers("bench-models", groups=str(path))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 from grouped_rows import operands, small
 
 from fp8tune.bench import grouped_contenders as grouped_steps
-from fp8tune.bench.operation import BOTH, TORCHAO
+from fp8tune.bench.operation import BOTH, FORWARD, TORCHAO
 from fp8tune.bench.operation_fp8 import FP8_GROUPED_MM
 from fp8tune.bench.operation_mxfp8 import MXFP8_GROUPED_MM
 from fp8tune.bench.torchao_grouped import PACKAGE
@@ -85,3 +87,21 @@ def test_torchao_is_not_installed_or_has_no_helper(monkeypatch: pytest.MonkeyPat
         grouped_steps.step_call(FP8_GROUPED_MM, TORCHAO, BOTH, operands(small(sizes=(33, 46, 17))))
     with pytest.raises(MachineError, match="positive multiple of 32 rows"):
         grouped_steps.step_call(MXFP8_GROUPED_MM, TORCHAO, BOTH, operands(small(MXFP8_GROUPED_MM, "ragged")))
+
+
+class KernelPreference(enum.Enum):
+    AUTO = "auto"
+    EMULATED = "emulated"
+
+
+def test_torchao_is_asked_to_emulate_where_ours_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    stand_in(monkeypatch, "torchao.quantization.quantize_.common", KernelPreference=KernelPreference)
+    stand_in(
+        monkeypatch,
+        f"{PACKAGE}.mxfp8_grouped_mm",
+        _to_mxfp8_then_scaled_grouped_mm=lambda A, B_t, offs, **options: asked.update(options),
+    )
+    given = operands(replace(small(MXFP8_GROUPED_MM)))
+    grouped_steps.step_call(MXFP8_GROUPED_MM, TORCHAO, FORWARD, given)()
+    assert asked == {"kernel_preference": KernelPreference.EMULATED}

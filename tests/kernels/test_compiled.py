@@ -83,7 +83,7 @@ def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_every_edge_compiles(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
+def test_edges_with_a_size_of_1_compile(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
     """The interpreter takes more: Triton makes a constant of a size that is 1, which has no ``.to()``."""
     assert compiled[1][kernel].get("edges", []) == []
 
