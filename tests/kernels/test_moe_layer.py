@@ -227,6 +227,22 @@ def test_clamped_gates_have_no_gradient(precision: str) -> None:
         assert d_w13[:, N:].any()
 
 
+@in_plain_torch
+def test_loss_scaling_gives_tiny_gradients_the_error_of_normal_ones() -> None:
+    case = random_case()
+
+    def errors(size: float, loss_scale: float) -> list[float]:
+        found = results(case._replace(grad=(case.grad.double() * size * loss_scale).bfloat16()))
+        pairs = list(zip(found, exact(case), strict=True))[1:]
+        return [float((mine.double() / (size * loss_scale) - right).norm() / right.norm()) for mine, right in pairs]
+
+    normal = errors(2.0**-10, 1)
+    assert max(normal) < 0.15
+    assert errors(2.0**-40, 1) == pytest.approx(normal, rel=0.05)  # about 1e-12, from which on none is needed
+    assert min(errors(2.0**-56, 1)[:3]) > 0.1
+    assert errors(2.0**-56, 2.0**46) == normal  # the same bytes but for the exponents
+
+
 # The bytes of its steps
 
 
