@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from on_edges import (
 )
 from planting import planted
 
+from fp8tune.measure.checking import build
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CONTENTS, KernelSpec, NamedInts, Problem
@@ -68,12 +70,21 @@ def other_problems(spec: KernelSpec) -> Iterator[Problem]:
 
 
 @each_kernel
-def test_other_dtypes_are_right_in_the_shortest_blocks_and_the_default(kernel: str) -> None:
+def test_other_dtypes_are_right_in_the_shortest_blocks_and_others(kernel: str) -> None:
     spec = catalog.load(kernel)
     for problem in other_problems(spec):
         for number, tensors in enumerate(tensors_on_edges(problem)[::3]):
-            config = smallest(spec) if number % 2 else with_short_lead(spec.default)
+            config = smallest(spec) if number % 2 else [*configs_in_turn(spec, number + 1)][-1]
             assert tensors.check(config, [number]) is None, (problem, config)
+
+
+@each_kernel
+def test_nothing_is_launched_without_rows(kernel: str) -> None:
+    spec = catalog.load(kernel)
+    problem = problem_of(spec)
+    dim = "M" if "M" in problem.shape else "E"
+    empty = replace(problem, shape=NamedInts({**problem.shape, dim: 0}), routing="balanced" if spec.routed else "none")
+    assert build(spec, empty, "cpu").check(with_short_lead(spec.default)) is None
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if "LEAD" in catalog.load(kernel).axes])

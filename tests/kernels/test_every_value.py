@@ -11,7 +11,7 @@ import triton.language as tl
 from on_edges import assert_same_bits
 from test_references import EVERY_BFLOAT16, boundaries
 
-from fp8tune_kernels import catalog
+from fp8tune_kernels import catalog, interpreter
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.quantize.gated import (
     ACTIVATIONS,
@@ -20,6 +20,7 @@ from fp8tune_kernels.quantize.gated import (
     reference_gated,
     reference_gated_gradient,
 )
+from fp8tune_kernels.quantize.row_shifts import reference_shifts, shifts_and_scales, shifts_of_rows
 from fp8tune_kernels.spec import NamedInts
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy on infinities, in the interpreter
@@ -75,3 +76,27 @@ def test_every_gate_of_bfloat16_gives_the_same_bits(activation: int, device: str
     of_every_value[(16,)](gate, up, h, slope, activation)
     of_ones = reference_gated_gradient(gate, up, torch.ones_like(gate), activation)[0]
     assert_same_bits((h, slope), (reference_gated(gate, up, activation), of_ones))
+
+
+# The kernel of shifts, which belongs to no spec
+
+
+@pytest.mark.parametrize("sizes", [[0, 5, 0], [3], [4096, 1, 5000]])
+def test_the_kernel_of_shifts_gives_the_references_bits(
+    sizes: list[int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)  # else both are the reference
+    offs = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
+    M = int(offs[-1]) + 7
+    generator = torch.Generator().manual_seed(0)
+    scales, others = (torch.exp2(torch.randint(-20, 49, (M,), generator=generator)).to(device) for _ in range(2))
+    scales[:2], others[1:2] = 0, float("nan")
+    shifts, least = reference_shifts(scales, others, offs)
+    assert_same_bits(shifts_of_rows(scales, others, offs), (shifts, least))
+    column_scales = torch.exp2(torch.randint(-9, 9, (len(sizes), 1, 2064), generator=generator)).to(device)
+    wanted = shifts, (least[:, None] / column_scales.view(len(sizes), -1)).view(-1), least.new_ones(len(sizes) * 48)
+    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 2064, 48), wanted)
+    tokens = torch.randperm(M, generator=generator).to(device, torch.int32)
+    by_token = torch.empty_like(others).scatter_(0, tokens.long(), others)
+    wanted = shifts, least.repeat_interleave(96), wanted[2]
+    assert_same_bits(shifts_and_scales(scales, by_token, offs, None, 96, 48, tokens), wanted)

@@ -544,6 +544,14 @@ def test_options_that_are_none_are_refused(multiply: Any, options: dict[str, Any
         multiply(*in_32s("cpu"), **options)
 
 
+def test_the_folded_recipe_wants_its_own_weights(device: str) -> None:
+    given = layer("balanced", device)
+    with pytest.raises(ValueError, match=r"^recipe is 'default', wanted 'folded': B_t was quantized for it"):
+        fp8_grouped_mm(given.A, quantize_weights(given.weights, recipe="folded"), given.offs, recipe="default")
+    with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights"):
+        fp8_grouped_mm(given.A, given.B_t.contiguous(), given.offs, recipe="folded")
+
+
 @pytest.mark.parametrize("ends", [(30, 64, 96, M), (0, 64, 96, M), (40, 80, 96, M)])
 def test_sizes_that_no_weight_gradient_of_mxfp8_takes_are_refused(ends: tuple[int, ...]) -> None:
     A, B_t, _ = in_32s("cpu")

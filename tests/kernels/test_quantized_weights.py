@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fp8tune_kernels import (
     QuantizedWeights,
     fp8_grouped_mm,
+    interpreter,
     quantize_colwise_3d,
     quantize_transpose_3d_atomic,
     quantize_weights,
@@ -389,6 +390,10 @@ def wrong_weights() -> list[Any]:
         pytest.param(w[:, :40].contiguous(), {}, "w has N=40 and K=64, wanted positive multiples of 16", id="N of 40"),
         pytest.param(w[:, :40].contiguous().mT, {}, "w has N=40 and K=64", id="N of 40, a view"),
         pytest.param(w, {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
+        pytest.param(w, {"recipe": "linen"}, "recipe is 'linen', wanted 'default' or 'folded'", id="recipe"),
+        pytest.param(w, {"layout": "KN"}, "layout is 'KN', wanted 'ENK' or 'EKN'", id="layout"),
+        pytest.param(w, {"layout": "EKN", "recipe": "folded"}, "recipe is 'folded', wanted 'default'", id="both"),
+        pytest.param(w.mT, {"layout": "EKN"}, "w has strides .*wanted row-major for layout 'EKN'", id="EKN, a view"),
         pytest.param(in_inference, {}, "w was made in inference mode", id="inference"),
         pytest.param(
             torch.nn.Buffer(w).as_subclass(Wrapped), {}, "w is a Wrapped, wanted a plain tensor", id="subclass"
@@ -406,3 +411,12 @@ class Wrapped(torch.Tensor):
 def test_wrong_weights_are_refused(w: torch.Tensor, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named}"):
         quantize_weights(w, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there every test launches the kernel")
+def test_the_kernel_writes_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(2, 16, 32)
+    right = quantize_weights(w)
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    launched = quantize_weights(w)
+    assert_same(launched.codes, right.codes)

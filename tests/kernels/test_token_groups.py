@@ -114,3 +114,11 @@ def test_rows_past_the_last_group_and_groups_without_rows_become_zeros(ends: lis
     token_groups.zero_empty_groups(x, offs)
     for start, end, group in zip([0, *ends], ends, x, strict=False):
         assert group.isnan().all() if end > start else not group.any()
+
+
+@pytest.mark.parametrize("groups", [1, 3, 130])
+def test_padded_ends_are_those_of_padding(groups: int, device: str) -> None:
+    offs = torch.tensor(group_ends("jagged", 400, groups, 1), dtype=torch.int32, device=device)
+    x = torch.zeros(400, 1, device=device)
+    for alignment in (16, 128):
+        assert torch.equal(token_groups.padded_ends(offs, alignment), token_groups.reference_pad(x, offs, alignment)[1])
