@@ -277,3 +277,15 @@ def test_weights_quantized_for_another_recipe_or_layout_are_refused() -> None:
     given = layer()
     with pytest.raises(ValueError, match="w13 was quantized for recipe 'default', wanted quantize_weights"):
         fp8_moe_mlp(given.x, quantize_weights(given.w13), given.w2, given.offs)
+
+
+@pytest.mark.parametrize("recompute", moe_mlp.RECOMPUTE)
+def test_weights_quantized_again_give_the_same_bytes(recompute: str) -> None:
+    given = layer()
+    assert_same(results(given, recompute=recompute, keep_weights=False), results(given, recompute=recompute))
+
+
+def test_sizes_that_are_no_multiples_of_16_are_refused() -> None:
+    x, w13, w2 = torch.zeros(4, 24).bfloat16(), torch.zeros(1, 32, 24).bfloat16(), torch.zeros(1, 24, 16).bfloat16()
+    with pytest.raises(ValueError, match="w13 has N=16 and K=24, wanted positive multiples of 16"):
+        fp8_moe_mlp(x, w13, w2, torch.tensor([4], dtype=torch.int32))

@@ -297,6 +297,7 @@ REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
     ],
     ("grouped-rows", FP8, A_AT, lambda a: a.t(), "^a has shape .* wanted row-major"),
     ("grouped-rows", FP8, A_AT, lambda a: a[:, :16].contiguous(), r"^a has shape \(64, 16\), wanted \(M, 32\): K of b"),
+    ("grouped-rows", FP8, B_AT, lambda b: b.mT, r"^b has shape .* wanted row-major \(E, N, K\)"),
     ("grouped-rows", FP8, B_AT, lambda b: b[:2], "^offs has 3 groups, wanted 2: one for each expert of b"),
     ("grouped-rows", FP8, B_AT, lambda b: b[:, :24].contiguous(), "^b has N=24 and K=32, wanted positive multiples"),
     ("grouped-contraction", FP8, A_AT, lambda a: a.contiguous(), "^a has shape .* wanted column-major codes"),
