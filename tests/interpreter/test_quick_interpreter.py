@@ -1,6 +1,5 @@
 """What the quick interpreter keeps from one operation to the next is never another operation's."""
 
-import copy
 import dataclasses
 import math
 import runpy
@@ -207,17 +206,6 @@ def test_what_was_refused_still_is() -> None:
         tl.core.block_type(tl.int32, [3])
     with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
         tritons.TensorHandle(torch.zeros(2, dtype=torch.int64).numpy(), tl.int32)
-
-
-def test_types_are_kept_apart_and_can_be_copied() -> None:
-    kept = tl.core.block_type(tl.int32, [tl.constexpr(4), 2])
-    assert kept is tl.core.block_type(tl.int32, [4, 2])
-    assert kept == copy.copy(kept) == tl.core.block_type(element_ty=tl.int32, shape=[4, 2])
-    assert copy.deepcopy(tl.int32) == tl.int32  # tensors of which there have been
-    others = [(tl.uint32, [4, 2]), (tl.int32, [2, 4]), (tl.int32, [8]), (tl.pointer_type(tl.int32), [4, 2])]
-    assert all(kept != tl.core.block_type(*other) for other in others)
-    far, near = (tl.core.block_type(tl.pointer_type(tl.int32, space), [4]) for space in (1, 3))
-    assert far != near
 
 
 COPIED = """

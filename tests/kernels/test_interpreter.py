@@ -1,5 +1,8 @@
 """The repairs to Triton's interpreter work, and are still needed."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -245,3 +248,33 @@ def test_arguments_and_what_a_loop_counts_with_can_be_cast() -> None:
     out = torch.zeros(4)
     casting_kernel[(1,)](out, 1, 0.5, COUNT=3)
     assert out.tolist() == [0, 1, 1.5, 2]
+
+
+CODES = """
+import torch
+from fp8tune_kernels.gemm import grouped_rows
+
+for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
+    scales = () if dtype == torch.bfloat16 else (torch.ones(256), torch.ones(1, 16))
+    a = torch.zeros(256, 16, dtype=dtype)
+    if scales:
+        a.view(torch.uint8)[:, 3] = torch.arange(256, dtype=torch.uint8)
+    else:
+        a[:, 3] = torch.arange(256) * float("inf")
+    b = torch.zeros(1, 16, 16, dtype=dtype)
+    b[0, 5, 3] = 1
+    inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
+    for descriptors in (0, 1, 2):
+        out = grouped_rows.outputs(*inputs)
+        grouped_rows.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
+        right = a[:, 3].float().bfloat16()
+        assert torch.allclose(out[0][:, 5], right, 0, 0, equal_nan=True), (dtype, out[0][:, 5])
+        assert out[0][:, 5].isnan().sum() == (2 if dtype == torch.float8_e4m3fn else 1)
+"""
+
+
+def test_every_code_is_multiplied_as_torch_reads_it_where_nothing_else_was_imported() -> None:
+    """The interpreter takes NaN for 480 and bfloat16 for its bits unless it was repaired."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", CODES], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
