@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,7 +121,12 @@ def telemetry_over(before: Telemetry) -> Telemetry:
 
 
 def clock_limits() -> ClockLimits:
-    """Read the clocks and the power limit that the GPU is set to, None if unreadable. Cheap, as :func:`telemetry`."""
+    """Read the clocks and the power limit that the GPU is set to, None if unreadable; at most once a second."""
+    return _limits_in(int(time.monotonic()))
+
+
+@functools.lru_cache(maxsize=1)  # reading takes about a millisecond on an H100, longer than many launches
+def _limits_in(second: int) -> ClockLimits:
     handle = _open_nvidia()
     if handle is None:
         return ClockLimits()

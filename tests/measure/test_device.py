@@ -67,8 +67,10 @@ class FakeNvml:
 
 @contextlib.contextmanager
 def opened(nvml: FakeNvml) -> Iterator[None]:
+    device._limits_in.cache_clear()
     with mock.patch.object(device, "_open_nvidia", return_value=0), mock.patch.object(device, "pynvml", nvml):
         yield
+    device._limits_in.cache_clear()
 
 
 def probe(environment: dict[str, str], nvml: FakeNvml) -> Device | None:
