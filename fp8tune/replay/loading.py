@@ -167,24 +167,25 @@ def imported_module(text: str) -> ModuleType:
 
     Raises UsageError if that is not possible.
     """
-    path = Path(text)
-    if text.endswith(".py") and not path.is_file():
-        raise UsageError(f"cannot import kernel file {text!r}: no such file")
-    content = ""
-    with contextlib.suppress(OSError):  # the import says why
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if text.endswith(".py") else ""
-    _try_import(text, content)
-    return _imported(text)
+    path, content = Path(text), ""
+    if text.endswith(".py"):
+        if not path.is_file():
+            raise UsageError(f"cannot import kernel file {text!r}: no such file")
+        with contextlib.suppress(OSError):  # the import says why
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+    if text not in sys.modules and text.partition(".")[0] not in ("fp8tune", "fp8tune_kernels"):
+        _try_import(text, content)
+    return imported_here(text)
 
 
-@functools.cache  # once for each content of a file
+@functools.cache
 def _try_import(text: str, content: str) -> None:
-    if text in sys.modules or text.partition(".")[0] in ("fp8tune", "fp8tune_kernels"):
-        return
-    first_import.try_import(text, _imported)
+    """Import in a child process, once for each content of a file."""
+    first_import.try_import(text, imported_here)
 
 
-def _imported(text: str) -> ModuleType:
+def imported_here(text: str) -> ModuleType:
+    """Import a module or a ``path.py`` in this process. Raises UsageError."""
     if text.endswith(".py"):
         return _from_file(Path(text))
     with _importing(text, Path.cwd()):
@@ -235,7 +236,7 @@ def _importing(what: str, folder: Path) -> Iterator[None]:
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
     """Return the spec, its functions guarded, once its names and grid are what the rest of fp8tune relies on."""
     for refusal in _refusals(spec, module):
-        raise UsageError(refusal)
+        raise UsageError(f"kernel {spec.name!r}: {refusal}")
     guarded = copy.copy(spec)
     for function in FUNCTIONS:
         if (given := getattr(spec, function)) is not None:
@@ -244,46 +245,39 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
 
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
-    kernel = f"kernel {spec.name!r}"
+    """Yield the faults of a spec's fields, without the kernel's name."""
     pattern = KERNEL_NAME if isinstance(spec, RecordedSpec) else SPEC_NAME
     if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
-        rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
-        yield f"kernel name {spec.name!r} is refused: {rule}"
+        yield "its name is refused: use up to 64 letters, digits, dots, underscores and dashes"
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
-        yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
+        yield f"its name is fp8tune's own: give the spec in {module.__name__} another name"
     if set(spec.default) != set(spec.axes):
-        yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
+        yield f"it has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
     if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
-        yield f"{kernel} has {spec.span}: name an axis, and a size that its key has exactly"
+        yield f"it has {spec.span}: name an axis, and a size that its key has exactly"
     for what, names in (("axis", spec.axes), ("key", spec.key)):
         for name in names:
             if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-                yield f"{kernel}: {what} {name!r} is refused: use a name that Python takes"
+                yield f"{what} {name!r} is refused: use a name that Python takes"
     for axis, values in spec.axes.items():
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:
-                yield f"{kernel}: {axis} has the value {value!r}: use whole numbers from 0"
+                yield f"{axis} has the value {value!r}: use whole numbers from 0"
     if not spec.in_dtypes or not {*spec.in_dtypes} <= {*DTYPES}:
-        yield f"{kernel}: in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
-    for name in ("scale_modes", "input_layouts"):
-        words = getattr(spec, name)
-        is_missing = not words and name == "input_layouts"
-        if is_missing or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
-            yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
-    yield from _refused_checks(spec, kernel)
-
-
-def _refused_checks(spec: KernelSpec, kernel: str) -> Iterator[str]:
+        yield f"in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
+    for name, words in (("scale_modes", spec.scale_modes), ("input_layouts", spec.input_layouts or ("",))):
+        if not all(isinstance(word, str) and word and WORD.fullmatch(word) for word in words):
+            yield f"{name} {getattr(spec, name)!r} is refused: name at least one, without blanks"
     if spec.check not in CHECKS:
-        yield f"{kernel}: check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
-    if (spec.check == "tolerance") != isinstance(spec.tolerance, Tolerance):
-        yield f"{kernel}: check {spec.check!r} with tolerance={spec.tolerance!r} is refused: declare both or neither"
-    if isinstance(spec.tolerance, Tolerance):
-        bounds = (spec.tolerance.relative, spec.tolerance.absolute, spec.tolerance.rms)
-        if not any(bounds) or not all(0 <= bound < math.inf for bound in bounds):
-            yield f"{kernel}: {spec.tolerance!r} is refused: use numbers from 0, and one of them above"
+        yield f"check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
+    bound = spec.tolerance
+    if (spec.check == "tolerance") != isinstance(bound, Tolerance):
+        yield f"check {spec.check!r} with tolerance={bound!r} is refused: declare both or neither"
+    bounds = (bound.relative, bound.absolute, bound.rms) if isinstance(bound, Tolerance) else (1.0,)
+    if min(bounds) < 0 or not 0 < sum(bounds) < math.inf:
+        yield f"{bound!r} is refused: use numbers from 0, and one of them above"
     if spec.prepare is not None and not callable(spec.prepare):
-        yield f"{kernel}: prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
+        yield f"prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

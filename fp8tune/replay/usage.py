@@ -4,16 +4,14 @@ The text of Triton's first IR (TTIR) is parsed with Triton's own bindings. A val
 whatever takes it as an operand, loops, branches and calls. What a load returns is followed no further, unless it
 becomes a pointer. An unknown operation counts as a load and a store of every pointer it takes.
 
-That happens in a process of its own, which has no GPU and no interpreter; it compiles launches without code for sm_90:
-
-    echo '[{"kernel": {...}, "launch": {...}, "code": [signature, text]}]' | python -m fp8tune.replay.usage
+Launches without code are compiled for sm_90, in a process of its own that has no GPU and no interpreter.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -21,14 +19,12 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8tune.errors import MachineError
-from fp8tune.replay.naming import chain, resolved
-from fp8tune.replay.recording import Config, Kernel, Launch, Tensor, as_json, from_json
-from fp8tune.replay.values import decoded
+from fp8tune.replay.naming import resolved
+from fp8tune.replay.recording import Config, Kernel, Launch
 
 
 class Use(NamedTuple):
@@ -53,26 +49,18 @@ def usages(work: Sequence[Work]) -> list[Usage]:
 
     Raises MachineError where no process can compile, for example without Triton.
     """
-    documents = [
-        {
-            "kernel": as_json(replace(kernel, launches=())),
-            "launch": as_json(launch.without_values()),
-            "code": code,
-        }
-        for kernel, launch, code in work
-    ]
+    light = [(replace(kernel, launches=()), launch.without_values(), code) for kernel, launch, code in work]
     process = subprocess.run(
         [sys.executable, "-m", "fp8tune.replay.usage"],
-        input=json.dumps(documents),
+        input=pickle.dumps(light),
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
-        text=True,
         check=False,
     )
     try:
         answers = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        message = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        message = (process.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise MachineError(f"kernels cannot be compiled here: {message}: install torch and triton") from None
     return [{name: Use(*map(bool, use)) for name, use in answer.items()} for answer in answers]
 
@@ -277,93 +265,27 @@ class _Graph:
             self._derived[value].add(origin)
 
 
-def _compiled(kernel: Kernel, launch: Launch) -> Any:
-    """Compile one launch with the config it had, else the one declared first."""
-    outer = _loaded(kernel.name)
-    tuner = next((item for item in chain(outer) if hasattr(item, "configs")), None)
-    arguments = arguments_of(launch, {item.name: _tensor(item) for item in launch.tensors})
-    options: dict[str, Any] = {name: decoded(value) for name, value in launch.options.items()}
-    function = outer
-    if tuner is not None:
-        recorded = launch.config or next(iter(kernel.configs), Config({}))
-        kwargs = {name: decoded(value) for name, value in recorded.kwargs.items()}
-        config = next((config for config in tuner.configs if config.kwargs == kwargs), tuner.configs[0])
-        if config.pre_hook is not None:
-            config.pre_hook({**arguments, **config.all_kwargs()})
-        options |= config.all_kwargs()
-        function = tuner.fn
-    given = {name: value for name, value in arguments.items() if name in kernel.parameters}
-    return function.run(grid=(1, 1, 1), warmup=True, **{**given, **options})
-
-
-def arguments_of(launch: Launch, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a launch by parameter, its tensors given; items of a tuple are put together again."""
-    result: dict[str, Any] = {}
-    for item in launch.arguments:
-        value = tensors[item.name] if isinstance(item, Tensor) else decoded(item.value)
-        name, *places = re.findall(r"[^\[\]]+", item.name)
-        if not places:
-            result[name] = value
-            continue
-        items: list[Any] = result.setdefault(name, [])
-        for _ in places[1:]:  # in their order: a place is the next one, or inside the last
-            if len(items) <= int(places[0]):
-                items.append([])
-            items, places = items[int(places[0])], places[1:]
-        items.append(value)
-    return {name: _as_tuple(value) for name, value in result.items()}
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _loaded(name: str) -> Any:
-    where, _, attribute = name.rpartition(":")
-    sys.path.append(os.getcwd())
-    if where.endswith(".py"):
-        file = Path(where).absolute()
-        root, parts = file.parent, [file.stem]
-        while (root / "__init__.py").is_file():
-            root, parts = root.parent, [root.name, *parts]
-        sys.path.insert(0, str(root))
-        where = ".".join(parts)
-    return resolved(importlib.import_module(where), attribute)
-
-
-def _tensor(argument: Tensor) -> Any:
-    import torch
-
-    tensor = torch.empty_strided(argument.shape, argument.strides, dtype=getattr(torch, argument.dtype), device="meta")
-    return argument_in_memory(argument, tensor)
-
-
-def argument_in_memory(argument: Tensor, tensor: Any) -> Any:
-    """Return a tensor, or the TensorDescriptor over it that was recorded."""
-    if argument.descriptor is None:
-        return tensor
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
-
-
-def _usage(document: Any) -> Usage:
-    if document["code"]:
+def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
+    """Return the use of arguments from a launch's own code, else from what is compiled here."""
+    if code:
         try:
-            signature, text = document["code"]
+            signature, text = code
             return usage_of(text, signature)
         except ValueError as error:  # the code of another Triton version
-            print(f"{document['kernel']['name']}: {error}", file=sys.stderr)
-    compiled = _compiled(from_json(document["kernel"], Kernel), from_json(document["launch"], Launch))
-    from fp8tune.replay.watch.kernel import plain_signature
-
+            print(f"{kernel.name}: {error}", file=sys.stderr)
+    where, _, attribute = kernel.name.rpartition(":")
+    function = resolved(loading.imported_here(where), attribute)
+    launcher = Launcher(kernel, function)
+    case = launcher.case(launch, "meta")
+    config = triton_config(
+        launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
+    )
+    named = case.arguments(case.inputs(0), case.outputs())
+    compiled = launcher.run(launch, config, named, grid=(1, 1, 1), warmup=True)
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 
 
 def _main() -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
     results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
     target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
     driver.set_active(
@@ -372,14 +294,22 @@ def _main() -> None:
         )
     )
     answers: list[Usage] = []
-    for document in json.load(sys.stdin):
+    for kernel, launch, code in pickle.load(sys.stdin.buffer):
         try:
-            answers.append(_usage(document))
+            answers.append(_usage(kernel, launch, code))
         except Exception as error:  # not known, then
-            print(f"{document['kernel']['name']}: {error!r}", file=sys.stderr)
+            print(f"{kernel.name}: {error!r}", file=sys.stderr)
             answers.append({})
     print(json.dumps(answers), file=results)
 
 
 if __name__ == "__main__":
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from fp8tune.replay import loading
+    from fp8tune.replay.launching import Launcher
+    from fp8tune.replay.values import triton_config
+    from fp8tune.replay.watch.kernel import plain_signature
+
     _main()

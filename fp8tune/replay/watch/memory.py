@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fp8tune.replay.arguments import is_descriptor, tensor_in
 from fp8tune.replay.recording import Tensor, pack
 from fp8tune.replay.values import Unrecordable, encoded
 
@@ -21,36 +21,9 @@ SAMPLED = 1 << 20
 _packed_bytes = 0
 
 
-def is_tensor(value: Any) -> bool:
-    """Return True if Triton takes the value as a pointer."""
-    return hasattr(value, "data_ptr") and hasattr(value, "dtype")
-
-
-def is_descriptor(value: Any) -> bool:
-    """Return True for a ``TensorDescriptor`` made on the host."""
-    module = sys.modules.get("triton.tools.tensor_descriptor")
-    return module is not None and isinstance(value, module.TensorDescriptor)
-
-
-def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an argument, or the items of a tuple with tensors under names such as ``parts[0]``. Raises Unrecordable."""
-    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    if not any(_has_memory(item) for item in items):
-        yield name, value
-    elif type(value) is not tuple:
-        raise Unrecordable(f"argument {name} is a {type(value).__name__} with tensors: pass them one by one")
-    else:
-        for index, item in enumerate(value):
-            yield from flattened(f"{name}[{index}]", item)
-
-
-def _has_memory(value: Any) -> bool:
-    return is_tensor(value) or is_descriptor(value) or (isinstance(value, tuple) and any(map(_has_memory, value)))
-
-
 def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """Describe tensors and descriptors by name, without reading any element. Raises Unrecordable."""
-    bases = {name: value.base if is_descriptor(value) else value for name, value in tensors.items()}
+    bases = {name: tensor_in(value) for name, value in tensors.items()}
     first: dict[int, int] = {}  # storage -> its lowest address that an argument has
     for base in bases.values():
         storage = base.untyped_storage().data_ptr()
@@ -87,7 +60,7 @@ def with_values(described: Mapping[str, Tensor], tensors: Mapping[str, Any], sto
     queries: dict[Any, list[tuple[str, str, Any]]] = {}
     with torch.no_grad(), _disable_current_modes():
         for name, value in tensors.items():
-            base = value.base if is_descriptor(value) else value
+            base = tensor_in(value)
             if not isinstance(base, torch.Tensor) or base.numel() == 0:
                 continue
             try:

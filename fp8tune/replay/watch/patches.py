@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fp8tune.replay.naming import attribute_of, chain, resolved
+from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
 from fp8tune.replay.watch import process
 from fp8tune.replay.watch.kernel import DECLARED, tuning_key
 
@@ -82,17 +82,16 @@ def patch_torch_compile(module: ModuleType) -> None:
 def _add_trace(
     table: Any, kernel_idx: int, constant_args_idx: int, grid: Any, tma_descriptor_metadata: Any, kwargs: Any
 ) -> None:
-    given, kernel = {**table.get_constant_args(constant_args_idx), **kwargs}, table.get_kernel(kernel_idx)
-    if not any(type(value).__name__ in ("FakeTensor", "FunctionalTensor") for value in given.values()):
+    bound, kernel = {**table.get_constant_args(constant_args_idx), **kwargs}, table.get_kernel(kernel_idx)
+    if not any(type(value).__name__ in ("FakeTensor", "FunctionalTensor") for value in bound.values()):
         return  # a launch of the kernel itself
     # torch.compile may have made a tuner of its own around the same function
     name = attribute_of(kernel) or attribute_of(list(chain(kernel))[1])
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
-    tuner = next((item for item in chain(original) if hasattr(item, "configs")), None)
-    watched = process.current().of(original if tuner is None else tuner)
+    watched = process.current().of(tuner_of(original) or original)
     if watched is not None and not tma_descriptor_metadata:
-        watched.add_trace(given, grid, getattr(kernel, "configs", ()))
+        watched.add_trace(bound, grid, getattr(kernel, "configs", ()))
 
 
 def recorded_run(original: Callable[..., Any], kind: type, current: process.Process) -> Any:

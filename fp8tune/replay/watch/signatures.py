@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from fp8tune.replay.watch.memory import is_descriptor, is_tensor
+from fp8tune.replay.arguments import is_descriptor, is_tensor
 
 Signature = Callable[[Sequence[Any], Mapping[str, Any]], Hashable]
 
