@@ -17,7 +17,7 @@ from pathlib import Path
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
 from fp8tune.replay import usage
-from fp8tune.replay.recording import Kernel, Launch, Recording, Tensor, merged, read
+from fp8tune.replay.recording import Argument, Kernel, Launch, Recording, Tensor, merged, read
 from fp8tune.replay.watch import process
 from fp8tune.revisions import source
 from fp8tune.stopping import Stopped
@@ -115,7 +115,7 @@ def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Ker
         (kernel, launch, codes.get(launch.code))
         for kernel in kernels
         for launch in kernel.launches
-        if launch.code in codes or not kernel.refusal
+        if launch.code in codes or (not kernel.refusal and any(map(_may_point, launch.arguments)))
     ]
     uses: list[usage.Usage] = []
     with contextlib.suppress(MachineError):
@@ -128,6 +128,11 @@ def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Ker
         )
         for kernel in kernels
     )
+
+
+def _may_point(argument: Argument) -> bool:
+    """Return True unless the argument is a constant of the code."""
+    return isinstance(argument, Tensor) or not argument.is_constexpr
 
 
 def _with_use(launch: Launch, uses: usage.Usage) -> Launch:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from command_line import fp8tune
-from programs import KERNELS, QUICK, Recorded, environment, quick_count, record, told
+from forked import Forked
+from programs import KERNELS, QUICK, Recorded, quick_count, record, told
 
+from fp8tune import cli
 from fp8tune.records import Status
 from fp8tune.replay.recording import Kernel, Recording, Scalar, Tensor, read, text_of
 from fp8tune.store.results import Store
@@ -242,21 +245,18 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
         "mine.run(64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
     )
-    command = [PYTHON, "-m", "fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]
-    running = subprocess.Popen(
-        command,
-        cwd=quick,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    started, deadline = quick / "started", time.monotonic() + 60
+
+    def command() -> None:
+        os.chdir(quick)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # no terminal, which signals all processes itself
+        with mock.patch("sys.argv", ["fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]):
+            cli.main()
+
+    running, started, deadline = Forked(command), quick / "started", time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    started.unlink()
-    running.send_signal(sent)
-    assert running.wait(60) == code
+    os.kill(running.pid, sent)
+    assert running.wait()[0] == code
     (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
 
