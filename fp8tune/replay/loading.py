@@ -54,12 +54,19 @@ def load_spec(reference: str) -> KernelSpec:
             importlib.import_module("fp8tune_kernels.interpreter").install()
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
-        return _with_check(_declared(named.kernel), named)
+        check_reference(reference)
+        try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
+            spec = importlib.import_module("fp8tune_kernels.catalog").load(named.kernel)
+        except ImportError as error:
+            raise MachineError(
+                f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
+            ) from error
+        return _with_check(spec, named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = imported_module(module_text)
     try:
-        spec: Any = resolved(module, attribute)
+        spec = resolved(module, attribute)
     except (AttributeError, LookupError, TypeError):
         specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
         raise unknown(f"kernel spec in {module_text}", attribute, specs) from None
@@ -94,8 +101,13 @@ def recorded_kernel(named: KernelReference) -> Kernel:
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
-    for name, kernel in kernels.items() if where.endswith(".py") else ():
-        if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
+    for name, kernel in kernels.items():
+        if (
+            where.endswith(".py")
+            and name.endswith(f":{attribute}")
+            and kernel.file
+            and Path(kernel.file).resolve() == Path(where).resolve()
+        ):
             return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
 
@@ -138,17 +150,17 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
     """Return a spec with the check that the user asks for instead of its own."""
     if named.recording:
         raise UsageError(f"{named.kernel} has a spec, which makes its own inputs: leave out @{named.recording}")
-    if named.check == "tolerance" and named.tolerance is None and spec.tolerance is None:
-        raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
     if named.check:
         bound = named.tolerance or spec.tolerance if named.check == "tolerance" else None
+        if named.check == "tolerance" and bound is None:
+            raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
         spec = replace(spec, check=named.check, tolerance=bound)
     if named.reference:
         function = _function(named.reference)
 
         def reference(*inputs: Any) -> tuple[Any, ...]:
-            given = function(*inputs)
-            return tuple(given) if isinstance(given, tuple | list) else (given,)
+            outputs = function(*inputs)
+            return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
         spec = replace(spec, reference=reference)
     return spec
@@ -190,14 +202,6 @@ def imported_here(text: str) -> ModuleType:
         return _from_file(Path(text))
     with _importing(text, Path.cwd()):
         return importlib.import_module(text)
-
-
-def _declared(kernel: str) -> KernelSpec:
-    check_reference(kernel)
-    try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
-        return cast(KernelSpec, importlib.import_module("fp8tune_kernels.catalog").load(kernel))
-    except ImportError as error:
-        raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,8 @@ class Process:
         codes: dict[str, Any] = {}
         # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
         kernels = [item.document(codes) for item in every if not (item.is_autotuned and id(item.kernel) in inner)]
-        torch, triton = (getattr(sys.modules.get(name), "__version__", "") or _version(name) for name in _PACKAGES)
-        return Recording("", *_device(), str(torch), str(triton), kernels=tuple(kernels), codes=codes)
+        torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
+        return Recording("", *_device(), torch, triton, kernels=tuple(kernels), codes=codes)
 
     def _write_again_and_again(self) -> None:
         pause_s = FIRST_WRITE_S
@@ -124,15 +123,6 @@ class Process:
             with contextlib.suppress(Exception):  # the last one says what is wrong
                 self.write()
             pause_s = max(LEAST_PAUSE_S, (time.perf_counter() - started) / SHARE)
-
-
-_PACKAGES = ("torch", "triton")
-
-
-def _version(package: str) -> str:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return ""
 
 
 def _device() -> tuple[str, str]:
