@@ -69,7 +69,7 @@ def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts],
     )
     arms = {
         problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device))
-        for problem in declared_problems
+        for problem in every
     }
     return Declared(spec.default, arms)
 

@@ -19,7 +19,7 @@ from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Sca
 from fp8tune.replay.values import Unrecordable, config_of, encoded
 from fp8tune.replay.watch import memory, times
 from fp8tune.replay.watch.grids import grid_of
-from fp8tune.replay.watch.signatures import NO_PARAMETERS, Signatures, WarmsUp
+from fp8tune.replay.watch.signatures import NO_PARAMETERS, WarmsUp, signature_of
 
 WITH_VALUES = 256
 """Distinct launches of a kernel whose values are read, each time with a synchronization."""
@@ -44,12 +44,6 @@ class Entry:
     refusal: str = ""
     compiled: Any = None
     samples: times.Samples = field(default_factory=times.Samples)
-    signature: Hashable = None
-    following: Any = None
-    """The entry that came next the last time: most programs repeat themselves."""
-
-    def __post_init__(self) -> None:
-        self.following = self
 
     @contextlib.contextmanager
     def refused_on_error(self) -> Iterator[None]:
@@ -68,9 +62,9 @@ class WatchedKernel:
         self.function = python_function(kernel)
         self.names: tuple[str, ...] = tuple(kernel.arg_names)
         self.keys = tuple(map(str, getattr(kernel, "keys", ())))
-        self.signatures = Signatures(self.names)
+        self.ignored = set[str]()
+        """Numbers by which launches are not told apart."""
         self.entries: dict[Hashable, Entry] = {}
-        self.last = Entry(signature=object())  # equal to no launch
         self.calm = 0
         """Launches in a row that were only counted."""
         self.unseen = 0
@@ -95,7 +89,6 @@ class WatchedKernel:
             return launch(*args, **kwargs)
         except Exception as error:  # calls like this one are only counted
             entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=_reason(error)))
-            self.signatures.refuse(args, kwargs, NEVER)
         if entry.launch is None and not entry.refusal:
             self.calm, self.weight = 0, 1
             return self._first(entry, launch, args, kwargs)
@@ -105,14 +98,10 @@ class WatchedKernel:
         return self._sampled(entry, launch, args, kwargs)
 
     def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
-        if kwargs.get("warmup"):
-            raise WarmsUp
-        if "warmup" not in kwargs:
-            kwargs = {**kwargs, "warmup": False}
-        signature = self.signatures.add(args, kwargs)(args, kwargs)
+        signature = signature_of(self.names, args, kwargs, self.ignored)
         entry = self.entries.get(signature)
         if entry is None and len(self.entries) < MOST_LAUNCHES:
-            entry = self.entries[signature] = Entry(signature=signature)
+            entry = self.entries[signature] = Entry()
             if len(self.entries) % MANY_VALUES == 0:
                 self._ignore_numbers()
         elif entry is None:
@@ -127,9 +116,8 @@ class WatchedKernel:
             for item in entry.launch.arguments if entry.launch else ():
                 if isinstance(item, Scalar) and type(item.value) in (int, float) and not item.is_constexpr:
                     values.setdefault(item.name, set()).add(item.value)
-        many = {name for name, held in values.items() if 2 * len(held) > len(self.entries) and name not in self.keys}
-        if many:
-            self.signatures.ignore(many)
+        many = (name for name, numbers in values.items() if 2 * len(numbers) > len(self.entries))
+        self.ignored |= {*many} - {*self.keys}
 
     def _first(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make the first launch with a signature."""

@@ -12,6 +12,7 @@ from typing import Any
 from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
 from fp8tune.replay.watch import process
 from fp8tune.replay.watch.kernel import DECLARED, tuning_key
+from fp8tune.replay.watch.signatures import signature_of
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
@@ -109,11 +110,7 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
             if is_counted:
                 watched.unseen -= 1
             else:
-                signature = watched.signatures.of(args, kwargs)
-                entry = watched.last.following
-                if entry.signature != signature:
-                    entry = watched.last.following = watched.entries[signature]
-                watched.last = entry
+                entry = watched.entries[signature_of(watched.names, args, kwargs, watched.ignored)]
                 count = entry.count + watched.weight
                 is_counted = count < entry.due
                 if is_counted:
