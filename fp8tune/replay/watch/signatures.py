@@ -30,7 +30,7 @@ def signature_of(
     addresses: list[int] = []
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
         if type(value) in _SCALARS:
-            if name not in ignored:
+            if name not in ignored and name != "warmup":
                 parts += name, value
         elif is_tensor(value):
             parts += name, value.dtype, value.shape, value.is_contiguous() or value.stride()
