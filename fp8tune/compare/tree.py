@@ -67,10 +67,7 @@ def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts],
         scale_mode=options.scale_mode,
         seed=options.seed,
     )
-    arms = {
-        problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device))
-        for problem in every
-    }
+    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)
 
 

@@ -90,14 +90,13 @@ def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
     module.walk(graph.add)
     if not graph.functions:
         raise ValueError("the text declares no kernel")
-    entry = graph.functions[module.get_entry_func_name()]
-    names = list(_argument_names(signature))
-    if len(names) != len(entry.arguments):
-        raise ValueError(f"the code has {len(entry.arguments)} arguments, the signature {len(names)}")
+    arguments, names = graph.arguments(module.get_entry_func_name()), list(_argument_names(signature))
+    if len(names) != len(arguments):
+        raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
     graph.link()
     loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
     result: dict[str, Use] = {}
-    for name, (value, kind) in zip(names, entry.arguments, strict=True):
+    for name, (value, kind) in zip(names, arguments, strict=True):
         if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
             use = Use(is_pointer and value in loaded, is_pointer and value in stored, value in addresses)
             result[name] = Use(*map(any, zip(use, result.get(name, Use()), strict=True)))
@@ -121,22 +120,12 @@ _PURE = re.compile(
 """Operations that only compute with the pointers they take."""
 
 
-class _Function:
-    def __init__(self) -> None:
-        self.arguments: list[tuple[int, str]] = []
-        """(value, type)"""
-        self.returned: list[list[int]] = []
-        self.branched: list[list[int]] = []
-        """Operands of branches: which block each goes to the bindings do not tell."""
-        self.blocks: list[list[int]] = []
-        """Arguments of all blocks but the first."""
-
-
 class _Graph:
     """Values, and what each is derived from. Operations come with the inner ones first."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, _Function] = {}
+        self.functions: dict[str, int] = {}
+        """Name -> region."""
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
         self._derived: defaultdict[int, set[int]] = defaultdict(set)
@@ -147,11 +136,16 @@ class _Graph:
         self._read_from: dict[int, list[int]] = {}
         """Result of a load -> the pointer that it was loaded from."""
         self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
-        """Region -> its blocks -> their arguments."""
+        """Region -> its blocks -> their arguments, as (value, type)."""
         self._handed_on: defaultdict[int, list[list[int]]] = defaultdict(list)
         """Region -> operands of the operations that end it."""
-        self._function = _Function()
+        self._branched: defaultdict[int, list[int]] = defaultdict(list)
+        """Region -> operands of its branches: which block each goes to the bindings do not tell."""
         self._calls: list[tuple[str, list[int], list[int]]] = []
+
+    def arguments(self, function: str) -> list[tuple[int, str]]:
+        """Return the arguments of a function, as (value, type)."""
+        return next(iter(self._blocks[self.functions[function]].values()))
 
     def add(self, operation: Any) -> None:
         """Add an operation of a walk through a module."""
@@ -165,19 +159,13 @@ class _Graph:
             arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
             self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
         if name == "tt.func":
-            first, *others = self._blocks[regions[0]].values()
-            self._function.arguments = first
-            self._function.blocks = [[value for value, _ in arguments] for arguments in others]
-            self.functions[operation.get_str_attr("sym_name")] = self._function
-            self._function = _Function()
-        elif name in ("scf.yield", "scf.condition"):
-            self._handed_on[parent].append(operands[1:] if name == "scf.condition" else operands)
-        elif name == "tt.return":
-            self._function.returned.append(operands)
+            self.functions[operation.get_str_attr("sym_name")] = regions[0]
+        elif name in ("scf.yield", "scf.condition", "tt.return"):
+            self._handed_on[parent].append(operands[name == "scf.condition" :])
         elif name == "tt.call":
             self._calls.append((operation.get_flat_symbol_ref_attr("callee"), operands, results))
         elif name in ("cf.br", "cf.cond_br"):
-            self._function.branched.append(operands)
+            self._branched[parent] += operands
         elif name.startswith("scf.") and regions:
             self._join(name, operands, results, regions)
         else:
@@ -228,13 +216,12 @@ class _Graph:
     def link(self) -> None:
         """Connect calls with functions and branches with blocks, once all are known."""
         for callee, operands, results in self._calls:
-            function = self.functions[callee]
-            self._derive([value for value, _ in function.arguments], operands)
-            for returned in function.returned:
+            self._derive([value for value, _ in self.arguments(callee)], operands)
+            for returned in self._handed_on[self.functions[callee]]:
                 self._derive(results, returned)
-        for function in self.functions.values():
-            operands = [operand for branched in function.branched for operand in branched]
-            for value in (value for arguments in function.blocks for value in arguments):
+        for region, operands in self._branched.items():
+            _, *others = self._blocks[region].values()
+            for value in (value for arguments in others for value, _ in arguments):
                 self._derived[value].update(operands)
 
     def sources(self, values: Iterable[int]) -> set[int]:

@@ -106,9 +106,9 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             watched = watched_by_id[id(self)]
-            is_counted = watched.unseen > 0
-            if is_counted:
+            if watched.unseen > 0:
                 watched.unseen -= 1
+                is_counted = True
             else:
                 entry = watched.entries[signature_of(watched.names, args, kwargs, watched.ignored)]
                 count = entry.count + watched.weight
