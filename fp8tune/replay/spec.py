@@ -126,7 +126,7 @@ def build(
         default=grid[0],
         key=problems.key(kernel),
         problems=lambda row: iter(()),
-        inputs=work.inputs,
+        inputs=lambda problem, device: launcher.case(work.launch_of(problem), device).inputs(problem.seed),
         outputs=lambda *inputs: inputs[-1].outputs(),
         launch=launcher.launch,
         reference=right,
@@ -146,7 +146,7 @@ def build(
         untried_sizes="" if only_recorded_sizes else untried,
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
-        unlisted=work.unlisted,
+        unlisted=lambda config, problem: launcher.unlisted(work.launch_of(problem), NamedInts(config)),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
     )
 
@@ -221,10 +221,6 @@ class _Work:
     grid: tuple[NamedInts, ...]
     odd: Mapping[str, Launch]
 
-    def inputs(self, problem: Problem, device: str) -> tuple[Any, ...]:
-        """Return the tensors that the launch reads, then its :class:`Case`."""
-        return self.launcher.case(self.launch_of(problem), device).inputs(problem.seed)
-
     def launch_of(self, problem: Problem) -> Launch:
         """Return the launch as recorded, or at odd sizes."""
         layout = problem.input_layout
@@ -248,10 +244,6 @@ class _Work:
         """Explain what the kernel prunes itself, and configs whose grid is not known."""
         launch = self._by_shape.get(NamedInts(shape))
         return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
-
-    def unlisted(self, config: Mapping[str, int], problem: Problem) -> str | None:
-        """Explain why a declared config does not belong to a launch."""
-        return self.launcher.unlisted(self.launch_of(problem), NamedInts(config))
 
     def bytes_moved(self, shape: Mapping[str, int]) -> int:
         """Return the bytes that are loaded and stored; an element that is both counts twice."""

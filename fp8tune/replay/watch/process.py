@@ -63,7 +63,7 @@ class Process:
         if id(kernel) in self._others:
             return None
         if id(kernel) not in watched:
-            if not is_autotuned and not self.wants(kernel):
+            if not is_autotuned and not any(fnmatch.fnmatch(function_name(kernel), p) for p in self.patterns):
                 self._others.add(id(kernel))
                 return None
             watched[id(kernel)] = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
@@ -71,13 +71,6 @@ class Process:
                 self._writer = threading.Thread(target=self._write_again_and_again, daemon=True, name="fp8tune-record")
                 self._writer.start()
         return watched[id(kernel)]
-
-    def wants(self, kernel: Any) -> bool:
-        """Return True if a pattern names a bare kernel."""
-        name = function_name(kernel)
-        return any(
-            fnmatch.fnmatch(item, pattern) for item in (name, name.partition(":")[2]) for pattern in self.patterns
-        )
 
     def finish(self, wait_s: float = 2.0) -> None:
         """Write what there is, with the launches that were still being timed."""
@@ -143,7 +136,8 @@ def current() -> Process:
     """Return this process's; started when Triton is imported."""
     global _current
     if _current is None:
-        patterns = tuple(filter(None, os.environ.get(PATTERNS, "").splitlines()))
-        _current = Process(Path(os.environ[FOLDER]), patterns)
+        patterns = [line for line in os.environ.get(PATTERNS, "").splitlines() if line]
+        patterns = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns]  # of any module
+        _current = Process(Path(os.environ[FOLDER]), tuple(patterns))
         _current.start()
     return _current
