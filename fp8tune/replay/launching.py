@@ -79,14 +79,14 @@ class Launcher:
         assert self._make_inputs is not None
         if config not in self._own_inputs or self._own_inputs[config][0] is not inputs:
             try:
-                made = dict(self._make_inputs(chosen.all_kwargs(), **named))
+                own = dict(self._make_inputs(chosen.all_kwargs(), **named))
             except Exception as error:
                 raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
             written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-            if strange := [name for name in made if name not in named or name in written]:
+            if strange := [name for name in own if name not in named or name in written]:
                 message = f"inputs gives {strange[0]!r}, which the kernel does not only read"
                 raise UsageError(f"{self.kernel.name}: {message}")
-            self._own_inputs[config] = inputs, made
+            self._own_inputs[config] = inputs, own
         return self._own_inputs[config][1]
 
     @property

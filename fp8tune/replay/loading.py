@@ -243,8 +243,8 @@ def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
         raise UsageError(f"kernel {spec.name!r}: {refusal}")
     guarded = copy.copy(spec)
     for function in FUNCTIONS:
-        if (given := getattr(spec, function)) is not None:
-            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, given))
+        if (unguarded := getattr(spec, function)) is not None:
+            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, unguarded))
     return guarded
 
 

@@ -140,8 +140,8 @@ class Config:
     def options(self) -> dict[str, int]:
         """Warps and stages, and the other :data:`CONFIG_OPTIONS` where they are set."""
         optional = {"num_ctas": None if self.num_ctas == 1 else self.num_ctas, "maxnreg": self.maxnreg}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **given}
+        options = {name: value for name, value in optional.items() if value is not None}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **options}
 
     @property
     def values(self) -> dict[str, Value]:
@@ -314,8 +314,8 @@ def as_json(record: Any) -> Any:
     """Return a record of this module as plain JSON values; fields at their default are left out."""
     if dataclasses.is_dataclass(record):
         document = {"kind": "tensor"} if isinstance(record, Tensor) else {}
-        given = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
-        return document | {item.name: as_json(value) for item, value in given if not _is_default(value, item)}
+        values = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
+        return document | {item.name: as_json(value) for item, value in values if not _is_default(value, item)}
     if isinstance(record, Mapping):
         return {name: as_json(value) for name, value in record.items()}
     return [as_json(value) for value in record] if isinstance(record, list | tuple) else record

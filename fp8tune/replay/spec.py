@@ -117,7 +117,9 @@ def build(
     only_recorded_sizes = only_recorded_sizes or bool(kernel.pruner_configs)
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in launches.values()}
     untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
-    work = _Work(kernel, launcher, launches, grid, {id: made for id, made in odd.items() if isinstance(made, Launch)})
+    work = _Work(
+        kernel, launcher, launches, grid, {id: launch for id, launch in odd.items() if isinstance(launch, Launch)}
+    )
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
     right = partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound)
     return RecordedSpec(
@@ -252,8 +254,8 @@ class _Work:
 
     def _odd_problem(self, launch: Launch, seed: int = 0) -> Problem:
         recorded = next(problem for problem, other in self.launches.items() if other is launch)
-        made = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
-        shape = NamedInts([(name, made.shape.get(name, value)) for name, value in recorded.shape.items()])
+        odd = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
+        shape = NamedInts([(name, odd.shape.get(name, value)) for name, value in recorded.shape.items()])
         return replace(recorded, shape=shape, input_layout=f"{problems.ODD}{launch.id}", seed=seed)
 
     def edges(self, problem: Problem) -> Iterable[Edge]:

@@ -206,8 +206,8 @@ class _Graph:
         if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
             self._addresses.update(operands)
         elif is_assembly:  # its memory operand may be an integer
-            given = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-            self._addresses.update(item.id() for item in given if "i64" in str(item.get_type()))
+            values = [operation.get_operand(index) for index in range(operation.get_num_operands())]
+            self._addresses.update(item.id() for item in values if "i64" in str(item.get_type()))
         elif name.endswith("ptr_to_int"):
             self._based.update(results)
         elif "load" in name:

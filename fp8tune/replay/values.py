@@ -118,9 +118,9 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
     """
     import triton
 
-    made = triton.Config(decoded_items(config.kwargs), **{"num_ctas": config.num_ctas, **config.options})
-    made.pre_hook = hook_for(made, declared)
-    return made
+    result = triton.Config(decoded_items(config.kwargs), **{"num_ctas": config.num_ctas, **config.options})
+    result.pre_hook = hook_for(result, declared)
+    return result
 
 
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:
@@ -156,6 +156,6 @@ def dtype_number(dtype: str) -> int:
 def text_of(value: Value) -> str:
     """Return a value as people write it: ``silu``, ``float16``, ``0.125``, ``(2, 3)``."""
     if isinstance(value, Mapping) and len(value) == 1:
-        ((kind, held),) = value.items()
-        return text_of(held) if kind == "tuple" else str(held).removeprefix("torch.").removeprefix("tl.")
+        ((kind, inner),) = value.items()
+        return text_of(inner) if kind == "tuple" else str(inner).removeprefix("torch.").removeprefix("tl.")
     return f"({', '.join(map(text_of, value))})" if isinstance(value, tuple | list) else str(value)
