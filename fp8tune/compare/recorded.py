@@ -1,4 +1,4 @@
-"""What changed between two git revisions, from recorded rows alone; :mod:`fp8tune.compare.live` times both now.
+"""Compare two git revisions by recorded rows alone; :mod:`fp8tune.compare.live` times both now.
 
 A row belongs to a revision if the kernel has the row's source hash there: an unrelated commit orphans nothing. Rows are
 compared within one device, driver, torch and Triton, each side's at its own best config: what its users get. A verdict
@@ -28,7 +28,7 @@ Best = Mapping[tuple[Problem, Device], Result]
 
 
 def stored(store: Reader, both: Sides) -> list[Study]:
-    """Read the studies of the two revisions' code, and nothing else."""
+    """Return the studies of the two revisions' code; nothing else is read."""
     versions = {(kernel.name, source_hash) for kernel in both.kernels for source_hash in kernel.hashes if source_hash}
 
     def keep(studies: Sequence[Study]) -> list[Study]:
@@ -50,7 +50,7 @@ def compare(studies: Iterable[Study], both: Sides) -> Comparison:
 
 
 def _kernel_rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> list[ComparedRow]:
-    """A row for each problem and device; INCONCLUSIVE if the code changed and both sides have times."""
+    """Return a row for each problem and device; INCONCLUSIVE if the code changed and both sides have times."""
     old, new = (_best(kernel.name, source_hash, studies) for source_hash in kernel.hashes)
     verdict = kernel.verdict or ChangeVerdict.NO_ROWS
     rows = []
@@ -66,14 +66,14 @@ def _kernel_rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> list[
 
 
 def _best(kernel: str, source_hash: str | None, studies: Sequence[Study]) -> Best:
-    """For one version of a kernel."""
+    """Return the picks of one version of a kernel."""
     of_kernel = [study for study in studies if study.problem.kernel == kernel]
     of_version = [study for study in of_kernel if study.source_hash == source_hash]
     return {(study.problem, study.device): study.pick for study in decided(of_version)}
 
 
 def _paired(row: ComparedRow, before: Result | None, after: Result | None) -> ComparedRow:
-    """The row with what each side has of it, and with the change's error if both have several processes."""
+    """Return the row with the times of each side, and with the change's error if both have several processes."""
     row = replace(
         row,
         before_us=median(before.times_us) if before else None,
@@ -89,7 +89,7 @@ def _paired(row: ComparedRow, before: Result | None, after: Result | None) -> Co
 
 
 def _decided(row: ComparedRow, tested: int) -> ComparedRow:
-    """A row whose code changed with its verdict; ``tested`` rows are decided together."""
+    """Return a row whose code changed with its verdict; ``tested`` rows are decided together."""
     if row.verdict is not ChangeVerdict.INCONCLUSIVE:
         return row
     if row.effect is None:
@@ -98,7 +98,7 @@ def _decided(row: ComparedRow, tested: int) -> ComparedRow:
 
 
 def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, both: Sides) -> str:
-    """One side lacks a problem on a device: say whether it has it elsewhere, which is never compared."""
+    """Explain why one side lacks a problem on a device; rows of other devices are never compared."""
     missing, there = (both.after, new) if (problem, device) in old else (both.before, old)
     elsewhere = [_differences(device, other) for of, other in there if of == problem]
     if not elsewhere:
@@ -113,6 +113,6 @@ def _differences(one: Device, other: Device) -> list[str]:
 
 
 def _order(key: tuple[Problem, Device]) -> tuple[str, list[tuple[str, int]], str]:
-    """Devices together, shapes by their sizes."""
+    """Sort key: devices together, shapes by their sizes."""
     problem, device = key
     return device.fingerprint, list(problem.shape.items()), repr(problem)

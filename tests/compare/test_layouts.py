@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from database_rows import study_of
+from git_repositories import commit, git
 from places import PLANTED
 
 from fp8tune.compare import live, recorded
@@ -57,26 +57,16 @@ def package(folder: str, runtime: str, toll: float = 1.0, times: str = "2") -> M
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tags: ``old`` has all modules beside each other, ``new`` has folders, ``slower`` a change in the new layout."""
     repository = tmp_path_factory.mktemp("repository")
-
-    def run(*arguments: str) -> None:
-        command = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-        subprocess.run(command, check=True)
-
-    run("init", "-q")
+    git(repository, "init", "-q")
     (repository / "one.toml").write_text("[[rows]]\nM = 300\nK = 64\nE = 1\n")
     for tag, files in (
         ("old", package("", "")),
         ("new", package("quantize/", "runtime/")),
         ("slower", package("quantize/", "runtime/", toll=1.05, times="2.0")),
     ):
-        for name, text in files.items():
-            file = repository / "kernels/fp8tune_kernels" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        run("add", ".")
-        run("commit", "-q", "-m", tag)
-        run("tag", tag)
-        run("rm", "-rq", "kernels")
+        commit(repository, {f"kernels/fp8tune_kernels/{name}": text for name, text in files.items()}, tag)
+        git(repository, "tag", tag)
+        git(repository, "rm", "-rq", "kernels")
     return repository
 
 

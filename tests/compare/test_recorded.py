@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import merged, study_of
+from git_repositories import commit, git
 
 from fp8tune import errors
 from fp8tune.compare import recorded
@@ -32,32 +33,24 @@ SHAPE = NamedInts(M=16640, K=5120, G=64)
 CONFIG = NamedInts(BLOCK_SIZE=32, num_warps=4)
 
 
-def run(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+def file_of(kernel: str) -> str:
+    return f"kernels/fp8tune_kernels/quantize/{kernel.replace('-', '_')}.py"
 
 
-def write(repository: Path, kernel: str, scale: int) -> None:
-    file = repository / "kernels/fp8tune_kernels/quantize" / f"{kernel.replace('-', '_')}.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(KERNEL.format(scale=scale, name=kernel))
+def files(**scales: int) -> dict[str, str | None]:
+    """The files of kernels with these scales."""
+    names = {name.replace("_", "-"): scale for name, scale in scales.items()}
+    return {file_of(name): KERNEL.format(scale=scale, name=name) for name, scale in names.items()}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """colwise changes between main and branch, rowwise-2d does not, rowwise is new, mxfp8-dim0 goes."""
     folder = tmp_path_factory.mktemp("made")
-    run(folder, "init", "-q", "-b", "main")
-    write(folder, "colwise", 1)
-    write(folder, "rowwise-2d", 1)
-    write(folder, "mxfp8-dim0", 1)
-    run(folder, "add", ".")
-    run(folder, "commit", "-q", "-m", "one")
-    run(folder, "checkout", "-q", "-b", "branch")
-    write(folder, "colwise", 2)
-    write(folder, "rowwise", 1)
-    (folder / "kernels/fp8tune_kernels/quantize/mxfp8_dim0.py").unlink()
-    run(folder, "add", ".")
-    run(folder, "commit", "-q", "-m", "two")
+    git(folder, "init", "-q", "-b", "main")
+    commit(folder, files(colwise=1, rowwise_2d=1, mxfp8_dim0=1))
+    git(folder, "checkout", "-q", "-b", "branch")
+    commit(folder, files(colwise=2, rowwise=1) | {file_of("mxfp8-dim0"): None})
     return folder
 
 
@@ -133,11 +126,9 @@ def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> Non
 
 def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    file = repository / "kernels/fp8tune_kernels/quantize/colwise.py"
+    file = repository / file_of("colwise")
     file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
-    (repository / "README.md").write_text("hello")
-    run(repository, "add", ".")
-    run(repository, "commit", "-q", "-m", "comments")
+    commit(repository, {"README.md": "hello"})
     assert compared(repository, *evidence)["colwise"].after_us == 150.0
 
 
@@ -213,9 +204,8 @@ def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
 
 def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    run(repository, "checkout", "-q", "main")
-    write(repository, "colwise", 3)
-    run(repository, "commit", "-qa", "-m", "three")
+    git(repository, "checkout", "-q", "main")
+    commit(repository, files(colwise=3))
     assert compared(repository, *evidence, range_text="main..branch")["colwise"].verdict == "no rows"
     assert compared(repository, *evidence, range_text="main...branch")["colwise"].ratio == 0.75
 

@@ -156,10 +156,10 @@ def test_a_file_is_tried_once_for_its_content(folder):
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ("name='../../etc/x'", "kernel name '../../etc/x' is refused"),
+        ("name='../../etc/x'", "kernel '../../etc/x': its name is refused"),
         ("name='two\\nlines'", "is refused"),
-        ("name=7", "kernel name 7 is refused"),
-        ("name='\\x1b[31m'", r"kernel name '\\x1b\[31m' is refused"),
+        ("name=7", "kernel 7: its name is refused"),
+        ("name='\\x1b[31m'", r"kernel '\\x1b\[31m': its name is refused"),
         ("axes={'lambda': (1,)}, default=NamedInts({'lambda': 1})", "axis 'lambda' is refused"),
         ("axes={'BLOCK_SIZE': (True,)}", "BLOCK_SIZE has the value True"),
         ("default=NamedInts(BLOCK_SIZE=-1)", "BLOCK_SIZE has the value -1"),
@@ -169,7 +169,7 @@ def test_a_file_is_tried_once_for_its_content(folder):
         ("in_dtypes=('float12',)", "in_dtypes .* is refused: name at least one of bfloat16"),
         ("in_dtypes=()", "in_dtypes .* is refused"),
         ("axes=None", "has a field that cannot be used"),
-        ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
+        ("name='colwise'", "kernel 'colwise': its name is fp8tune's own"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
         ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
         ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
