@@ -19,7 +19,7 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.plan import problems
+from fp8tune.plan import grids
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
@@ -76,7 +76,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     spec = _spec(reference)
     found = []
     for arm in arms:
-        grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
+        grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
