@@ -19,7 +19,7 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.plan import grids
+from fp8tune.plan import grids, problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels.arches import ARCHES

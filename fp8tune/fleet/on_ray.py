@@ -63,7 +63,9 @@ class RayFleet:
                 raise MachineError("no GPU is in the Ray cluster: ray status says what is; without a GPU use --timer")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise MachineError(f"no Ray cluster at {address} ({reason}): see ray status, or unset RAY_ADDRESS") from None
+            raise MachineError(
+                f"no Ray cluster at {address} ({reason}): see ray status, or unset RAY_ADDRESS"
+            ) from None
         except BaseException:
             self._ray.shutdown()
             raise
@@ -78,7 +80,9 @@ class RayFleet:
         """Start workers on new GPUs and see which have ended; True once none is left. To be asked every second."""
         while self.count < sum(int(node["Resources"]["GPU"]) for node in self._gpu_nodes()):
             self._start()
-        ended, _ = self._ray.wait([*self.workers], num_returns=len(self.workers), timeout=0) if self.workers else ([], [])
+        ended, _ = (
+            self._ray.wait([*self.workers], num_returns=len(self.workers), timeout=0) if self.workers else ([], [])
+        )
         for worker in ended:
             number = self.workers.pop(worker)
             try:

@@ -66,7 +66,9 @@ def problems(
     if not result:
         dims = ", ".join(dict.fromkeys(dim for row in rows for dim in row))
         reason = f"ask for {', '.join(lacking)}, and the shapes have {dims}" if lacking else "are none"
-        raise UsageError(f"the shapes hold no problem for {spec.name}: its problems {reason}; give others with --shapes")
+        raise UsageError(
+            f"the shapes hold no problem for {spec.name}: its problems {reason}; give others with --shapes"
+        )
     for problem in result:
         check_size(spec, problem)
     return list(result)

@@ -1,7 +1,7 @@
 """Shape sets: sizes of a model's layers, as TOML that people read and write by hand.
 
-A file has ``[[rows]]`` entries, each with dims that are integers or lists of them. The lists of an entry multiply out in
-the order written, ``M, K, N, E`` before all others. In the sets of fp8tune ``M`` is tokens on this device, ``K`` the
+A file has ``[[rows]]`` entries, each with dims that are integers or lists of them. The lists of an entry multiply
+out, ``M, K, N, E`` before all others. In the sets of fp8tune ``M`` is tokens on this device, ``K`` the
 model dim, ``E`` experts held here (groups of tokens), and ``N``, if the source has one, the expert hidden dim. An entry
 may have a ``name``, which tables print beside its rows.
 """

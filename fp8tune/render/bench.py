@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import Bound
-from fp8tune.records import Progress, is_recorded
+from fp8tune.records import is_recorded
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
