@@ -10,7 +10,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -148,10 +148,10 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.adapter import studies_of
     from fp8tune.cli import app
     from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
+    from fp8tune.studies import decided
 
     folder = Path(tempfile.mkdtemp())
     shapes, db = str(folder / "race.toml"), str(folder / "race.db")
@@ -163,10 +163,10 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     def search() -> Found:
         app(command, standalone_mode=False)
         with Store.open(db, writable=False) as store:
-            evidence = store.evidence(keep=competing)
+            (study,) = store.studies(keep=competing)
         fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
-        raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
-        (study,) = studies_of(raced)
+        raced = [r for r in study.results if fixed.items() <= dict(r.config or {}).items()]  # less the default
+        (study,) = decided([replace(study, results=tuple(raced))])
         return Found(course.as_config(study.pick.config or {}), len(study.times_us))
 
     return search

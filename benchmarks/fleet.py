@@ -24,18 +24,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, select_rows
+from fp8tune.exporting import select_rows
 from fp8tune.fleet import units, worker
 from fp8tune.fleet.events import UnitDone, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.records import NamedInts
 from fp8tune.store import units as store_units
 from fp8tune.store.results import Store
-from fp8tune.store.units import QueuedSweep, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import QueuedSweep
 from fp8tune.sweep import planning
 from fp8tune.sweep.events import Event, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
+from fp8tune.tables.current import NO_TABLES
 
 DEVICE = "simulated:1"
 FEW = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=8192", "num_stages=1")

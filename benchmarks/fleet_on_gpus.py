@@ -29,7 +29,7 @@ from fp8tune.fleet import units
 from fp8tune.fleet.worker import QueueEvent, Worker
 from fp8tune.records import NamedInts, Pick, Problem
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 from fp8tune.sweep import picks, planning, session
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan

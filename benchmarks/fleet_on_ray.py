@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fp8tune.cli import main as fp8tune
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 from fp8tune.sweep import session
 
 

@@ -10,7 +10,7 @@ from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 import fp8tune
 import fp8tune_kernels
-from fp8tune.store.importing import import_file
+from fp8tune.importing.files import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 

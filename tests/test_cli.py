@@ -18,8 +18,8 @@ from forked import Forked, workers_forked_from_here
 from places import PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
+from fp8tune.importing import files as importing
 from fp8tune.revisions.loading import load_spec
-from fp8tune.store import importing
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 

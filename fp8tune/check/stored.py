@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,13 +33,6 @@ def check(db: str, store: Store) -> list[Finding]:
         what = f"a sweep was not finished: {command or 'its command is not known'}"
         findings.append(Finding(Level.WARNING, what, "run the same command again: it continues where it stopped"))
     return findings
-
-
-def check_devices(store: Store) -> Iterator[Finding]:
-    """GPUs that a fleet leaves out."""
-    for out in store.exclusions():
-        what = f"GPU {out.uuid_hash[:4]}... ({out.device}) takes no units, as {out.worker} found: {out.reason}"
-        yield Finding(Level.WARNING, what, "mend it; fp8tune worker looks again before its first unit")
 
 
 def way_back(db: str) -> str:

@@ -39,21 +39,26 @@ def compact(
     kernel, and counts of the rest. Samples and the trials of coarse passes go: --archive keeps everything in a file
     that fp8tune import reads.
     """
+    from fp8tune.importing import archives
     from fp8tune.render import contracts
-    from fp8tune.store import archives, database
+    from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks
 
     db = database_to_write(db, create=False)
     path = database.path_of(db)
-    if path is None:
-        raise UsageError("a server looks after its own space: import its rows into a file, and compact that")
-    Store.open(db, writable=False).close()
+    if path is None and output is None:
+        raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")
+    with Store.open(db, writable=False) as source:
+        if output is not None:
+            if path is not None:
+                archives.copy(path, output)
+            else:
+                _copy_rows(source, output)
+            path = output
+    assert path is not None
     before = path.stat().st_size
     archived = None if archive is None else archives.write(path, archive)
-    if output is not None:
-        archives.copy(path, output)
-        path = output
     with Store.open(str(path)) as store:
         pruned = store.prune(_configs_in_use(store))
         picks.keep_current(store)
@@ -68,9 +73,20 @@ def compact(
         print(f"  archive  {_mb(archived)}: fp8tune import {visible(str(archive))} reads it")
 
 
+def _copy_rows(source: Store, target: Path) -> None:
+    """Copy all rows of a server into a new file."""
+    from fp8tune.store.results import Store
+
+    if target.exists():
+        raise UsageError(f"{target} is there already: give another name, or remove it")
+    with Store.open(str(target), create=True) as store:
+        store.merge(source)
+
+
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
-    from fp8tune.adapter import NO_TABLES, SHIPPED, completed, read_studies
+    from fp8tune.studies import read_studies
+    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
     from fp8tune_kernels.arches import ARCHES
     from fp8tune_kernels.tables import table
 

@@ -9,7 +9,8 @@ import typer
 from fp8tune.render.terminal import counted, notice
 from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.store.units import Queue, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue
 from fp8tune.sweep.options import On
 from fp8tune.sweep.planning import Plan
 

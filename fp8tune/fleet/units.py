@@ -23,7 +23,8 @@ from fp8tune.revisions.loading import check_reference
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
-from fp8tune.store.units import QueuedSweep, Unit, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweep import planning
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan

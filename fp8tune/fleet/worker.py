@@ -22,7 +22,8 @@ from fp8tune.fleet.heartbeat import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import Kind, Status, shortfall
 from fp8tune.store.results import Store, Tally
-from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit
 from fp8tune.sweep import events, picks, planning, session
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan

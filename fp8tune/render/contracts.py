@@ -19,7 +19,6 @@ from fp8tune.redaction import redacted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fp8tune.adapter import Explanation
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fp8tune.compare.comparison import ComparedRow, Comparison
     from fp8tune.fleet.worker import QueueEvent
     from fp8tune.lookups import Lookup
+    from fp8tune.stats.explanation import Explanation
     from fp8tune.stats.study import Study
     from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
@@ -117,7 +117,7 @@ def bounded_winner(study: Study) -> Object:
 def explanation(found: Explanation, lookup: Lookup | None) -> Object:
     """``explain``: the pick of one problem with everything behind it. ``slowdown`` and its bounds are ratios to the
     pick, in the same stage; those of ``pairs`` are of ``config`` to ``rival``."""
-    from fp8tune.adapter import reasons
+    from fp8tune.stats.explanation import reasons
 
     pairs = found.pairs
     places = [(i, j) for i in range(len(pairs.configs)) for j in range(len(pairs.configs)) if i != j] if pairs else []

@@ -199,11 +199,6 @@ COMPARED = (
     field("after_config", INTS_OR_NULL, "the second side's config"),
 )
 
-FORGOTTEN = (
-    field("row", "text", "such as `trials:17`"),
-    field("reason", "text", "why it cannot be read; empty if it can"),
-)
-
 INTERVAL = field("interval", "list or null", "its lower and upper bound, each one-sided and a number or null", "ratio")
 
 TRIED = (
@@ -509,7 +504,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "What was removed.",
         (
             field("database", "text", "the database, without a password"),
-            field("rows", "list of objects", "the rows that were asked for", of=FORGOTTEN),
+            field("rows", "list of texts", "the rows that were named, such as `results:17`"),
             field("removed", "object of integers", "table -> how many rows of it went"),
         ),
     ),
@@ -540,10 +535,9 @@ DOCUMENTS: Mapping[str, Document] = {
             field("path", "text", "the file that was written"),
             field("bytes_before", "integer", "the size of the database"),
             field("bytes_after", "integer", "the size of the file that was written"),
-            field("problems", "integer", "packed ones, by problem, kernel version, device and kind"),
-            field("trials", "integer", "all there are"),
-            field("packed", "integer", "trials that are packed"),
-            field("left_out", "integer", "trials of screens whose samples were left out"),
+            field("results_removed", "integer", "configs of a problem that are gone"),
+            field("trials_removed", "integer", "timed blocks and failed attempts that are gone"),
+            field("results_kept", "integer", "configs of a problem that remain"),
             field("archive", "text or null", "the archive; null if none was asked for"),
             field("archive_bytes", "integer or null", "its size"),
         ),

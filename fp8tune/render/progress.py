@@ -117,9 +117,7 @@ class Display:
         width = max(10, min(self._console.width - MARGIN, WIDEST))
         columns = [TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))]
         texts = [self._count, *self._times()]
-        columns += [
-            TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts
-        ]
+        columns += [TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts]
         bar = BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8))
         progress = Progress(columns[0], bar, *columns[1:], console=self._console, expand=True, auto_refresh=False)
         progress.add_task(self._phase, total=self._total or 1, completed=self._done if self._total else 0)

@@ -1,26 +1,33 @@
-"""Connections to a results database, its transactions, and one line for each of a driver's errors."""
+"""Connections to a results database: transactions that are repeated when a server goes away, one-line errors."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
+import tenacity
 from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
 from fp8tune.store.schema import METADATA, VERSION, Meta
 
 BUSY_S = 60.0
 """Patience with another process that holds the lock of a file."""
+
+PATIENCE_S = 300.0
+"""Patience with a server that went away: one that is restarted or upgraded is back by then."""
 
 WRITERS_LOCK = int.from_bytes(b"fp8tune")
 """Advisory lock that the writers of one database on a server take in turn."""
@@ -43,8 +50,8 @@ _OPTIONS = (
 _CONNECT = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
 _DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
-_LOCKED = "is locked by another process: stop it or wait for it, or give another file with --db"
 _FOREIGN = "is not a results database of this fp8tune: give another file with --db"
+_INVALID = "cannot hold this row, which is invalid and was not stored: see its values"
 _LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
 _STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
@@ -54,9 +61,9 @@ _FILE_LINES = {
     "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
     "malformed": _DAMAGED,
     "could not decode": _DAMAGED,
-    "constraint": "cannot hold this row, which is invalid and was not stored: see its values",
-    "cannot store": "cannot hold this row, which is invalid and was not stored: see its values",
-    "locked": _LOCKED,
+    "constraint": _INVALID,
+    "cannot store": _INVALID,
+    "locked": "is locked by another process: stop it or wait for it, or give another file with --db",
     "readonly": "cannot be written: make the file and its folder writable, or give another file with --db",
     "unable to open": "cannot be opened: check that its folder exists and may be written",
     "full": "could not grow, the disk is full: free some space; every row stored before is kept",
@@ -64,7 +71,7 @@ _FILE_LINES = {
     "no such": _FOREIGN,
 }
 _STATE_LINES = {
-    "23": "cannot hold this row, which is invalid and was not stored: see its values",
+    "23": _INVALID,
     "55p03": _LOST,  # another writer holds the lock longer than usual: try again
     "42p01": _FOREIGN,
     "42703": _FOREIGN,
@@ -80,28 +87,24 @@ _STATE_LINES = {
     "40": _LOST,  # a deadlock, and what else a server undoes by itself
 }
 _CLIENT_LINES = {
-    "starting up": _STARTING,
-    "shutting down": _STARTING,
-    "recovery mode": _STARTING,
-    "not yet accepting": _STARTING,
-    "too many": _STARTING,
-    "connection slots": _STARTING,
+    **dict.fromkeys(("starting up", "shutting down", "recovery mode", "not yet accepting"), _STARTING),
+    **dict.fromkeys(("too many", "connection slots"), _STARTING),
     "password": "refused the login: put the password into PGPASSWORD or ~/.pgpass, and check the user's name",
     "does not exist": "is not there: make the database with createdb, and check the user's name",
-    "server closed": _LOST,
-    "connection is": _LOST,
-    "connection failed": _UNREACHABLE,
-    "connection timeout": _UNREACHABLE,
-    "resolve host": _UNREACHABLE,
+    **dict.fromkeys(("server closed", "connection is"), _LOST),
+    **dict.fromkeys(("connection failed", "connection timeout", "resolve host"), _UNREACHABLE),
 }
+
+_logger = logging.getLogger("fp8tune")
+_reached: set[str] = set()
+
+Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+AnyDatabase = TypeVar("AnyDatabase", bound="Database")
 
 
 class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
-
-
-class OldDatabaseError(DatabaseError):
-    """The database was written by an older fp8tune: ``fp8tune import`` reads it."""
 
 
 class ForeignLogError(DatabaseError):
@@ -117,27 +120,20 @@ class LostConnectionError(DatabaseError):
 
 
 class Database:
-    """An SQLite file, or a database on a PostgreSQL server."""
+    """An SQLite file, or a database on a PostgreSQL server. A context manager; one thread at a time."""
 
     def __init__(
         self, url: str, *, create: bool = False, writable: bool = True, versions: tuple[int, ...] = (VERSION,)
     ) -> None:
-        """Open a plain path or a URL.
-
-        Args:
-            url: The database.
-            create: Make a missing file, and the tables of an empty database.
-            writable: Without it, nothing needs a right to write.
-            versions: Versions of the schema that the caller can read.
-
-        Raises:
-            DatabaseError: There is no such database, or it is not one of this fp8tune.
-        """
-        self.version, self._versions = VERSION, versions
+        """Open a plain path or a URL, at once or not at all; see :meth:`open`."""
         parsed = parse(url)
+        self.version, self._versions = VERSION, versions
         self.label, self.path, self.writable = label(url), path_of(url), writable
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
+        self._open: Connection | None = None
+        self._fence: Callable[[Connection], None] | None = None
+        """Called at the beginning of each write; raises to store nothing."""
         if self.path is not None:
             _check_path(self.path, create=create and writable, writable=writable)
         self._mode = "ro" if not writable else "rwc" if create else "rw"
@@ -152,23 +148,44 @@ class Database:
             self._engine.dispose()  # connections from now on use a write-ahead log
             self._inode = _inode(self.path)
 
-    @contextlib.contextmanager
-    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
-        """Open a transaction that sees one state; a writing one is committed as a whole, or not at all."""
-        if write and not self.writable:
-            raise DatabaseError("the database was opened for reading only: open it with writable=True")
-        with self._one_line_errors():
-            if write and self.path is not None and self._is_ours:
-                self._check_still_there()
-            with self._engine.connect() as connection, connection.begin():
-                if not self.is_server:
-                    # IMMEDIATE takes the lock up front: who reads first and then writes would fail, not wait.
-                    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-                elif write:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
-                else:
-                    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                yield connection
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        create: bool = False,
+        writable: bool = True,
+        wait: bool = False,
+        versions: tuple[int, ...] = (VERSION,),
+    ) -> Self:
+        """Open a plain path or a database URL.
+
+        Args:
+            url: The database.
+            create: Make a missing file, and the tables of an empty database.
+            writable: Without it, nothing needs a right to write.
+            wait: Wait for a server that this process has never reached.
+            versions: Versions of the schema that the caller can read.
+
+        Raises:
+            DatabaseError: The database cannot be used.
+        """
+
+        def is_passing(error: BaseException) -> bool:
+            is_lost = isinstance(error, LostConnectionError)
+            return is_lost and (wait or error.is_starting or error.label in _reached)
+
+        database = _repeated(
+            lambda: cls(url, create=create, writable=writable, versions=versions), is_passing, label(url)
+        )
+        _reached.add(database.label)
+        return database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close all connections; the last writer of a file leaves one plain file without a log."""
@@ -180,23 +197,68 @@ class Database:
                     raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     raw.execute("PRAGMA journal_mode=DELETE")
 
-    def compact(self) -> None:
-        """Rewrite a file without free space."""
-        if not self.is_server:
-            self._outside_transaction("VACUUM")
+    @property
+    def _connection(self) -> Connection:
+        assert self._open is not None, "outside of a transaction"
+        return self._open
 
-    def analyze(self) -> None:
-        """Have the planner count rows anew: it plans by what was there before a large import."""
-        self._outside_transaction("ANALYZE")
+    def _begin(self, *, write: bool) -> None:
+        """Do what each transaction begins with."""
+        if write and self._fence is not None:
+            self._fence(self._connection)
 
-    def _outside_transaction(self, statement: str) -> None:
-        with self._one_line_errors(), self._engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
+    def run(self, work: Callable[[], Value], *, write: bool = False) -> Value:
+        """Return the result of ``work`` in a transaction, repeated until it is committed.
+
+        All writes are idempotent, so a commit whose answer was lost may be repeated.
+
+        Raises:
+            LostConnectionError: The server did not come back in time.
+        """
+        if self._open is not None:  # within another transaction
+            return work()
+
+        def attempt() -> Value:
+            try:
+                with self.transaction(write=write) as self._open:
+                    self._begin(write=write)
+                    return work()
+            finally:
+                self._open = None
+
+        def is_passing(error: BaseException) -> bool:
+            return isinstance(error, LostConnectionError) and error.label == self.label
+
+        return _repeated(attempt, is_passing, self.label)
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+        """Open a transaction that sees one state; a writing one is committed as a whole, or not at all."""
+        if write and not self.writable:
+            raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        with self._one_line_errors():
+            if write and self.path is not None and self._is_ours:
+                self._check_still_there(self.path)
+            with self._engine.connect() as connection, connection.begin():
+                if not self.is_server:
+                    # IMMEDIATE takes the lock up front: who reads first and then writes would fail, not wait.
+                    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+                elif write:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+                else:
+                    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                yield connection
+
+    def execute_alone(self, statement: str) -> None:
+        """Execute VACUUM or ANALYZE outside of a transaction. A server vacuums by itself."""
+        if not (self.is_server and statement == "VACUUM"):
+            with self._one_line_errors(), self._engine.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
     def _server(self, url: URL) -> Engine:
         options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
-        given = url.query.get("options", "")
-        options["options"] = f"{_OPTIONS} {given if isinstance(given, str) else ' '.join(given)}"
+        named = url.query.get("options", "")
+        options["options"] = f"{_OPTIONS} {named if isinstance(named, str) else ' '.join(named)}"
         options["application_name"] = "fp8tune"
         try:
             return create_engine(url, connect_args=options, pool_size=1, max_overflow=2)
@@ -227,42 +289,36 @@ class Database:
             if not tables and create:
                 METADATA.create_all(connection)
                 connection.execute(Meta.insert().values(name="schema_version", value=str(VERSION)))
-            elif not tables:
+                return
+            if not tables:
                 line = "is empty: run fp8tune sweep or fp8tune import to fill it"
                 raise EmptyDatabaseError(f"{self.label} {line}")
-            elif "meta" not in tables or "trials" not in tables:
+            if not {"meta", "trials"} <= tables:
                 raise DatabaseError(f"{self.label} {_FOREIGN}")
-            else:
-                self.version = schema_version(connection)
-                self._check_version(tables)
-
-    def _check_version(self, tables: set[str]) -> None:
-        version = self.version
-        if version in self._versions and version != VERSION and "studies" in tables:
+            text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
+            self.version = version = int(text) if text.isdecimal() else 0
+        if version in self._versions and "studies" in tables:
             return
+        if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
+            raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
         if version < VERSION:
-            line = "was written by an older fp8tune: read it with fp8tune import, into another database"
-            raise OldDatabaseError(f"{self.label} {line}")
-        if version > VERSION:
-            newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
-            raise DatabaseError(f"{self.label} {newer}")
-        if not set(METADATA.tables) <= tables:
-            raise DatabaseError(f"{self.label} {_FOREIGN}")
+            line = "was written by a development version of fp8tune that this one cannot read: sweep again"
+            raise DatabaseError(f"{self.label} {line}")
+        newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
+        raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")
 
-    def _check_still_there(self) -> None:
+    def _check_still_there(self, path: Path) -> None:
         """Raise DatabaseError if the path has become another file: rows would go nowhere."""
-        assert self.path is not None
-        if self._inode in (None, _inode(self.path)):
+        if self._inode in (None, _inode(path)):
             return
         self._inode = None  # saved once
-        names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
-        names = (self.path.with_name(f"{self.path.name}.saved{number}") for number in range(1, 10**6))
+        names = (path.with_name(f"{path.name}.saved{number}") for number in range(1, 10**6))
         saved = next(path for path in names if not path.exists())
         with self._engine.connect() as connection:
             cursor: Any = connection.connection.driver_connection
             cursor.execute("VACUUM INTO ?", (str(saved),))
         raise DatabaseError(
-            f"{self.path} was replaced or removed while it was in use (git checkout, pull or switch?): "
+            f"{path} was replaced or removed while it was in use (git checkout, pull or switch?): "
             f"every row stored before is in {saved}; run fp8tune import {saved}, then this again"
         )
 
@@ -272,7 +328,7 @@ class Database:
             yield
         except (DBAPIError, sqlite3.Error) as error:
             raise self._error(error) from error
-        except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a schema that is none any more
+        except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a damaged schema
             raise DatabaseError(f"{self.label} {_DAMAGED}") from error
 
     def _error(self, error: Exception) -> DatabaseError:
@@ -288,10 +344,55 @@ class Database:
         return DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}")
 
 
-def schema_version(connection: Connection) -> int:
-    """Return the version of the tables; 0 if it is not readable."""
-    text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
-    return int(text) if text.isdecimal() else 0
+def reads(
+    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
+) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+    """Make a method read in one transaction, which sees one state of the database."""
+    reading: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=False)
+    return reading
+
+
+def writes(
+    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
+) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+    """Make a method write in one transaction, all or nothing."""
+    writing: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=True)
+    return writing
+
+
+def _within(method: Any, *, write: bool) -> Any:
+    @functools.wraps(method)
+    def call(self: Database, *args: Any, **options: Any) -> Any:
+        # A generator could be read once only, and the transaction may be repeated.
+        args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
+        return self.run(lambda: method(self, *args, **options), write=write)
+
+    return call
+
+
+def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], bool], label: str) -> Value:
+    """Repeat ``work`` while a server is away, for PATIENCE_S; announce a wait of more than a second, and its end."""
+    began, is_announced = time.monotonic(), False
+
+    def before_sleep(state: tenacity.RetryCallState) -> None:
+        nonlocal is_announced
+        alive.sign()
+        if not is_announced and time.monotonic() - began >= 1.0:
+            is_announced = True
+            _logger.warning(f"{label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        stop=tenacity.stop_before_delay(PATIENCE_S),
+        # Many workers have lost the same server: they come back one by one.
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+        before_sleep=before_sleep,
+        reraise=True,
+    )
+    value = retrying(work)
+    if is_announced:
+        _logger.warning(f"{label}: the connection is back after {time.monotonic() - began:.0f} s")
+    return value
 
 
 def insert_ignoring(connection: Connection, table: Any) -> Any:
@@ -351,7 +452,7 @@ def _check_path(path: Path, *, create: bool, writable: bool) -> None:
         raise DatabaseError(f"{path} cannot be read: ask its owner for the right to, or give another file with --db")
     log = Path(f"{path}-wal")
     # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
-    if all(_write_version(path) == 1 and _size(log) > 32 for _ in range(3)):
+    if all(_write_version(path) == 1 and log.is_file() and log.stat().st_size > 32 for _ in range(3)):
         raise ForeignLogError(
             f"{path} was replaced (git checkout, pull or switch?) while {log.name}, the log of a process that was "
             f"killed, lay beside it: move {log.name} away, then run this again"
@@ -361,12 +462,6 @@ def _check_path(path: Path, *, create: bool, writable: bool) -> None:
 def _write_version(path: Path) -> int:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(19)[18:].ljust(1, b"\0")[0]
-    return 0
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
     return 0
 
 

@@ -1,35 +1,25 @@
 """A user's own results read together with those that come with fp8tune, as two lists of records.
 
-Own results win per kernel, size and device: what own rows completed hides the shipped rows of the same problem on the
-same kind of device.
+Own results win per kernel, size and device: a problem whose own sweep was completed hides its shipped results.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import (
-    ComparableRows,
-    Device,
-    Evidence,
-    Kind,
-    NamedInts,
-    Outcome,
-    Problem,
-    Published,
-    Row,
-    Subject,
-)
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Subject
+from fp8tune.stats.study import Study
 from fp8tune.store.location import Databases, to_read
-from fp8tune.store.read import History, Keep, Tally
+from fp8tune.store.read import Tally, identity
 from fp8tune.store.results import Store
 
-Place = tuple[Problem, str, str, Kind]
-"""A problem with the arch and the name of a device, and the kind of rows."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Layers:
@@ -38,58 +28,56 @@ class Layers:
     def __init__(self, own: Store, shipped: Store) -> None:
         self.own, self.shipped = own, shipped
 
-    def evidence(self, *args: Any, keep: Keep | None = None, **options: Any) -> list[Evidence]:
-        """Return the evidence of both; ``keep`` sees the pools of both at once."""
-        own, shipped = self._visible(*args, **options)
-        if keep is not None:
-            kept = set(keep([*own, *shipped]))
-            own, shipped = [pool for pool in own if pool in kept], [pool for pool in shipped if pool in kept]
-        read = ((self.own, own), (self.shipped, shipped))
-        found = [store.evidence(*args, keep=_these(pools), **options) if pools else [] for store, pools in read]
-        there = {_candidate(item) for item in found[0]}
-        return found[0] + [item for item in found[1] if _candidate(item) not in there]
+    def pools(self, *args: Any, **options: Any) -> list[Study]:
+        """Return the studies of both without their results."""
+        return list(_merged(*self._visible(*args, **options)).values())
+
+    def studies(self, *args: Any, **options: Any) -> list[Study]:
+        """Return the studies of both with their results."""
+        own, shipped = ({identity(study) for study in studies} for studies in self._visible(*args, **options))
+        own_studies = [study for study in self.own.studies(*args, **options) if identity(study) in own]
+        studies = (study for study in self.shipped.studies(*args, **options) if identity(study) in shipped)
+        return list(_merged(own_studies, studies).values())
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
-        own, shipped = ({_pool(pool) for pool in pools} for pools in self._visible(kernel, arch))
-        there = set()
+        own, shipped = ({identity(study) for study in studies} for studies in self._visible(kernel, arch))
+        configs = set()
         for row in self.own.rows(kernel, arch):
-            if _pool(row) in own:
-                there.add(_candidate(row))
+            if identity(row) in own:
+                configs.add((identity(row), row.config, row.source, row.note))
                 yield row
         for row in self.shipped.rows(kernel, arch):
-            if _pool(row) in shipped and _candidate(row) not in there:
+            if identity(row) in shipped and (identity(row), row.config, row.source, row.note) not in configs:
                 yield row
 
+    def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
+        """Return the trials of both; those that were imported from the other are there once."""
+        import pandas
+
+        own, shipped = ({identity(study) for study in studies} for studies in self._visible())
+        frames = [
+            self.own.trials_frame(lambda study: keep(study) and identity(study) in own),
+            self.shipped.trials_frame(lambda study: keep(study) and identity(study) in shipped),
+        ]
+        return pandas.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
+
     def tally(self, subject: Subject) -> Tally:
-        """Return what became of the configs of a problem."""
+        """Return the outcomes of the configs of a problem."""
         return Tally(subject, self.tried(subject, stage=None))
 
-    def tried(self, subject: Subject, **wanted: Any) -> dict[NamedInts, Outcome]:
+    def tried(self, subject: Subject, **options: Any) -> dict[NamedInts, Outcome]:
         """Return the last outcome of each config."""
-        visible = self._visible(problems=[subject.problem])
         outcomes: dict[NamedInts, Outcome] = {}
-        for store, pools in ((self.shipped, visible[1]), (self.own, visible[0])):
-            if _pool(subject) in map(_pool, pools):
-                outcomes |= store.tried(subject, **wanted)
+        own, shipped = self._visible(problems=[subject.problem])
+        for store, studies in ((self.shipped, shipped), (self.own, own)):
+            if identity(subject) in map(identity, studies):
+                outcomes |= store.tried(subject, **options)
         return outcomes
-
-    def tried_subjects(self, kernel: str | None = None, arch: str | None = None) -> list[Subject]:
-        """Return every problem with the newest kernel version that was tried on it, the own one first."""
-        stores = (self.shipped, self.own)
-        subjects = (subject for store in stores for subject in store.tried_subjects(kernel, arch))
-        return list({(subject.device, subject.kind, subject.problem): subject for subject in subjects}.values())
 
     def commit(self, subject: Subject) -> str:
         """Return the git commit that last timed a problem."""
         return self.own.commit(subject) or self.shipped.commit(subject)
-
-    def histories(self, known: Mapping[Subject, Collection[NamedInts]]) -> dict[Subject, History]:
-        """Return the outcomes and the commit of many problems, without the configs that are known of each."""
-        return {
-            subject: History({c: o for c, o in self.tried(subject).items() if c not in configs}, self.commit(subject))
-            for subject, configs in known.items()
-        }
 
     def calibration(self, device: Device) -> dict[str, float]:
         """Return the values measured of a device."""
@@ -114,28 +102,23 @@ class Layers:
     def counts(self) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind."""
         counts = Counter[tuple[str, Kind]]()
-        for store, pools in zip((self.own, self.shipped), self._visible(), strict=True):
-            visible = {_pool(pool) for pool in pools}
-            counts.update(store.counts([pool for pool in store.pools() if _pool(pool) not in visible]))
+        for store, studies in zip((self.own, self.shipped), self._visible(), strict=True):
+            visible = set(map(identity, studies))
+            counts.update(store.counts(lambda study, visible=visible: identity(study) in visible))
         return dict(sorted(counts.items()))
-
-    def timed_sources(self) -> dict[str, set[str]]:
-        """Return the source hashes of each kernel that have rows from a GPU."""
-        own, shipped = self.own.timed_sources(), self.shipped.timed_sources()
-        return {kernel: own.get(kernel, set()) | shipped.get(kernel, set()) for kernel in {**own, **shipped}}
 
     def close(self) -> None:
         """Close both."""
         self.own.close()
         self.shipped.close()
 
-    def _visible(self, *args: Any, **options: Any) -> tuple[list[ComparableRows], list[ComparableRows]]:
-        """Return the pools of both that are read: of a problem on a kind of device, those of one database."""
+    def _visible(self, *args: Any, keep: object = None, **options: Any) -> tuple[list[Study], list[Study]]:
+        """Return the studies that are read of each: of a problem on a kind of device, those of one database."""
         own, shipped = self.own.pools(*args, **options), self.shipped.pools(*args, **options)
-        mine, theirs = ({_place(pool) for pool in pools if _is_settled(pool)} for pools in (own, shipped))
+        mine, theirs = ({_place(study) for study in studies if _is_settled(study)} for studies in (own, shipped))
         return (
-            [pool for pool in own if _place(pool) in mine or _place(pool) not in theirs],
-            [pool for pool in shipped if _place(pool) not in mine],
+            [study for study in own if _place(study) in mine or _place(study) not in theirs],
+            [study for study in shipped if _place(study) not in mine],
         )
 
 
@@ -175,27 +158,24 @@ def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Ite
             yield Layers(own, shipped)
 
 
-def _is_settled(pool: ComparableRows) -> bool:
-    return pool.kind in (Kind.MEASURED, Kind.SIMULATED) and pool.complete and pool.newest > 0
+def _merged(own: Any, shipped: Any) -> dict[tuple[object, ...], Study]:
+    """Return the studies of both by identity; of a study in both, the own results come before the shipped ones."""
+    studies = {identity(study): study for study in own}
+    for study in shipped:
+        first = studies.get(identity(study))
+        if first is not None:
+            own_configs = {(r.config, r.source, r.note) for r in first.results} | {(c, "", "") for c in first.failures}
+            results = [r for r in study.results if (r.config, r.source, r.note) not in own_configs]
+            timed = {result.config for result in first.results}
+            failures = {c: s for c, s in study.failures.items() if c not in timed} | dict(first.failures)
+            study = replace(first, results=(*first.results, *results), failures=failures)
+        studies[identity(study)] = study
+    return studies
 
 
-def _version(of: ComparableRows | Row | Evidence | Subject) -> tuple[str, str] | None:
-    return None if of.version is None else (of.version.kernel, of.version.source_hash)
+def _is_settled(study: Study) -> bool:
+    return study.kind in (Kind.MEASURED, Kind.SIMULATED) and study.complete and study.newest > 0
 
 
-def _pool(of: ComparableRows | Row | Subject) -> tuple[object, ...]:
-    return of.problem, of.device, of.kind, _version(of)
-
-
-def _place(pool: ComparableRows) -> Place:
-    return pool.problem, pool.device.arch, pool.device.name, pool.kind
-
-
-def _candidate(item: Evidence | Row) -> tuple[object, ...]:
-    return item.problem, item.device, item.kind, _version(item), item.config, item.source, item.note
-
-
-def _these(pools: Collection[ComparableRows]) -> Keep:
-    """Return a filter that keeps these pools."""
-    wanted = {_pool(pool) for pool in pools}
-    return lambda offered: [pool for pool in offered if _pool(pool) in wanted]
+def _place(study: Study) -> tuple[object, ...]:
+    return study.problem, study.device.arch, study.device.name, study.kind

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select
 
-from fp8tune.records import Pick
+from fp8tune.records import Pick, Subject
 from fp8tune.store import schema as db
-from fp8tune.store.connected import reads, writes
-from fp8tune.store.read import Gathering, Reading
+from fp8tune.store.database import reads, writes
+from fp8tune.store.read import Names, Reading, checked_rows
 from fp8tune.store.write import Writing
 
 _DECIDED_BY = "decided_by"
@@ -28,18 +28,13 @@ class Deciding(Reading, Writing):
         """Replace all kept picks. ``by`` names the rules and tables that decided."""
         rows = []
         for pick in picks:
-            version = self._version(pick.version, pick.problem.kernel)
-            key: dict[str, Any] = {"problem_id": self._problem(pick.problem), "version_id": version}
-            key |= {"device_id": self._device(pick.device), "kind": str(pick.kind)}
-            named: dict[str, Any] = {"study_id": self._name(db.Studies, key)}
+            subject: Any = Subject(pick.version, pick.device, pick.kind, pick.problem)  # type: ignore[arg-type]
+            row = {name: getattr(pick, name) for name in _COLUMNS}
+            row |= {"study_id": self._study(subject), "decided_at": time.time()}
             for name, column in _CONFIGS.items():
                 config = getattr(pick, name)
-                named[column] = None if config is None else self._config(config)
-            row = {name: getattr(pick, name) for name in _COLUMNS} | {"decided_at": time.time()}
-            row |= {name: value and value.id for name, value in named.items()}
-            identities = {name: value.identity for name, value in named.items() if value is not None}
-            row |= {name: int(value) for name, value in row.items() if isinstance(value, bool)}
-            rows.append(row | {"crc": db.row_checksum(db.Decisions, row, identities)})
+                row[column] = None if config is None else self._config(config)
+            rows.append(row | {"crc": db.row_checksum(db.Decisions, row)})
         self._connection.execute(delete(db.Decisions))
         self._insert(db.Decisions, rows)
         self._connection.execute(delete(db.Meta).where(db.Meta.c.name == _DECIDED_BY))
@@ -54,10 +49,8 @@ class Deciding(Reading, Writing):
     @reads
     def kept_picks(self) -> list[Pick]:
         """Return the picks that were kept, stale or not."""
-        gathering = Gathering(self._connection)
-        studies = {study.id: study for study in gathering.studies}
-        rows = gathering.names.checked_rows(db.Decisions)
-        return [_pick(row._mapping, studies[row.study_id], gathering) for row in rows]
+        names = Names(self._connection)
+        return [_pick(row._mapping, names) for row in checked_rows(self._connection, db.Decisions)]
 
     def _evidence_now(self) -> str:
         """Return a text that changes with the rows that picks are decided from."""
@@ -68,22 +61,19 @@ class Deciding(Reading, Writing):
         return " ".join(f"{count}/{int(total):x}" for result in sums for count, total in result)
 
 
-def _pick(row: Mapping[str, Any], study: Any, gathering: Gathering) -> Pick:
-    problem, device, kind, version = gathering.names.subject(study)
-    configs: dict[str, Any] = {}
-    for name, column in _CONFIGS.items():
-        configs[name] = None if row[column] is None else gathering.names.configs[row[column]]
-    values = {name: row[name] for name in _COLUMNS}
-    values |= {name: bool(value) for name, value in values.items() if name.startswith("is_")}
+def _pick(row: Mapping[str, Any], names: Names) -> Pick:
+    study = names.studies[row["study_id"]]
+    configs = {name: None if row[column] is None else names.configs[row[column]] for name, column in _CONFIGS.items()}
+    values = {name: bool(row[name]) if name.startswith("is_") else row[name] for name in _COLUMNS}
     return Pick(
-        problem=problem,
-        device=device,
-        kind=kind,
-        version=version,
-        lookup_key=gathering.lookup_key(study),
+        problem=study.problem,
+        device=study.device,
+        kind=study.kind,
+        version=study.version,
+        lookup_key=study.lookup_key,
         bytes_moved=study.bytes_moved,
-        newest=float(study.timed_at),
-        is_complete=gathering.is_complete(study),
+        newest=study.newest,
+        is_complete=study.complete,
         **configs,
-        **{name: value for name, value in values.items() if name != "is_complete"},
+        **values,
     )

@@ -9,8 +9,10 @@ from sqlalchemy import delete, func, select, update
 
 from fp8tune.records import Kind, NamedInts
 from fp8tune.store import schema as db
+from fp8tune.store.database import writes
 from fp8tune.store.read import Names, Reading
-from fp8tune.store.write import Writing, chunks
+from fp8tune.store.trials import chunks
+from fp8tune.store.write import Writing
 
 FASTEST = 20
 """Coarse results of each study that stay besides finals and configs that are picked anywhere for the kernel."""
@@ -35,45 +37,40 @@ class Pruning(Reading, Writing):
             picks: Each kernel with each config that is picked anywhere for it. Without these the fallback row of a
                 table, and its rule for keys without a row, would change.
         """
-        pruned = self.run(lambda: self._prune(set(picks)), write=True)
-        self.database.compact()
+        pruned = self._prune(set(picks))
+        self.execute_alone("VACUUM")
         return pruned
 
+    @writes
     def _prune(self, picks: set[tuple[str, NamedInts]]) -> Pruned:
-        connection, trials, results = self._connection, db.Trials.c, db.Results.c
+        connection, trials, results, of = self._connection, db.Trials.c, db.Results.c, db.RemovedTrials.c
         gone = self._to_remove(picks)
-        counts = select(results.study_id, trials.status, func.count()).join_from(db.Trials, db.Results)
+        counts = select(results.study_id, trials.status, func.count().label("trials")).join_from(db.Trials, db.Results)
         counts = counts.where(trials.stage == db.COARSE).group_by(results.study_id, trials.status)
-        of = db.RemovedTrials.c
-        for study, status, count in connection.execute(counts).all():
-            self._insert(db.RemovedTrials, [{"study_id": study, "status": status, "trials": 0}])
-            more = update(db.RemovedTrials).where(of.study_id == study, of.status == status)
-            connection.execute(more.values(trials=of.trials + count))
+        for row in connection.execute(counts).mappings().all():
+            self._insert(db.RemovedTrials, [{**row, "trials": 0}])
+            more = update(db.RemovedTrials).where(of.study_id == row["study_id"], of.status == row["status"])
+            connection.execute(more.values(trials=of.trials + row["trials"]))
         connection.execute(delete(db.TrialDetails))
         removed = connection.execute(delete(db.Trials).where(trials.stage == db.COARSE)).rowcount
         for ids in chunks(gone):
             connection.execute(delete(db.Results).where(results.id.in_(ids)))
-        for id in connection.scalars(select(db.Studies.c.id)).all():
-            self.update_study(id)
+        self._update_studies(connection.scalars(select(db.Studies.c.id)).all())
         kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
         return Pruned(len(gone), removed, kept)
 
     def _to_remove(self, picks: set[tuple[str, NamedInts]]) -> set[int]:
         names, results = Names(self._connection), db.Results.c
-        studies = {study.id: study for study in names.checked_rows(db.Studies)}
         columns = (results.id, results.study_id, results.config_id, results.coarse_us)
         query = select(*columns).where(results.final_us.is_(None)).order_by(results.study_id, results.coarse_us)
         with_finals = select(db.Trials.c.result_id).where(db.Trials.c.stage != db.COARSE)
         confirmed, seen, gone = set(self._connection.scalars(with_finals)), dict[int, int](), set[int]()
         for id, study_id, config_id, coarse_us in self._connection.execute(query):
-            _, _, kind, version = names.subject(studies[study_id])
-            config = names.configs[config_id]
-            if kind not in (Kind.MEASURED, Kind.SIMULATED) or version is None or id in confirmed:
+            study, config = names.studies[study_id], names.configs[config_id]
+            if study.kind not in (Kind.MEASURED, Kind.SIMULATED) or study.version is None or id in confirmed:
                 continue
             place = seen[study_id] = seen.get(study_id, 0) + (coarse_us is not None)
-            if coarse_us is not None and (
-                place <= FASTEST or config == version.default or (version.kernel, config) in picks
-            ):
-                continue
-            gone.add(id)
+            is_picked = config == study.default or (study.version.kernel, config) in picks
+            if coarse_us is None or not (place <= FASTEST or is_picked):
+                gone.add(id)
         return gone

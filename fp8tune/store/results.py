@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from fp8tune.store.frames import Framing
 from fp8tune.store.merge import Merging
 from fp8tune.store.picks import Deciding
 from fp8tune.store.prune import Pruning
-from fp8tune.store.read import NO_HISTORY, History, Tally, Versions
+from fp8tune.store.read import Tally
 from fp8tune.store.units import Queueing
 from fp8tune.store.write import COPY_CEILING
 
-__all__ = ["COPY_CEILING", "NO_HISTORY", "History", "Store", "Tally", "Versions"]
+__all__ = ["COPY_CEILING", "Store", "Tally"]
 
 
-class Store(Merging, Pruning, Deciding, Queueing):
+class Store(Merging, Pruning, Deciding, Framing, Queueing):
     """An open results database. A context manager; one thread at a time."""

@@ -1,7 +1,8 @@
 """Tables of a results database, the same on SQLite and PostgreSQL.
 
 A *study* is one problem, kernel version and device. It has one *result* per config, and a result has one *trial* per
-timed block. Constraints reject what a reader could not use. Checksums cover each row with the names it belongs to::
+timed block. Constraints reject what a reader could not use. The checksum of a row covers its columns, the ids of other
+rows among them, and that of a result also its blocks. So a result is checked with all the names that it belongs to::
 
     problems, versions, devices --< studies --< results --< trials --- trial_details
                                       |           |           |
@@ -37,7 +38,7 @@ from sqlalchemy.types import TypeEngine
 
 from fp8tune.records import Kind, Status
 
-VERSION = 20
+VERSION = 21
 METADATA = MetaData()
 COARSE, FINAL, CONTROL = range(3)
 """Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
@@ -378,47 +379,21 @@ Units = _table(
     Index("units_by_state", "state", "sweep_key"),
 )
 
-Exclusions = _table(
-    "exclusions",
-    "GPUs that take no units, and why.",
-    _text("device", primary_key=True),
-    _text("uuid_hash", _NAME, primary_key=True),
-    _text("worker"),
-    _text("reason", longest=2_000),
-    _real("excluded_at", null=False),
-)
+
+def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
+    """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
+    values = [None if row[name] is None else plain(row[name]) for name, plain in _checked(table)]
+    return zlib.crc32(repr((*values, *more)).encode())
 
 
-def checksum(*values: object) -> int:
-    """Return the CRC-32 of some values."""
-    return zlib.crc32(repr(values).encode())
-
-
-_UNCHECKED = {"id", "crc", "finished_at"}
-
-
-def row_checksum(table: Table, row: Mapping[str, Any], references: Mapping[str, int], *, identity: bool = False) -> int:
-    """Return the checksum of a row, with the identities of the rows that it refers to in place of their ids.
-
-    Args:
-        table: Table of the row.
-        row: Values of all columns, by name.
-        references: Identities of referenced rows, by the column that refers to them.
-        identity: Cover the columns that name the row in every copy of a database, and nothing that may change.
-    """
-    values = []
-    for name, is_real in _checked_columns(table, identity=identity):
-        value = row[name]
-        if value is not None:
-            value = references[name] if name in references else float(value) if is_real else value
-        values.append(value)
-    return checksum(*values)
+def checked_columns(table: Table) -> list[str]:
+    """Return the columns that a row's checksum covers."""
+    return [name for name, _ in _checked(table)]
 
 
 @functools.cache
-def _checked_columns(table: Table, *, identity: bool) -> list[tuple[str, bool]]:
-    columns = [table.c[name] for name in unique_names(table)] if identity else list(table.c)
-    return [(column.name, column.type is _REAL) for column in columns if column.name not in _UNCHECKED]
+def _checked(table: Table) -> list[tuple[str, type]]:
+    return [(c.name, c.type.python_type) for c in table.c if c.name not in ("id", "crc", "finished_at")]
 
 
 @functools.cache
@@ -428,3 +403,12 @@ def unique_names(table: Table) -> list[str]:
         if isinstance(constraint, UniqueConstraint):
             return [column.name for column in constraint.columns]
     return [column.name for column in table.primary_key]
+
+
+@functools.cache
+def defaults(table: Table) -> Mapping[str, Any]:
+    """Return the value of each column that a row may leave out."""
+    rows = {c.name: None if c.server_default is None else str(c.server_default.arg) for c in table.c}  # type: ignore[attr-defined]
+    texts = {c.name for c in table.c if isinstance(c.type, Text)}
+    numbers = {name: value if value is None else int(value) for name, value in rows.items() if name not in texts}
+    return {name: numbers.get(name, value) for name, value in rows.items() if name not in ("id", "crc")}

@@ -9,8 +9,8 @@ import math
 import re
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import NamedInts
-from fp8tune.text import KERNEL_NAME, LINE, NAME, WORD
+from fp8tune.records import Kind, NamedInts, Status
+from fp8tune.text import KERNEL_NAME, NAME, WORD, visible
 
 UNSTATED = "unstated"
 """Stands for a routing, scale mode or dtype that a publication does not name."""
@@ -23,6 +23,7 @@ ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _PATTERNS = {"kernel": KERNEL_NAME, "arch": ARCH, "source_hash": WORD, "routing": WORD, "input_layout": WORD}
 _PATTERNS |= {"in_dtype": WORD, "fp8_dtype": WORD, "scale_mode": WORD}
+_PATTERNS |= {"kind": re.compile("|".join(Kind)), "status": re.compile("|".join(Status))}
 
 
 @functools.lru_cache(8192)  # trials repeat a few hundred configs
@@ -63,7 +64,8 @@ def checked(column: str, text: str) -> str:
     Raises:
         DatabaseError: It holds control characters, or is no name of this kind.
     """
-    if not _PATTERNS.get(column, LINE).fullmatch(text):
+    pattern = _PATTERNS.get(column)
+    if not (visible(text) == text if pattern is None else pattern.fullmatch(text)):
         raise DatabaseError(f"refused {column.replace('_', ' ')} {text[:80]!a}: it holds unexpected characters")
     return text
 

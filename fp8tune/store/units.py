@@ -16,14 +16,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, insert, select, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device
 from fp8tune.redaction import redacted
-from fp8tune.store.connected import Connected, reads, writes
-from fp8tune.store.database import insert_ignoring
-from fp8tune.store.schema import Exclusions, QueuedSweeps, Units, UnitState
+from fp8tune.store.database import Database, insert_ignoring, reads, writes
+from fp8tune.store.schema import QueuedSweeps, Units, UnitState
 from fp8tune.store.texts import parse_document
 from fp8tune.store.write import stored_command
 from fp8tune.text import visible
@@ -124,18 +122,7 @@ class Queue:
         return [status for status in self.units if status.state is state]
 
 
-@dataclass(frozen=True)
-class Exclusion:
-    """A GPU that takes no units, and why."""
-
-    device: str
-    uuid_hash: str
-    worker: str
-    reason: str
-    excluded_at: float
-
-
-class Queueing(Connected):
+class Queueing(Database):
     """Methods of the work queue."""
 
     @writes
@@ -280,27 +267,8 @@ class Queueing(Connected):
         finally:
             self._fence = None
 
-    @writes
-    def exclude(self, device: Device, worker: str, reason: str) -> None:
-        """Note that a GPU takes no units, which worker noticed, and why."""
-        self.readmit(device)
-        values = Exclusion(device.name, device.uuid_hash, visible(worker), visible(redacted(reason)), time.time())
-        self._connection.execute(insert(Exclusions), vars(values))
-
-    @writes
-    def readmit(self, device: Device) -> None:
-        """Remove the note about a GPU."""
-        same = (Exclusions.c.device == device.name, Exclusions.c.uuid_hash == device.uuid_hash)
-        self._connection.execute(delete(Exclusions).where(*same))
-
-    @reads
-    def exclusions(self) -> list[Exclusion]:
-        """Return the GPUs that take no units, the oldest note first."""
-        query = select(Exclusions).order_by(Exclusions.c.excluded_at, Exclusions.c.uuid_hash)
-        return [Exclusion(*row) for row in self._connection.execute(query)]
-
     def _now(self) -> float:
-        if not self.database.is_server:
+        if not self.is_server:
             return time.time()
         return float(self._connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
 

@@ -15,20 +15,18 @@ from dataclasses import replace
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import Evidence, FinalsRun, NamedInts, Problem, Status
+from fp8tune.records import FinalsRun, NamedInts, Problem, Status
 from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
 from fp8tune.stats.decide import decide_finals
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweep.events import ConfirmationSkipped, ConfirmationStarted, Event, TrialDone
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
 Finalists = Group[KernelArm, ProblemPlan]
 """Finalists of one problem size, less those that failed in the confirmation, and the default twice."""
-
-Versions = Mapping[tuple[Problem, str], Sequence[Evidence]]
-"""Stored rows by problem size and hash of the kernel's source."""
 
 
 class Confirmation:
@@ -54,7 +52,9 @@ class Confirmation:
     def run(self, coarse: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """Confirm problem sizes, each given with its configs' block values in microseconds, the rounds in order."""
         chosen = [self._finalists(problem, times_us) for problem, times_us in coarse if times_us]
-        stored = self._stored_versions([group.subject.problem for group in chosen])
+        problems = {group.subject.problem for group in chosen}
+        studies = self.store.studies(problems=problems, device=self.plan.backend.device)
+        stored = {(study.problem, study.source_hash): study for study in studies if study.finals}
         pending = [group for group in chosen if not self._is_confirmed(group, stored)]
         decided = 0
         for decision, processes in enumerate(self.decisions, start=1):
@@ -80,22 +80,14 @@ class Confirmation:
         done = set.intersection(*names) if names else set()
         return Group(problem, arms, {number for number in _numbers(self.decisions[-1]) if process_name(number) in done})
 
-    def _stored_versions(self, problems: Sequence[Problem]) -> Versions:
-        """Read confirmations that count already."""
-        found: dict[tuple[Problem, str], list[Evidence]] = {}
-        for row in self.store.evidence(problems=set(problems), device=self.plan.backend.device):
-            if row.finals and row.version is not None and row.status is Status.OK:
-                found.setdefault((row.problem, row.version.source_hash), []).append(row)
-        return found
-
-    def _is_confirmed(self, group: Finalists, versions: Versions) -> bool:
+    def _is_confirmed(self, group: Finalists, stored: Mapping[tuple[Problem, str], Study]) -> bool:
         """Return True if there are no finalists, or if all have rows that no time budget cut short."""
-        stored = versions.get((group.subject.problem, group.subject.version.source_hash), [])
-        times = {row.config: row.finals for row in stored if row.config is not None}
+        study = stored.get((group.subject.problem, group.subject.version.source_hash))
+        times = {} if study is None else study.finals
         configs = _configs(group)
         if not configs or not set(configs) <= times.keys():
             return not configs
-        has_own = any(process.run.sweep == self._uid for row in stored for process in row.finals)
+        has_own = any(process.run.sweep == self._uid for processes in times.values() for process in processes)
         if self.plan.options.again and not has_own:
             return False
         was_cut_short = has_own and len(group.processes) < self.decisions[-1] and self._is_open(group, times)

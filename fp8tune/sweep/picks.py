@@ -7,13 +7,13 @@ import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator
 
-from fp8tune import adapter
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Finalist, Pick, Problem
 from fp8tune.stats.rank import display_order
 from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
 from fp8tune.store.results import Store
+from fp8tune.studies import finalists_of, pick_of, read_studies
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.tables import table
 
@@ -32,7 +32,7 @@ def decided_by() -> str:
 
 def of(studies: Iterable[Study]) -> list[Pick]:
     """Return the picks of decided studies in the order of ``fp8tune show``."""
-    return _sorted(map(adapter.pick_of, studies))
+    return _sorted(map(pick_of, studies))
 
 
 def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pick]:
@@ -56,7 +56,7 @@ def finalists(reader: Reader, kernels: Names = None, arches: Names = None) -> li
         place = display_order(finalist.problem, finalist.device)
         return (*place, finalist.time_us, finalist.config.canonical)
 
-    return sorted(itertools.chain(*map(adapter.finalists_of, _studies(reader, kernels, arches))), key=order)
+    return sorted(itertools.chain(*map(finalists_of, _studies(reader, kernels, arches))), key=order)
 
 
 def places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
@@ -67,11 +67,11 @@ def places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | No
 def keep_current(store: Store) -> None:
     """Decide the picks of a database anew if rows came or went since they were decided."""
     if not store.has_kept_picks(decided_by()):
-        store.keep_picks(map(adapter.pick_of, adapter.read_studies(store)), decided_by())
+        store.keep_picks(map(pick_of, read_studies(store)), decided_by())
 
 
 def _studies(reader: Reader, kernels: Names, arches: Names) -> Iterator[Study]:
-    return itertools.chain.from_iterable(adapter.read_studies(reader, *place) for place in places(kernels, arches))
+    return itertools.chain.from_iterable(read_studies(reader, *place) for place in places(kernels, arches))
 
 
 def _kept(reader: Reader) -> list[Pick] | None:
@@ -84,7 +84,7 @@ def _kept(reader: Reader) -> list[Pick] | None:
     own = {_subject(pool.problem) for pool in reader.own.pools()}
     pools = [*reader.own.pools(), *reader.shipped.pools()]
     problems = {pool.problem for pool in pools if _subject(pool.problem) in own}
-    mine = map(adapter.pick_of, adapter.read_studies(reader, problems=problems) if problems else ())
+    mine = map(pick_of, read_studies(reader, problems=problems) if problems else ())
     return [*(pick for pick in kept if _subject(pick.problem) not in own), *mine]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, adapter, alive, recording
+from fp8tune import __version__, alive, recording
 from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
@@ -28,8 +28,10 @@ from fp8tune.revisions import git, source
 from fp8tune.revisions.loading import check_reference, load_spec, recorded_kernel
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
+from fp8tune.studies import NO_CONFIGS
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
+from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec
@@ -185,7 +187,7 @@ def _kernel_key(reference: str) -> list[str]:
     return [text, folder, *([] if reference in KERNELS else [source.reference_hash(reference, installed(reference))])]
 
 
-def expanded(short: Plan, tables: adapter.CurrentTables = adapter.SHIPPED) -> Plan:
+def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     """Add the problem sizes (imports torch and the kernels). Raises UsageError for a kernel of no use."""
     backend, options, notices = short.backend, short.options, [*short.notices]
     if backend.kind is Kind.INTERPRETER:
@@ -280,15 +282,13 @@ def _reference_hash(reference: str, spec: KernelSpec) -> str:
     return hashlib.sha256(f"{code}\n{spec.check_text}".encode()).hexdigest()[:16]
 
 
-def _with_tables(problem: ProblemPlan, backend: Backend, tables: adapter.CurrentTables) -> ProblemPlan:
+def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
     version, key = problem.version, problem.lookup_key
-    current, fallback = (
-        adapter.completed(tables.config(version.kernel, backend.device, row), version) for row in (key, None)
-    )
-    spec, launched = load_spec(problem.reference), adapter.NO_CONFIGS
+    current, fallback = (completed(tables.config(version.kernel, backend.device, row), version) for row in (key, None))
+    spec, launched = load_spec(problem.reference), NO_CONFIGS
     if isinstance(spec, RecordedSpec) and (document := spec.document(problem.problem)):
-        launched = adapter.recorded_configs({problem.problem: document})
-    today = adapter.find_today(version, backend.device, key, launched.get(problem.problem))
+        launched = recorded_configs({problem.problem: document})
+    today = find_today(version, backend.device, key, launched.get(problem.problem))
     return replace(problem, current=current, fallback=fallback, today=today)
 
 

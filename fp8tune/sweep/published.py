@@ -12,8 +12,9 @@ from fp8tune.measure.backends.compiler import CompilerBackend
 from fp8tune.measure.compiling import alike
 from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
-from fp8tune.records import Evidence, Kind, NamedInts, Problem
+from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.revisions.loading import load_spec
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED
 from fp8tune.sweep.events import Event
@@ -41,9 +42,9 @@ def lookup_key(problem: Problem) -> NamedInts | None:
 def with_published(store: Store, plan: Plan) -> Plan:
     """Add the configs that others published for a plan's problem sizes on its arch."""
     published: dict[Problem, list[NamedInts]] = {}
-    for row in store.evidence(kinds=[Kind.PUBLISHED], problems={problem.problem for problem in plan.problems}):
-        if row.config is not None and row.device.arch in (plan.backend.device.arch, UNSTATED):
-            published.setdefault(row.problem, []).append(row.config)
+    for study in store.studies(kinds=[Kind.PUBLISHED], problems={problem.problem for problem in plan.problems}):
+        if study.device.arch in (plan.backend.device.arch, UNSTATED):
+            published.setdefault(study.problem, []).extend(study.configs)
 
     def added(problem: ProblemPlan) -> ProblemPlan:
         configs = published.get(problem.problem, [])
@@ -70,10 +71,9 @@ def compile_published(
     store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
 ) -> Iterator[Event]:
     """Compile every published config of our kernels for its arch, or for one arch."""
-    rows = [row for row in store.evidence(arch=only, kinds=[Kind.PUBLISHED]) if row.config is not None]
-    rows = [row for row in rows if row.problem.kernel in set(kernels) & KERNELS.keys() and row.device.arch in ARCHES]
-    for arch in sorted({row.device.arch for row in rows}):
-        own = [row for row in rows if row.device.arch == arch]
+    studies = [study for study in store.studies(arch=only, kinds=[Kind.PUBLISHED]) if study.configs]
+    for arch in sorted({study.device.arch for study in studies if study.problem.kernel in kernels} & ARCHES.keys()):
+        own = [study for study in studies if study.device.arch == arch and study.problem.kernel in kernels]
         problems = [problem for kernel in KERNELS for problem in _problems(kernel, own, arch)]
         if problems:
             machine.check_folders()
@@ -81,21 +81,21 @@ def compile_published(
             yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
 
 
-def _problems(kernel: str, rows: Sequence[Evidence], arch: str) -> list[ProblemPlan]:
+def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:
     """Return each config once for all problem sizes that give the same machine code with it."""
     by_problem: dict[Problem, dict[NamedInts, str]] = {}
-    for row in (row for row in rows if row.problem.kernel == kernel):
+    for study in (study for study in studies if study.problem.kernel == kernel):
         spec = load_spec(kernel)
         try:
-            check_shape(spec, row.problem)
+            check_shape(spec, study.problem)
         except UsageError as error:
             _logger.warning(f"left out: {error}")
             continue
         # sources state no routing; the binary is the same for all
         routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
-        problem = replace(row.problem, routing=routing, scale_mode=mode)
-        config = version_of(kernel, spec).complete(row.config or NamedInts())  # as export looks it up
-        by_problem.setdefault(problem, {})[config] = ""
+        problem = replace(study.problem, routing=routing, scale_mode=mode)
+        configs = map(version_of(kernel, spec).complete, study.configs)  # as export looks them up
+        by_problem.setdefault(problem, {}).update(dict.fromkeys(configs, ""))
     return [
         ProblemPlan.of(
             kernel,

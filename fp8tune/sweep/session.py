@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from fp8tune import adapter
 from fp8tune.records import Kind, Status
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
+from fp8tune.studies import read_studies
 from fp8tune.sweep import picks
 from fp8tune.sweep.events import Event
 from fp8tune.sweep.loop import sweep
@@ -44,4 +44,4 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
 def studies(store: Store, plan: Plan) -> list[Study]:
     """Return the decided problem sizes of a plan on its device."""
     problems = {problem.problem for problem in plan.problems}
-    return adapter.read_studies(store, problems=problems, device=plan.backend.device)
+    return read_studies(store, problems=problems, device=plan.backend.device)

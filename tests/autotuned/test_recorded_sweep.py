@@ -106,7 +106,7 @@ def test_a_reference_in_float64_judges_a_tolerance(tmp_path: Path) -> None:
     options = ("--check", "tolerance=1e-5", "--reference", "toy_kernels:softmaxed")
     assert sweep(tmp_path, toy_recording.softmax(16, 24), *options)[0] == 0
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
-        assert {entry.check for entry in store.evidence()} == {"tolerance 1e-05 relative of float64"}
+        assert {entry.check for entry in store.studies()} == {"tolerance 1e-05 relative of float64"}
 
 
 def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> None:

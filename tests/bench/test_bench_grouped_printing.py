@@ -13,9 +13,9 @@ from fp8tune.bench.cells import Timing
 from fp8tune.bench.operation import BF16, BOTH, FP8, GRAPH, QUANTIZED, TORCHAO
 from fp8tune.bench.operation_fp8 import AUTO, FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operation_mxfp8 import MXFP8_GROUPED_MM
+from fp8tune.importing import published as store_published
 from fp8tune.plan import shapes
 from fp8tune.render import grouped as render_grouped
-from fp8tune.store import published as store_published
 
 Capture = pytest.CaptureFixture[str]
 

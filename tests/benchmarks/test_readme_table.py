@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from database_rows import H100, H200, config, evidence, problem
+from database_rows import H100, H200, config, evidence, problem, studies_of
 
 from benchmarks.readme_table import markdown
-from fp8tune.adapter import studies_of
 
 
 def best(time_us: float, K: int, device=H100, kernel: str = "colwise"):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, problem
+from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, problem, studies_of
 
 from benchmarks import unseen
 from benchmarks.unseen import look_up
-from fp8tune.adapter import studies_of
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 
-from fp8tune.adapter import select_rows
 from fp8tune.check import doctor, machine, stored, tables
+from fp8tune.check.doctor import Versions
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
+from fp8tune.exporting import select_rows
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.store import location
-from fp8tune.store.results import Store, Versions
+from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0+cu130", "3.6.0")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from database_rows import study_of
 from places import PLANTED
 
 from fp8tune.compare import live, recorded
@@ -14,8 +15,9 @@ from fp8tune.compare.comparison import Comparison
 from fp8tune.compare.options import CompareOptions
 from fp8tune.compare.sides import sides
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions import source
+from fp8tune.stats.study import Study
 
 CATALOG = """
 import importlib
@@ -101,11 +103,11 @@ def test_each_side_loads_its_kernels_from_where_they_are_there(repository: Path,
 
 
 def test_recorded_rows_belong_to_both_layouts(repository: Path) -> None:
-    def swept(revision: str, time_us: float) -> Evidence:
+    def swept(revision: str, time_us: float) -> Study:
         found = source.source_hash("colwise", source.at_commit(repository, revision))
         version = KernelVersion("colwise", found, CONFIG, (("BLOCK_SIZE", (64,)), ("num_warps", (4,))))
         problem, device = Problem("colwise", NamedInts(M=300, K=64)), Device("sm_90")
-        return Evidence(problem, CONFIG, device, Kind.MEASURED, Status.OK, (time_us,), version)
+        return study_of(problem, CONFIG, device, Kind.MEASURED, Status.OK, (time_us,), version)
 
     rows = [swept("old", 100.0), swept("slower", 50.0)]
     (same,) = recorded.compare(rows, sides(repository, "old..new", ["colwise"])).rows

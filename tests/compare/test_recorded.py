@@ -10,14 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from database_rows import study_of
 
 from fp8tune import errors
 from fp8tune.compare import recorded
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import sides
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.render import contracts
 from fp8tune.revisions import source
+from fp8tune.stats.study import Study
 
 KERNEL = """
 SCALE = {scale}
@@ -65,10 +67,10 @@ def repository(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
-def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Evidence:
+def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Study:
     """What a finished sweep of the kernel at a revision would have stored."""
     found = source.source_hash(kernel, source.at_commit(repository, revision))
-    return Evidence(
+    return study_of(
         Problem(kernel, SHAPE, routing="jagged"),
         CONFIG,
         device,
@@ -79,11 +81,11 @@ def rows(repository: Path, revision: str, kernel: str, time_us: float, device: D
     )
 
 
-def compare(evidence: Sequence[Evidence], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
+def compare(evidence: Sequence[Study], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
     return recorded.compare(evidence, sides(repository, range_text, kernels))
 
 
-def compared(repository: Path, *evidence: Evidence, range_text: str = "main..branch") -> dict[str, ComparedRow]:
+def compared(repository: Path, *evidence: Study, range_text: str = "main..branch") -> dict[str, ComparedRow]:
     comparison = compare(evidence, repository, range_text)
     assert len({row.kernel for row in comparison.rows}) == len(comparison.rows)
     return {row.kernel: row for row in comparison.rows}

@@ -16,7 +16,7 @@ from fp8tune.fleet import run, units
 from fp8tune.fleet.on_ray import RayFleet
 from fp8tune.fleet.run import FleetProgress
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 from fp8tune.sweep import picks, planning
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan

@@ -14,7 +14,7 @@ import pytest
 from servers import Server
 
 from benchmarks.fleet import Survived, chaos, plan_of, throughput, timed_once
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 
 WORKER_S = 199.0
 """The time budget of a worker. Below 220 s it checks no config before its first unit: half a second each."""

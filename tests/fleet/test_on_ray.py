@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import pytest
@@ -27,7 +28,8 @@ from fp8tune.fleet import events, on_ray, ray_actor, worker
 from fp8tune.fleet.on_ray import RayFleet
 from fp8tune.fleet.ray_actor import RayWorker, Task, check_device
 from fp8tune.store.results import Store
-from fp8tune.store.units import Unit, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Unit
 from fp8tune.sweep import session
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")  # not imported: all workers read this
@@ -84,7 +86,8 @@ def survives(cluster: Any, postgresql: Server, tmp_path: Path) -> None:
 
 
 def exported(db: str, path: Path) -> bytes:
-    ended = fp8tune("export", "--arch", "simulated", "--kernel", ray_cluster.KERNEL, "--db", db, "--output", path)
+    with mock.patch.dict(os.environ, FP8TUNE_DB=db):
+        ended = fp8tune("export", "--arch", "simulated", "--kernel", ray_cluster.KERNEL, "--output", path)
     assert ended.returncode == 0, ended.stderr
     return path.read_bytes()
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from fp8tune.fleet.run import left_s
 from fp8tune.store import units
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit, UnitState, UnitStatus
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit, UnitStatus
 
 SWEEP = QueuedSweep("sweep", "NVIDIA H100", '{"options": {}}', "fp8tune sweep --db postgresql://me:hunter2@host/db")
 

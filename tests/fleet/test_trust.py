@@ -19,7 +19,7 @@ from fp8tune.measure.health import ErrorWatch, Health
 from fp8tune.render.fleet import print_queue
 from fp8tune.stats.calibration import COUNTED, is_calibrated
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 from fp8tune.sweep import planning
 from fp8tune.sweep.calibrate import PROCESSES
 from fp8tune.sweep.events import Event

@@ -37,7 +37,8 @@ from fp8tune.recording import Kernel
 from fp8tune.records import Status
 from fp8tune.stats.calibration import is_calibrated
 from fp8tune.store.results import Store
-from fp8tune.store.units import LEASE_S, LeaseLostError, UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LEASE_S, LeaseLostError
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.events import Event, Finished, TrialDone
 from fp8tune.sweep.options import Options

@@ -6,11 +6,12 @@ import pytest
 from command_line import environment
 from places import PLANTED
 
+from fp8tune import names
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts, Problem
 from fp8tune.revisions import first_import
 from fp8tune.revisions.loading import load_spec
-from fp8tune.store import columns, names
+from fp8tune.text import KERNEL_NAME
 
 SPEC = """
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
@@ -187,7 +188,7 @@ def test_a_file_gives_the_same_module_name_in_every_process():
 
 def test_a_name_that_loads_can_be_stored(folder):
     (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
-    assert columns.KERNEL.fullmatch(load_spec("mine.py:SPEC").name)
+    assert KERNEL_NAME.fullmatch(load_spec("mine.py:SPEC").name)
     assert names.declared_name("mine.py:SPEC") == "2d-cast"
 
 

@@ -53,7 +53,7 @@ def test_reading_needs_no_right_to_write(path):
     path.parent.chmod(0o555)
     try:
         with Store.open(str(path), writable=False) as store:
-            assert len(store.evidence()) == 1
+            assert len(store.studies()) == 1
             with pytest.raises(DatabaseError, match="reading only"):
                 begin(store)
     finally:
@@ -69,7 +69,8 @@ MESSAGES = {
     "foreign": "is not a results database",
     "truncated": "is damaged|is not a",
     "newer": "newer fp8tune .schema 99",
-    "no version": "older fp8tune: read it with fp8tune import",
+    "no version": "development version",
+    "old": "development version",
 }
 
 
@@ -98,6 +99,12 @@ def broken(case: str, path: Path, filled: Path) -> None:
         connection.execute("UPDATE meta SET value=?", ("99" if case == "newer" else "new",))
         connection.commit()
         connection.close()
+    elif case == "old":  # of fp8tune 0.2
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE trials (id INTEGER)")
+        connection.execute("CREATE TABLE meta AS SELECT 'schema_version' AS name, '19' AS value")
+        connection.commit()
+        connection.close()
     elif case == "foreign":
         connection = sqlite3.connect(path)
         connection.execute("CREATE TABLE birds (name TEXT)")
@@ -113,14 +120,14 @@ def test_a_file_that_is_no_database_is_one_line(case, writable, path, filled):
         pytest.raises(DatabaseError, match=MESSAGES[case]) as raised,
         Store.open(str(path), writable=writable) as store,
     ):
-        store.evidence()
+        store.studies()
     assert "\n" not in str(raised.value)
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
 def _open_and_read(path: Path, writable: bool) -> None:
     with Store.open(str(path), writable=writable) as store:
-        store.evidence()
+        store.studies()
 
 
 def test_a_page_of_noise_is_one_line(path, filled):
@@ -128,7 +135,7 @@ def test_a_page_of_noise_is_one_line(path, filled):
     content[4096 * 3 :] = random.Random(0).randbytes(len(content) - 4096 * 3)
     path.write_bytes(content)
     with pytest.raises(DatabaseError) as raised, Store.open(str(path), writable=False) as store:
-        store.evidence()
+        store.studies()
     assert "\n" not in str(raised.value)
 
 
@@ -171,7 +178,7 @@ def test_a_row_that_was_changed_behind_our_back_is_named(path, table, column, va
         connection.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (value,))
     with Store.open(str(path), writable=False) as store:
         with pytest.raises(DatabaseError) as raised:
-            store.evidence()
+            store.studies()
         assert "\n" not in str(raised.value)
         assert store.integrity()
 
@@ -193,7 +200,7 @@ def test_a_trial_that_nobody_could_read_is_not_stored(each_database, change):
         bad = replace(good, round=1, outcome=replace(good.outcome, **change))
         with pytest.raises(DatabaseError, match="was not stored"):
             store.add_many(sweep, [good, bad])
-        assert store.evidence() == []
+        assert store.studies() == []
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,7 @@ def test_what_a_killed_process_left_is_taken_in_by_the_next_one(path):
     assert together(1, work) == [-signal.SIGKILL]
     assert len(siblings(path)) == 3
     with Store.open(str(path)) as store:  # finds nothing to do
-        assert len(store.evidence()) == 1
+        assert len(store.studies()) == 1
     assert siblings(path) == ["results.db"]
 
 
@@ -256,7 +263,7 @@ def test_a_flipped_byte_is_reported_or_harmless(path):
         store.add_many(sweep, rows)
         store.mark_complete(sweep, subject(), 3)
         end_finals(store, sweep)
-        expected = store.evidence()
+        expected = store.studies()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA page_size = 512")
         connection.execute("VACUUM")
@@ -269,7 +276,7 @@ def test_a_flipped_byte_is_reported_or_harmless(path):
         path.write_bytes(changed)
         try:
             with Store.open(str(path), writable=False) as store:
-                assert store.evidence() == expected
+                assert store.studies() == expected
             outcomes["harmless"] += 1
         except DatabaseError as error:
             assert "\n" not in str(error)
@@ -322,7 +329,7 @@ def test_urls_and_paths_open_the_same_file(path):
     with Store.open(f"sqlite:///{path}", create=True) as store:
         store.add(begin(store), row())
     with Store.open(str(path)) as store:
-        assert len(store.evidence()) == 1
+        assert len(store.studies()) == 1
 
 
 @pytest.mark.parametrize("name", ["a b.db", "a?b#c%20.db", "ä.db"])

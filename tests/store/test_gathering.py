@@ -17,17 +17,18 @@ from database_rows import (
     finished_sweep,
     problem,
     row,
+    studies_of,
     subject,
     table_text,
 )
 from places import ROOT
 
-from fp8tune.adapter import studies_of
+from fp8tune.importing.files import import_file
 from fp8tune.records import ComparableRows, Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Verdict
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
+from fp8tune.studies import decided
 
 NEWER_DRIVER = replace(H100, driver="590.1")
 NEWER_KERNEL = replace(KERNEL, source_hash="bbbb")
@@ -64,11 +65,11 @@ def fill(store: Store, seed: int) -> None:
 @pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])
 def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> None:
     fill(store, seed)
-    everything, some = store.evidence(), store.evidence(keep=competing)
+    everything, some = store.studies(), store.studies(keep=competing)
     assert len(some) < len(everything)
     assert studies_of(some) == studies_of(everything)
     for arch in ("sm_90", "gfx942"):
-        narrowed = store.evidence(arch=arch, keep=competing)
+        narrowed = store.studies(arch=arch, keep=competing)
         assert table_text(narrowed, arch) == table_text(everything, arch)
 
 
@@ -78,12 +79,12 @@ def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
     for block in (32, 64):
         store.add(sweep, row(80.0, config=config(block), stage="final", process="final 00"))
     end_finals(store, sweep)
-    (study,) = studies_of(store.evidence(keep=competing))
+    (study,) = decided(store.studies(keep=competing))
     assert study.choice.time_us == pytest.approx(80.0)
     for block in (32, 64):
         failed = row(None, config=config(block), stage="final", process="final 01", status=Status.CRASHED)
         store.add(sweep, failed)
-    (study,) = studies_of(store.evidence(keep=competing))
+    (study,) = decided(store.studies(keep=competing))
     assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
 
 
@@ -122,7 +123,7 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
         store.add(sweep, row(90.0 + block / 64, config=config(block), stage="final", process=process))
     end_finals(store, sweep)
     finished_sweep(store, {problem(): {config(32): 80.0, config(64): 95.0}}, NEWER_DRIVER)
-    for evidence in (store.evidence(), store.evidence(keep=competing)):
+    for evidence in (store.studies(), store.studies(keep=competing)):
         (study,) = studies_of(evidence)
         assert (study.device, study.choice.processes) == (H100, 2)
         assert study.choice.verdict is not Verdict.QUICK
@@ -133,8 +134,8 @@ def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
     newer = begin(store, request="newer")
     store.add(newer, row(90.0, version=NEWER_KERNEL))
     store.mark_complete(newer, subject(version=NEWER_KERNEL), 1)
-    (item,) = store.evidence(keep=competing)
+    (item,) = store.studies(keep=competing)
     assert item.version == NEWER_KERNEL
     store.add(begin(store, again=True), row(95.0, process="w2"))
-    (item,) = store.evidence(keep=competing)
+    (item,) = store.studies(keep=competing)
     assert item.version == KERNEL

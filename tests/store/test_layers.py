@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, begin, config, finished_sweep, problem, row, subject
+from database_rows import H100, H200, begin, config, finished_sweep, problem, row, studies_of, subject
 
-from fp8tune.adapter import studies_of
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing

@@ -60,7 +60,7 @@ def test_a_store_goes_on_after_its_connection_was_ended(postgresql: Server, url:
             assert postgresql.end_connections() == 1
             assert store.add(sweep, row(process=name))
         assert postgresql.end_connections() == 1
-        assert len(list(store.evidence())) == 1
+        assert len(list(store.studies())) == 1
         assert postgresql.end_connections() == 1
         assert store.add_many(sweep, (row(process=name) for name in "cde")) == 2
         assert begin(store) == sweep
@@ -116,7 +116,7 @@ def test_patience_ends_with_the_one_line(postgresql: Server, url: str, monkeypat
             store.add(sweep, row())
         assert "\n" not in str(raised.value)
         with pytest.raises(DatabaseError, match=r"cannot be reached|was lost"):
-            store.evidence()
+            store.studies()
 
 
 def test_a_worker_that_starts_while_the_server_restarts_waits(postgresql: Server) -> None:
@@ -129,7 +129,7 @@ def test_a_worker_that_starts_while_the_server_restarts_waits(postgresql: Server
     starting = threading.Timer(0.5, postgresql.start)
     starting.start()
     with Store.open(mine, wait=True) as store:
-        assert store.evidence() == []
+        assert store.studies() == []
     starting.join()
 
 
@@ -166,7 +166,7 @@ def test_a_sweep_opens_a_database_again_that_it_reached_before(postgresql: Serve
     starting = threading.Timer(0.5, postgresql.start)
     starting.start()
     with Store.open(mine, writable=False) as store:
-        assert store.evidence() == []
+        assert store.studies() == []
     starting.join()
 
 
@@ -241,7 +241,7 @@ def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, s
                 end_finals(store, own, mine)
                 store.mark_complete(own, subject(mine), 20)
                 if generator.random() < 0.05:
-                    assert len(store.evidence()) >= number
+                    assert len(store.studies()) >= number
             store.finish_sweep(own)
 
     children = begun(writers, work)

@@ -11,12 +11,12 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 from processes import together
 from servers import Server
 
-from fp8tune import adapter
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
 from fp8tune.store import connected, database
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S
+from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweep import picks
 
 
@@ -34,7 +34,7 @@ def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None
         end_finals(remote, sweep)
         remote.record_ceiling(sweep, H100, 3000.0)
         assert local.merge(remote) == (6, 0)
-        assert remote.evidence() == local.evidence()
+        assert remote.studies() == local.studies()
         assert list(remote.rows()) == list(local.rows())
         assert remote.counts() == local.counts()
         assert remote.calibration(H100) == local.calibration(H100)
@@ -46,11 +46,11 @@ def test_merging_a_file_doubles_nothing(url: str, tmp_path: Path) -> None:
     path = str(tmp_path / "results.db")
     with Store.open(path, create=True) as local:
         finished_sweep(local, {problem(): {config(32): 100.0, config(64): 110.0}})
-        expected = local.evidence()
+        expected = local.studies()
     with Store.open(url, create=True) as remote, Store.open(path, writable=False) as local:
         assert remote.merge(local) == (2, 0)
         assert remote.merge(local) == (0, 2)
-        assert remote.evidence() == expected
+        assert remote.studies() == expected
 
 
 def test_text_may_be_as_long_as_in_a_file(url: str) -> None:
@@ -77,7 +77,7 @@ def test_eight_sweeps_begun_at_once_in_an_empty_database_are_one(url: str) -> No
     assert together(8, sweep) == [0] * 8
     with Store.open(url, writable=False) as store:
         assert len(store.unfinished_sweeps()) == 1
-        assert [found.round for found in store.rows()] == list(range(10))
+        assert sorted(found.round for found in store.rows()) == list(range(10))
 
 
 def test_readers_beside_writers_see_one_moment(url: str) -> None:
@@ -94,7 +94,7 @@ def test_readers_beside_writers_see_one_moment(url: str) -> None:
                     end_finals(store, sweep, problem(K=number))
         while index >= 2 and time.monotonic() < until:
             with Store.open(url, writable=False) as store:
-                assert len(store.evidence()) <= len(list(store.rows()))
+                assert len(store.studies()) <= len(list(store.rows()))
 
     assert together(4, work) == [0] * 4
 
@@ -149,16 +149,16 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
         with pytest.raises(DatabaseError):
             begin(store)
         with Store.open(url, writable=False) as reader:
-            assert reader.evidence() == []
+            assert reader.studies() == []
         other.rollback()
         assert store.add(begin(store), row())
 
 
 def test_a_writer_that_is_paused_within_a_transaction_loses_the_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        database, "_OPTIONS", database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=300")
-    )
-    with Store.open(url, create=True) as paused, Store.open(url) as other:
+    Store.open(url, create=True).close()
+    options = database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=1500")
+    monkeypatch.setattr(database, "_OPTIONS", options)
+    with Store.open(url) as paused, Store.open(url) as other:
         begun = time.monotonic()
 
         def pause() -> None:
@@ -177,6 +177,6 @@ def test_picks_that_were_kept_are_read_back(url: str) -> None:
         finished_sweep(store, {problem(K=k): {config(32): 100.0, config(64): 110.0} for k in (1024, 2048)})
         picks.keep_current(store)
         assert store.has_kept_picks(picks.decided_by())
-        assert store.kept_picks() == [adapter.pick_of(study) for study in adapter.read_studies(store)]
+        assert store.kept_picks() == [pick_of(study) for study in read_studies(store)]
         store.add(begin(store, request="more"), row())
         assert not store.has_kept_picks(picks.decided_by())

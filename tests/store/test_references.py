@@ -33,7 +33,7 @@ def judged(store: Store, reference: str, *statuses: Status) -> int:
 
 
 def status(store: Store) -> Status:
-    (evidence,) = store.evidence()
+    (evidence,) = store.studies()
     assert bool(evidence.times_us) == (evidence.status is OK)
     return evidence.status
 

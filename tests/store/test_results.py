@@ -50,7 +50,7 @@ def test_a_row_comes_back_whole(store):
     assert store.add(begin(store), given)
     assert list(store.rows()) == [given]
     assert list(store.rows(kernel="rowwise-2d")) == []
-    assert [item.problem.shape for item in store.evidence()] == [given.problem.shape]
+    assert [item.problem.shape for item in store.studies()] == [given.problem.shape]
     assert str(next(store.rows()).config) == str(given.config)
 
 
@@ -75,9 +75,9 @@ def test_bulk_is_all_or_nothing(store):
     sweep = begin(store)
     with pytest.raises(DatabaseError, match="was not stored"):
         store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
-    assert store.evidence() == []
+    assert store.studies() == []
     assert store.add(sweep, row())  # ids of what was rolled back are forgotten
-    assert len(store.evidence()) == 1
+    assert len(store.studies()) == 1
 
 
 def test_a_process_counts_once_with_the_median_of_its_blocks(store):
@@ -86,7 +86,7 @@ def test_a_process_counts_once_with_the_median_of_its_blocks(store):
         for round_, time_us in enumerate(times):
             store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
     end_finals(store, sweep)
-    (item,) = store.evidence()
+    (item,) = store.studies()
     assert item.times_us == (81.0, pytest.approx(310 / 3))  # of four blocks and more a quarter is cut at each end
     assert [visit.blocks[0] for visit in item.finals] == [(0, 100.0), (0, 80.0)]
 
@@ -95,7 +95,7 @@ def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store
     sweep = begin(store)
     for round_, time_us in enumerate((100.0, 150.0, 101.0, 99.0, 10.0)):
         store.add(sweep, row(time_us, round=round_))
-    assert store.evidence()[0].times_us == (100.0,)
+    assert store.studies()[0].times_us == (100.0,)
 
 
 def test_a_screen_in_two_processes_is_the_screen_in_one(store):
@@ -103,10 +103,10 @@ def test_a_screen_in_two_processes_is_the_screen_in_one(store):
     sweep = begin(store)
     for round_, (time_us, process) in enumerate(((100.0, "w1"), (130.0, "w2"), (90.0, "w2"))):
         store.add(sweep, row(time_us, process=process, round=round_))
-    assert store.evidence()[0].times_us == (100.0,)
+    assert store.studies()[0].times_us == (100.0,)
     again = begin(store, again=True)
     store.add(again, row(110.0, process="w3"))
-    assert len(store.evidence()[0].times_us) == 3
+    assert len(store.studies()[0].times_us) == 3
 
 
 def test_two_that_run_the_same_sweep_store_a_trial_once(store):
@@ -159,10 +159,10 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     store.add(sweep, row(90.0))
     store.add(sweep, row(100.0, stage="final"))
     store.add(sweep, row(101.0, stage="duplicate"))
-    (item,) = store.evidence()
+    (item,) = store.studies()
     assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
     end_finals(store, sweep)
-    (item,) = store.evidence()
+    (item,) = store.studies()
     assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
     assert [times.blocks[0][1] for times in item.duplicate] == [101.0]
 
@@ -173,7 +173,7 @@ def test_later_finals_replace_the_earlier_ones(store):
         store.add(sweep, row(time_us, stage="final"))
         end_finals(store, sweep)
         store.finish_sweep(sweep)
-    (item,) = store.evidence()
+    (item,) = store.studies()
     assert item.times_us == (90.0,)
 
 
@@ -183,7 +183,7 @@ def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):
         store.add(sweep, row(None, status=status, config=config(block)))
         time.sleep(0.002)
         store.add(sweep, row(100.0, process="w2", config=config(block)))
-    first, second = store.evidence()
+    first, second = store.studies()
     assert (first.status, first.times_us) == (Status.WRONG, ())
     assert (second.status, second.times_us) == (Status.OK, (100.0,))
     tried = store.tried(subject())
@@ -225,10 +225,10 @@ def test_an_unfinished_sweep_is_continued(store):
 def test_a_problem_is_complete_once_it_was_swept_to_the_end(store):
     sweep = begin(store)
     store.add(sweep, row())
-    assert not store.evidence()[0].complete
+    assert not store.studies()[0].complete
     store.mark_complete(sweep, subject(), 1)
     store.mark_complete(sweep, subject(), 1)
-    assert store.evidence()[0].complete
+    assert store.studies()[0].complete
 
 
 def test_the_ceiling_is_that_of_the_sweep(store):
@@ -237,7 +237,7 @@ def test_the_ceiling_is_that_of_the_sweep(store):
     store.record_ceiling(first, H100, 3018.0)
     store.record_ceiling(second, H100, 2500.0)
     store.add(first, row())
-    assert store.evidence()[0].ceiling_gb_per_s == 3018.0
+    assert store.studies()[0].ceiling_gb_per_s == 3018.0
 
 
 def test_shapes_and_configs_are_the_same_in_any_order(store):
@@ -256,7 +256,7 @@ def test_the_newest_declaration_of_a_source_is_kept(store):
     store.add(sweep, row())
     widened = replace(KERNEL, axes=(*KERNEL.axes, ("waves_per_eu", (0, 2))))
     store.add(sweep, row(version=widened, process="w2"))
-    assert [item.version for item in store.evidence()] == [widened]
+    assert [item.version for item in store.studies()] == [widened]
 
 
 def test_a_lookup_key_learned_later_is_filled_in(store):
@@ -265,17 +265,17 @@ def test_a_lookup_key_learned_later_is_filled_in(store):
     with_key = row(process="w2")
     store._forget()  # as in another run
     store.add(sweep, with_key)
-    assert [item.lookup_key for item in store.evidence()] == [with_key.lookup_key]
+    assert [item.lookup_key for item in store.studies()] == [with_key.lookup_key]
 
 
 def test_evidence_can_be_narrowed(store):
     sweep = begin(store)
     store.add(sweep, row())
     store.add(sweep, row(None, kind=Kind.STATIC, device=replace(H100, arch="gfx942", name="")))
-    assert len(store.evidence()) == 2
-    assert [item.kind for item in store.evidence(arch="gfx942")] == [Kind.STATIC]
-    assert [item.kind for item in store.evidence(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
-    assert store.evidence(kernel="rowwise-2d") == []
+    assert len(store.studies()) == 2
+    assert [item.kind for item in store.studies(arch="gfx942")] == [Kind.STATIC]
+    assert [item.kind for item in store.studies(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
+    assert store.studies(kernel="rowwise-2d") == []
     assert store.arches() == ["gfx942", "sm_90"]
     assert store.kernels() == ["colwise"]
     assert store.counts() == {("gfx942", Kind.STATIC): 1, ("sm_90", Kind.MEASURED): 1}
@@ -348,8 +348,8 @@ def test_merging_keeps_every_row_once(tmp_path, store):
         store.add(begin(store), row(None, kind=Kind.STATIC))
         assert store.merge(other) == (3, 0)
         assert store.merge(other) == (0, 3)
-        ours = [item for item in store.evidence() if item.device == H200]
-        theirs = other.evidence()
+        ours = [item for item in store.studies() if item.device == H200]
+        theirs = other.studies()
         assert [replace(item, newest=0) for item in ours] == [replace(item, newest=0) for item in theirs]
         assert len(list(store.rows())) == 5
         assert store.integrity() == []
@@ -380,10 +380,10 @@ def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_t
     for block, gb_per_s in ((32, 2000.0), (64, 3150.0), (128, 4000.0)):  # no memory gives the last
         store.add(sweep, row(bytes_moved / gb_per_s / 1e3, config=config(block)))
     store.add(sweep, row(bytes_moved / 3400.0 / 1e3, config=config(32, 8), device=H200))
-    found = store.evidence(device=H100)
+    found = store.studies(device=H100)
     assert {(round(each.ceiling_gb_per_s), each.copy_gb_per_s) for each in found} == {(3150, 3000.0)}
-    assert {each.ceiling_gb_per_s for each in store.evidence(device=H200)} == {None}  # no copy, no ceiling
-    assert {round(each.ceiling_gb_per_s) for each in store.evidence(kernel="colwise", device=H100)} == {3150}
+    assert {each.ceiling_gb_per_s for each in store.studies(device=H200)} == {None}  # no copy, no ceiling
+    assert {round(each.ceiling_gb_per_s) for each in store.studies(kernel="colwise", device=H100)} == {3150}
 
 
 def test_a_recorded_kernel_is_no_ceiling(store):
@@ -391,7 +391,7 @@ def test_a_recorded_kernel_is_no_ceiling(store):
     store.record_ceiling(sweep, H100, 3000.0)
     bytes_moved = 3 * 16640 * 5120
     store.add(sweep, row(bytes_moved / 3150.0 / 1e3, of=replace(problem(), input_layout="recorded-0123456789ab")))
-    assert {each.ceiling_gb_per_s for each in store.evidence()} == {3000.0}
+    assert {each.ceiling_gb_per_s for each in store.studies()} == {3000.0}
 
 
 def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
@@ -400,7 +400,7 @@ def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
     store.add(sweep, row(200.0))
     store.add(sweep, row(80.0, config=config(64), device=H200))
     store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
-    (measured,) = store.evidence(device=H100, kinds=[Kind.MEASURED])
+    (measured,) = store.studies(device=H100, kinds=[Kind.MEASURED])
     assert measured.ceiling_gb_per_s == 3000.0
 
 

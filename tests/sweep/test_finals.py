@@ -14,13 +14,14 @@ from fake_gpu import Answer, FakeGpu
 from places import PLANTED
 from servers import on_both
 
-from fp8tune.adapter import Explanation, reasons, studies_of, summarize
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.render.found import found_lines
 from fp8tune.stats.calibration import plan_for
+from fp8tune.stats.explanation import Explanation, reasons
 from fp8tune.stats.study import OPEN, SETTLED, Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
+from fp8tune.studies import decided, summarize
 from fp8tune.sweep import finals, picks, planning, session
 from fp8tune.sweep import loop as sweep
 from fp8tune.sweep.options import Options
@@ -161,7 +162,7 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     assert bounds == {("only", None, None)}
     (counted,) = summarize(kept)
     assert (counted.count(*SETTLED), counted.count(*OPEN)) == (2, 0)  # of what was asked for nothing is left to measure
-    both = studies_of(store.evidence())
+    both = decided(store.studies())
     assert reasons(Explanation(both[0]))[-1].endswith("there is nothing to compare it with: only.")
     assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
 

@@ -287,7 +287,7 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     mended, _ = run(store, **options)
     assert {row.config for row in mended} == {row.config for row in rows}
     assert {row.outcome.status for row in mended} == {Status.OK}
-    assert {item.status for item in store.evidence()} == {Status.OK}
+    assert {item.status for item in store.studies()} == {Status.OK}
     spec.write_text(text)
     again, kept = run(store, **options)
     assert not again

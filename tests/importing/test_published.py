@@ -13,10 +13,10 @@ from database_rows import H100, config, finished_sweep, problem
 from places import PUBLISHED, PUBLISHED_OPERATIONS
 
 from fp8tune.errors import UsageError
+from fp8tune.importing import published
+from fp8tune.importing.files import ImportReport, import_file, load
+from fp8tune.importing.published import COLUMNS, TIMES
 from fp8tune.records import Device, NamedInts, Published
-from fp8tune.store import published
-from fp8tune.store.importing import ImportReport, import_file, load
-from fp8tune.store.published import COLUMNS, TIMES
 from fp8tune.store.results import Store
 
 GOOD = {
@@ -83,7 +83,7 @@ def test_what_cannot_be_right(bf16: tuple[float, float], scaled: tuple[float, fl
 
 def test_they_are_no_kernels_and_no_evidence(store: Store) -> None:
     import_file(store, PUBLISHED_OPERATIONS)
-    assert (store.kernels(), store.arches(), store.evidence(), list(store.rows())) == ([], [], [], [])
+    assert (store.kernels(), store.arches(), store.studies(), list(store.rows())) == ([], [], [], [])
 
 
 def test_a_database_brings_them_along_with_its_trials(store: Store, tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_database_brings_them_along_with_its_trials(store: Store, tmp_path: Pa
         finished_sweep(other, {problem(): {config(32): 100.0}}, H100)
         import_file(other, PUBLISHED)
         import_file(other, PUBLISHED_OPERATIONS)
-        rows, kernels = other.published(), len(other.evidence())
+        rows, kernels = other.published(), len(other.studies())
     assert import_file(store, tmp_path / "other.db").added == len(list(store.rows())) + 8
-    assert (store.published(), len(store.evidence())) == (rows, kernels)
+    assert (store.published(), len(store.studies())) == (rows, kernels)
     assert import_file(store, tmp_path / "other.db").added == 0
 
 

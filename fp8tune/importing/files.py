@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError, unknown
+from fp8tune.importing import archives, published
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
-from fp8tune.store import archives, published
-from fp8tune.store.merge import FULL
+from fp8tune.store.merge import READABLE
 from fp8tune.store.read import Reading
 from fp8tune.store.results import Store
-from fp8tune.store.schema import VERSION
 from fp8tune.store.texts import ARCH, UNSTATED
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
@@ -79,7 +78,7 @@ class Loaded:
             return ImportReport(added, len(self.published) - added, of_operations=True)
         if _is_csv(self.path):
             return ImportReport(0, 0)
-        with Reading.open(str(self.path), writable=False, versions=(VERSION, FULL)) as other:
+        with Reading.open(str(self.path), writable=False, versions=READABLE) as other:
             return ImportReport(*store.merge(other))
 
 

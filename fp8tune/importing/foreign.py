@@ -18,6 +18,7 @@ from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import DatabaseError, UsageError, one_line
 from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
 from fp8tune.text import KERNEL_NAME as KERNEL
@@ -174,7 +175,7 @@ class RowMaker:
     def __init__(self, store: Store, device: str, notice: Notice) -> None:
         """Take the name of the GPU from ``device``, or from the files if it is empty."""
         self._store, self._device, self._notice = store, device, notice
-        self._subjects = store.tried_subjects()
+        self._subjects = subjects_of(store.pools())
         self._names = {*store.kernels(), *(problem.kernel for problem in store.recorded_launches())}
         self._kernels: dict[str, _StoredKernel] = {}
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from places import PUBLISHED
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
+from fp8tune.importing import files as importing
+from fp8tune.importing import published
+from fp8tune.importing.files import COLUMNS, ImportReport, import_file, load, read_published
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.store import importing, published
-from fp8tune.store.importing import COLUMNS, ImportReport, import_file, load, read_published
 from fp8tune.store.results import Store
 
 GOOD = {
@@ -68,7 +69,7 @@ def test_a_published_row_says_what_its_source_says(tmp_path):
 
 def test_the_transposed_view_is_another_problem(store):
     import_file(store, PUBLISHED)
-    layouts = {(item.problem.shape["G"], item.problem.input_layout) for item in store.evidence(kernel="rowwise")}
+    layouts = {(item.problem.shape["G"], item.problem.input_layout) for item in store.studies(kernel="rowwise")}
     assert layouts == {(groups, layout) for groups in (1, 16, 64) for layout in ("contiguous", "transposed")}
 
 
@@ -97,7 +98,7 @@ def test_a_database_is_merged_once(tmp_path, store):
         finished_sweep(other, {problem(): {config(32): 100.0, config(64): 90.0}}, H200)
     assert import_file(store, tmp_path / "other.db") == ImportReport(2, 0)
     assert import_file(store, tmp_path / "other.db") == ImportReport(0, 2)
-    assert len(store.evidence()) == 2
+    assert len(store.studies()) == 2
 
 
 def test_a_copy_brings_nothing(tmp_path):
@@ -106,9 +107,9 @@ def test_a_copy_brings_nothing(tmp_path):
         import_file(one, PUBLISHED)
     shutil.copy(tmp_path / "one.db", tmp_path / "two.db")
     with Store.open(str(tmp_path / "one.db")) as one:
-        before = one.evidence()
+        before = one.studies()
         assert import_file(one, tmp_path / "two.db").added == 0
-        assert one.evidence() == before
+        assert one.studies() == before
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, store, column, tex
     line = str(raised.value)
     assert "\n" not in line
     assert line.startswith(f"{path} line ")
-    assert store.evidence() == []
+    assert store.studies() == []
 
 
 @pytest.mark.parametrize(
