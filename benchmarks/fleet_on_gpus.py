@@ -1,7 +1,7 @@
 """Workers on the GPUs of one host against one GPU: seconds, rows, picks, and the loss of a worker.
 
     python -m benchmarks.fleet_on_gpus                 # all GPUs that torch sees; about five minutes
-    python -m benchmarks.fleet_on_gpus --sizes 12
+    python -m benchmarks.fleet_on_gpus --sizes 12 --gpus 4
 
 Each run has its own database and Triton cache. A worker has a GPU and an equal share of the host's cores, also where it
 is alone. In the last run one worker is killed when a third of the units is done; on a host with one GPU another worker
@@ -94,8 +94,8 @@ def run(name: str, workers: int, gpus: int, sizes: int, folder: Path) -> Run:
         assert child("queue", db, sizes, 0, gpus, cache).wait() == 0
     begun = time.monotonic()
     children = [child("sweep" if plain else "work", db, sizes, gpu, gpus, cache) for gpu in range(workers)]
-    while kill:
-        time.sleep(0.5)
+    while kill and any(process.poll() is None for process in children):
+        time.sleep(0.2)
         with Store.open(db, writable=False) as store:
             counts = store.count_units()
         if 3 * counts[UnitState.DONE] >= counts.total() and counts[UnitState.RUNNING] == workers:
@@ -153,7 +153,7 @@ def compared(folder: Path, one: str, other: str) -> str:
 def main() -> None:
     """Print a table of runs and comparisons of their picks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", type=int, default=8, help="problem sizes, at most 12")
+    parser.add_argument("--sizes", type=int, default=6, help="problem sizes, at most 12")
     parser.add_argument("--gpus", type=int, default=0, help="default: all")
     parser.add_argument("--seconds", type=float, default=290.0, help="begin no other run after this many seconds")
     parser.add_argument("--do", choices=["queue", "work", "sweep"], help=argparse.SUPPRESS)
