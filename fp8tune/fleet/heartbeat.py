@@ -45,15 +45,17 @@ class Heartbeat:
                 thread.join(lease.seconds)
 
     def _renew(self, db: str, lease: Lease, ended: threading.Event) -> None:
-        while not ended.is_set():
-            try:
-                # A connection of its own, for the work may be inside a transaction; after an error a new one.
-                with Store.open(db, wait=True) as store:
-                    while not ended.wait(lease.seconds / RENEWALS):
-                        if time.monotonic() - self.sign_s <= self.stalls_after_s:
-                            store.renew_lease(lease)
-            except LeaseLostError:
-                self.is_lost = True
-                return
-            except DatabaseError:
-                ended.wait(1.0)
+        with contextlib.ExitStack() as stack:
+            store: Store | None = None
+            while not ended.wait(lease.seconds / RENEWALS):
+                if time.monotonic() - self.sign_s > self.stalls_after_s:
+                    continue
+                try:
+                    # a connection of its own, for the work may be inside a transaction; after an error a new one
+                    store = store or stack.enter_context(Store.open(db, wait=True))
+                    store.renew_lease(lease)
+                except LeaseLostError:
+                    self.is_lost = True
+                    return
+                except DatabaseError:
+                    store = None

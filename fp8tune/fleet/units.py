@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -166,14 +166,12 @@ def _absolute(text: str) -> KernelReference:
     return replace(kernel, kernel=absolute(kernel.kernel), reference=absolute(kernel.reference))
 
 
-def of_unit(plan: Plan, unit: Unit, time_budget_s: float | None = None) -> Plan:
-    """Return the part of a sweep's plan that a unit names. Raises OtherCodeError."""
-    known = {problem_key(problem): problem for problem in plan.problems if problem.version.kernel == unit.kernel}
+def of_unit(plan: Plan, known: Mapping[str, ProblemPlan], unit: Unit, time_budget_s: float | None = None) -> Plan:
+    """Return the part of a sweep's plan that a unit names, given its problem sizes by key. Raises OtherCodeError."""
     if not known.keys() >= set(unit.problems):
-        hashes = ", ".join({problem.version.source_hash: None for problem in known.values()}) or "not installed"
         raise OtherCodeError(
-            f"{unit.kernel} of the unit is {unit.source_hash} with other sizes than here, where it is {hashes}: "
-            "install the fp8tune and kernels that queued it, or queue the sweep again"
+            f"{unit.kernel} of the unit is {unit.source_hash} and has other code or sizes here: install the fp8tune "
+            "and kernels that queued it, or queue the sweep again"
         )
     # The same key whenever this GPU does the unit, so that it continues one that was interrupted.
     key = digest([unit.key, plan.backend.device.fingerprint, plan.backend.timer])

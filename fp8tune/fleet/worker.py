@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,7 +26,7 @@ from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit
 from fp8tune.sweep import events, picks, planning, session
 from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweep.planning import Plan, ProblemPlan
 from fp8tune.sweep.published import with_published
 
 WAIT_S = 2.0
@@ -86,6 +86,8 @@ class Worker:
     do: Callable[[Store, Plan], Iterator[events.Event]] = unit_events
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict, repr=False)
+    """Sweep key -> its plan here, and the problem sizes of it by the keys that units name."""
 
     def run(self) -> Generator[WorkerEvent, None, None]:
         """Take units and do them. Closing the generator gives the current unit back.
@@ -105,7 +107,6 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{backend.device.uuid_hash[:4]}".rstrip(":")
         self.done = self.failed = self.failures_in_row = 0
         self.refused: dict[str, str] = {}
-        self.plans: dict[str, Plan] = {}
         with Store.open(self.db, create=True, wait=True) as self.store:
             yield QueueEvent("started", self.name)
             is_waiting = False
@@ -171,7 +172,7 @@ class Worker:
         unit, heart, begun, trials, end = lease.unit, Heartbeat(), self.clock(), 0, events.Finished(0, 0.0)
         with heart.renewing(self.db, lease), self.store.fenced(lease), self.store.adding_together(TOGETHER_S):
             budget_s = None if self.deadline == math.inf else self.left_s()
-            plan = units.of_unit(self._plan(lease), unit, budget_s)
+            plan = units.of_unit(*self._plan(lease), unit, budget_s)
             for event in self.do(self.store, plan):
                 heart.sign()
                 if heart.is_lost:
@@ -188,7 +189,7 @@ class Worker:
         self.done, self.failures_in_row = self.done + 1, 0
         return QueueEvent("done", self.name, unit, finding, seconds=self.clock() - begun, trials=trials)
 
-    def _plan(self, lease: Lease) -> Plan:
+    def _plan(self, lease: Lease) -> tuple[Plan, Mapping[str, ProblemPlan]]:
         """Expand a sweep, once. What this host lacks is not a failure of the unit."""
         sweep = lease.sweep
         if sweep.key not in self.plans:
@@ -196,7 +197,7 @@ class Worker:
                 plan = units.plan_of(sweep, timer=self.timer, command=self.command, kernels=self.kernels)
             except UsageError as error:
                 raise units.OtherCodeError(str(error)) from None
-            self.plans[sweep.key] = plan
+            self.plans[sweep.key] = plan, {units.problem_key(problem): problem for problem in plan.problems}
         return self.plans[sweep.key]
 
 
