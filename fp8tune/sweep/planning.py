@@ -8,7 +8,6 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -193,21 +192,15 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    references = list(options.kernels)
-    with ThreadPoolExecutor(1) as beside, contextlib.closing(backend.worker()) as worker:
-        importing = beside.submit(recorded.import_in, worker, references) if backend.kind in RUNNING else None
-        _check_options(options)
-        if importing is not None:
-            importing.result()
-        for number, reference in enumerate(options.kernels):
-            references[number], lines = recorded.checkable(reference, backend.kind, worker)
-            notices += lines
+    _check_options(options)
     result: list[ProblemPlan] = []
-    for reference in references:
-        alive.sign()
-        found, lines = _problems(reference, short)
-        result += [_with_tables(problem, backend, tables) for problem in found]
-        notices += lines
+    with contextlib.closing(backend.worker()) as worker:
+        for kernel in options.kernels:
+            alive.sign()
+            reference, lines = recorded.checkable(kernel, backend.kind, worker)
+            found, left_out = _problems(reference, short)
+            result += [_with_tables(problem, backend, tables) for problem in found]
+            notices += lines + left_out
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
     notices += _notices(result, backend.kind)

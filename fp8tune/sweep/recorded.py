@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from fp8tune import recording
 from fp8tune.autotuned.spec import RecordedSpec, repeatable
-from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.errors import UsageError
 from fp8tune.measure import checking, kept
 from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
@@ -59,19 +57,6 @@ def _completed(kernel: KernelReference, options: Options) -> KernelReference:
     if options.reference is not None and not kernel.reference:
         kernel = replace(kernel, reference=options.reference)
     return kernel.absolute_paths()
-
-
-def import_in(worker: Worker, references: Sequence[str]) -> None:
-    """Import recorded kernels in a worker that will check their edge cases: it may take ten seconds."""
-    with contextlib.suppress(WorkerDied, RemoteError):  # it is said when the edge cases are checked
-        for reference in references:
-            if KernelReference.parse(reference).recording:
-                worker.run(_import, reference)
-
-
-def _import(reference: str) -> None:
-    with contextlib.suppress(Fp8tuneError):
-        load_spec(str(replace(KernelReference.parse(reference), reference="")))
 
 
 def checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[str]]:

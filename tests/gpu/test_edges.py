@@ -18,7 +18,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.device import limits, probe
 from fp8tune.measure.trial import checked_block
 from fp8tune.measure.worker import WorkerPool, usable_cores
-from fp8tune.plan import problems as plan
+from fp8tune.plan import grids
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune_kernels import catalog
 
@@ -102,7 +102,7 @@ def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
         spec = catalog.load(kernel)
         for layout in spec.input_layouts:
             problem = round_problem(kernel, kernel, layout)
-            grid = plan.configs(spec, problem, spec.axes, limits(device))
+            grid = grids.configs(spec, problem, spec.axes, limits(device))
             trials = [config for config, pruned in grid.items() if not pruned]
             others = random.Random(kernel + layout).sample(trials[1:], SAMPLED_CONFIGS)
             for config in (spec.default, *others):
