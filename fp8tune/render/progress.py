@@ -120,7 +120,7 @@ class Display:
         columns += [TextColumn(text, markup=False, table_column=Column(no_wrap=True)) for text in texts]
         bar = BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=8))
         progress = Progress(columns[0], bar, *columns[1:], console=self._console, expand=True, auto_refresh=False)
-        progress.add_task(self._phase, total=self._total or 1, completed=self._done if self._total else 0)
+        progress.add_task(self._phase, total=1000, completed=int(1000 * self._done / self._total) if self._total else 0)
         rest = [text for text in (fitted(self._detail, self._config, width), *self._lines) if text]
         lines = [Text(text, no_wrap=True, overflow="ellipsis") for text in rest]
         return Group(Constrain(progress, width), *(Constrain(line, width) for line in lines))

@@ -39,8 +39,8 @@ def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
             reason = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
     complete = [_completed(KernelReference.parse(kernel), options) for kernel in kernels]
-    for kernel in complete:
-        reach_recorded(kernel)
+    for reference in complete:
+        reach_recorded(reference)
     return replace(options, kernels=tuple(map(str, complete))), tuple(refused)
 
 
