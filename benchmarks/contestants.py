@@ -20,7 +20,7 @@ from fp8tune.measure.worker import usable_cores
 from fp8tune.plan import grids
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import median
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec

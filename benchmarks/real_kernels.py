@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fp8tune import recording
-from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import Fp8tuneError
-from fp8tune.recording import Kernel, Launch, Recording
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import notice
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Kernel, Launch, Recording
 from fp8tune.stats.means import geomean
 from fp8tune.stats.shared import cover
 from fp8tune.stats.study import Study

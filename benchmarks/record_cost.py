@@ -23,7 +23,7 @@ from typing import Any
 LAUNCHES = 200
 SIZES = ((512, 1024), (2048, 1024), (1024, 4096), (4096, 2048), (256, 8192))
 FIRST_STEPS = 100
-"""After so many all samples are taken, and the kernels repeat themselves (see :data:`fp8tune.record.patches.CALM`)."""
+"""After so many all samples are taken, and kernels repeat themselves: :data:`fp8tune.replay.watch.patches.CALM`."""
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from fp8tune.compare.binaries import launched_code
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.loading import load_spec
 from fp8tune.revisions import git, source
-from fp8tune.revisions.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec

@@ -16,7 +16,7 @@ from operator import itemgetter
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import geomean
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store

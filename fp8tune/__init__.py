@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fp8tune.api import open as open
     from fp8tune.api import sweep as sweep
     from fp8tune.errors import Fp8tuneError as Fp8tuneError
-    from fp8tune.pinning import pin as pin
-    from fp8tune.pinning import unpin as unpin
+    from fp8tune.replay.pinning import pin as pin
+    from fp8tune.replay.pinning import unpin as unpin
 
 __version__ = "0.2.0"
 
 _MODULES = {
-    **dict.fromkeys(("pin", "unpin"), "fp8tune.pinning"),
+    **dict.fromkeys(("pin", "unpin"), "fp8tune.replay.pinning"),
     **dict.fromkeys(("open", "export", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
     "Fp8tuneError": "fp8tune.errors",
 }

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fp8tune import names
 from fp8tune.errors import UsageError
-from fp8tune.recording import Kernel, Launch
 from fp8tune.records import Kind, Status, Subject
+from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.means import group_by
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict

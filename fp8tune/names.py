@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Sequence
 
 from fp8tune.errors import UsageError, unknown
+from fp8tune.replay.loading import load_spec
 from fp8tune.revisions import source
-from fp8tune.revisions.loading import load_spec
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.layers import Reader
 from fp8tune_kernels.arches import ARCHES

@@ -22,7 +22,6 @@ from typing import Annotated, Any, TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
-from fp8tune.redaction import redacted
 
 DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it exists, else fp8tune.db in your data folder"
 """The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
@@ -132,20 +131,6 @@ def database(url: str | None) -> str | None:
     return url
 
 
-def database_without_password(url: str | None) -> str | None:
-    """Check a database that stands on a command line.
-
-    Raises:
-        UsageError: It is in memory, or its URL holds a password.
-    """
-    if url is not None and redacted(url) != url:
-        raise UsageError(
-            "--db holds a password, which other users of this machine can see: "
-            "put it into PGPASSWORD or ~/.pgpass, or the URL into FP8TUNE_DB"
-        )
-    return database(url)
-
-
 def is_in_memory(url: str) -> bool:
     """Whether a database is gone when the command ends."""
     return url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")
@@ -154,7 +139,7 @@ def is_in_memory(url: str) -> bool:
 def database_option(shown: str, help: str = "") -> Option:
     """``--db``; ``shown`` is what it is by default."""
     help = help or "The results: an SQLite file, or postgresql://USER@HOST/NAME."
-    return Option("--db", help, shown, check=database_without_password, group=Group.OUTPUT, placeholder="DATABASE")
+    return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
 
 
 Kernels = Annotated[

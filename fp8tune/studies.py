@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8tune.ceiling import ceiling_of
+from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.replay.problems import in_words
 from fp8tune.stats.decide import decide_study
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, Verdict, process_us
 from fp8tune.store.layers import Reader
-from fp8tune.tables.current import NO_TABLES, SHIPPED, CurrentTables, completed, find_today, recorded_configs
+from fp8tune.tables.current import (
+    NO_TABLES,
+    SHIPPED,
+    CurrentTables,
+    completed,
+    find_today,
+    recorded_configs,
+    recorded_launch,
+)
 
 NO_CONFIGS: Mapping[Problem, NamedInts] = {}
 
@@ -31,7 +42,17 @@ def read_studies(
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
     studies = store.studies(kernel, arch, kinds, problems=problems, device=device, keep=competing)
-    return decided(studies, tables, recorded_configs(store.recorded_launches(kernel)))
+    documents = store.recorded_launches(kernel)
+    studies = decided(studies, tables, recorded_configs(documents))
+    return [_in_words(study, documents.get(study.problem, "")) for study in studies]
+
+
+def _in_words(study: Study, document: str) -> Study:
+    """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
+    with contextlib.suppress(DatabaseError):
+        if document:
+            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
+    return study
 
 
 def decided(

@@ -9,7 +9,12 @@ SPEC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 
 _PLACE = r"(?:[A-Za-z_][A-Za-z0-9_.]*|[A-Za-z0-9_./\-]+\.py)"
 
-KERNEL_NAME = re.compile(rf"_?{SPEC_NAME.pattern}|(?=.{{1,200}}\Z){_PLACE}:[A-Za-z_][A-Za-z0-9_.]*")
+_ITEM = r"\[(?:-?[0-9]{1,18}|'[A-Za-z0-9_.\-]+')\]"
+
+ATTRIBUTE = re.compile(rf"[A-Za-z_][A-Za-z0-9_.]*(?:{_ITEM})?")
+"""The place of a kernel in its module: ``softmax``, ``Layer.kernel``, ``BY_WIDTH[2]``."""
+
+KERNEL_NAME = re.compile(rf"_?{SPEC_NAME.pattern}|(?=.{{1,200}}\Z){_PLACE}:{ATTRIBUTE.pattern}")
 """What a kernel is called in rows: as its spec says, ``module:attribute`` or ``path.py:attribute`` where it was
 recorded, or its function's name where others published configs of it."""
 

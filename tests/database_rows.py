@@ -184,3 +184,8 @@ def table_text(rows: Iterable[Study], arch: str = "sm_90", tables: CurrentTables
 
 def compiled_studies(rows: Iterable[Study]) -> list[Study]:
     return [study for study in merged(rows) if study.kind is Kind.STATIC]
+
+
+def stored_results(store: Store, **filters: Any) -> list[Result]:
+    """The results of all studies, one after the other."""
+    return [result for study in store.studies(**filters) for result in study.results]

@@ -19,7 +19,7 @@ from places import PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
 from fp8tune.importing import files as importing
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
@@ -232,8 +232,8 @@ def test_killed_sweep_continues_without_loss_or_double(tmp_path: Path) -> None:
 def contents(database: Path) -> list[tuple[object, ...]]:
     query = """
         SELECT problems.canonical, configs.canonical, trials.round, trials.status, trials.time_us
-        FROM trials JOIN candidates ON candidates.id = trials.candidate_id
-        JOIN problems ON problems.id = candidates.problem_id JOIN configs ON configs.id = candidates.config_id
+        FROM trials JOIN results ON results.id = result_id JOIN studies ON studies.id = study_id
+        JOIN problems ON problems.id = problem_id JOIN configs ON configs.id = config_id
         ORDER BY 1, 2, 3, 4, 5
     """
     with sqlite3.connect(database) as connection:

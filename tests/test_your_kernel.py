@@ -53,7 +53,7 @@ def test_the_pages_list_every_format_and_check() -> None:
 
 def test_the_kernel_references_of_the_page_are_read() -> None:
     texts = re.findall(r"`([^`]+)`", " ".join(rows("record.md", "text")))
-    assert len(texts) == 7
+    assert len(texts) == 8
     for text in texts:
         assert str(KernelReference.parse(text)) == text.replace("1e-3", "0.001").replace("1e-6", "1e-06")
 

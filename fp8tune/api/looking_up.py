@@ -10,7 +10,7 @@ from fp8tune.lookups import look_up
 from fp8tune.measure import device as machine
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import KernelSpec
 
 

@@ -23,7 +23,7 @@ from fp8tune.measure.comparing import Rule
 from fp8tune.measure.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import KernelSpec
 

@@ -31,7 +31,7 @@ from fp8tune.measure.trial import GEMM_SIZE
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, Problem, is_recorded
-from fp8tune.revisions.loading import check_reference, load_spec
+from fp8tune.replay.loading import check_reference, load_spec
 from fp8tune.stats.means import geomean
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS

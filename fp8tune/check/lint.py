@@ -22,8 +22,8 @@ from fp8tune.measure.engine import Group, Schedule, measure
 from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.replay.loading import check_reference, load_spec
 from fp8tune.revisions import git
-from fp8tune.revisions.loading import check_reference, load_spec
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.estimate import estimate
 from fp8tune.stats.pairs import Block, process_values

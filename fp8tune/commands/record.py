@@ -34,6 +34,9 @@ def record(
             placeholder="PATTERN",
         ),
     ] = (),
+    no_values: Annotated[
+        bool, Option("--no-values", "Store integer tensors of at most 64 elements only, larger ones by their range.")
+    ] = False,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
     """Record which autotuned Triton kernels a program launches.
@@ -42,10 +45,10 @@ def record(
     child processes: fp8tune record -- torchrun train.py. The exit code is the program's, and 2 where nothing was
     recorded.
     """
-    from fp8tune.record import program
-    from fp8tune.recording import text_of
     from fp8tune.render.recording import print_recording
     from fp8tune.render.terminal import notice
+    from fp8tune.replay import program
+    from fp8tune.replay.recording import text_of
 
     if not command:
         raise UsageError("give the program to record: fp8tune record -o run.json -- python train.py")
@@ -55,7 +58,7 @@ def record(
     if _is_no_recording(path):
         raise UsageError(f"{output!r} is no recording, and is left as it is: name another file")
     sys.stdout.flush()
-    ended = program.run(command, jit, None if format is TableFormat.JSON else _descriptor())
+    ended = program.run(command, jit, None if format is TableFormat.JSON else _descriptor(), not no_values)
     if ended.recording is not None and ended.recording.kernels:  # one without kernels takes no other's place
         path.write_text(text_of(ended.recording), encoding="utf-8")
         print_recording(ended.recording, output, str(format))

@@ -142,8 +142,8 @@ def show(options: ShowOptions) -> None:
 
 
 def _show_recording(options: ShowOptions, path: str) -> None:
-    from fp8tune.recording import read
     from fp8tune.render.recording import print_recording
+    from fp8tune.replay.recording import read
 
     if options != ShowOptions(recording=path, format=options.format):
         raise UsageError("--recording shows a file: leave out what shows a database, all but --format")

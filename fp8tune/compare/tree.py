@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.compare.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
@@ -21,7 +20,8 @@ from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import grids, problems
 from fp8tune.records import Device, NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
-from fp8tune.recording import from_json
 from fp8tune.records import NamedInts
-from fp8tune.revisions.loading import check_reference
+from fp8tune.replay.loading import check_reference
+from fp8tune.replay.recording import from_json
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
@@ -150,9 +150,11 @@ def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> s
             fnmatchcase(kernel.kernel, pattern.kernel)
             and kernel.recording in ("", pattern.recording)
             and kernel.reference in ("", pattern.reference)
+            and kernel.inputs in ("", pattern.inputs)
             for pattern in patterns
         )
-        if (":" in kernel.kernel or kernel.recording or kernel.reference) and not is_named:
+        is_foreign = ":" in kernel.kernel or kernel.recording or kernel.reference or kernel.inputs
+        if is_foreign and not is_named:
             missing.append(f" --kernel {shlex.quote(text)}")
     return "".join(dict.fromkeys(missing))
 
@@ -163,7 +165,8 @@ def _absolute(text: str) -> KernelReference:
         return f"{Path(path).absolute()}{colon}{attribute}" if path.endswith(".py") else name
 
     kernel = KernelReference.parse(text).absolute_paths()
-    return replace(kernel, kernel=absolute(kernel.kernel), reference=absolute(kernel.reference))
+    names = {name: absolute(getattr(kernel, name)) for name in ("kernel", "reference", "inputs")}
+    return replace(kernel, **names)
 
 
 def of_unit(plan: Plan, known: Mapping[str, ProblemPlan], unit: Unit, time_budget_s: float | None = None) -> Plan:

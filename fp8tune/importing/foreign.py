@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune import recording
-from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import DatabaseError, UsageError, one_line
-from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints

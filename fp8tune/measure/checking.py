@@ -28,12 +28,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import LARGE, Rule, bits, fill_large
 from fp8tune.measure.edges import problem_place
 from fp8tune.measure.timing import Prepared
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.spec import Edge, KernelSpec
 
 LAUNCHES = 2

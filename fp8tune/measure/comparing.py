@@ -5,6 +5,7 @@ Outputs may fill much of a GPU. What takes more than a few bytes an element, flo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,14 +61,18 @@ class Rule:
         if output.dtype == expected.dtype and not self._grants_nan(output):
             mine, theirs = _words(output, expected)
             return (mine != theirs).any()
-        found = torch.zeros((), dtype=torch.bool, device=output.device)
+        found, size = torch.zeros((), dtype=torch.bool, device=output.device), self._size(expected)
         for _, got, right in _pieces(output, expected):
-            found |= self.wrong(got, right).any()
+            found |= self.wrong(got, right, size).any()
         return found
 
-    def wrong(self, output: Any, expected: Any) -> Any:
-        """Which elements are wrong; within a tolerance it takes 50 bytes an element."""
-        return self._unequal(output, expected) if self._bound(output) is None else self._errors(output, expected)[0]
+    def wrong(self, output: Any, expected: Any, size: Any = None) -> Any:
+        """Which elements are wrong; within a tolerance it takes 50 bytes an element.
+
+        ``size``: the root mean square of all expected elements, where these are a part of them.
+        """
+        is_exact = self._bound(output) is None
+        return self._unequal(output, expected) if is_exact else self._errors(output, expected, size)[0]
 
     def spoil(self, output: Any, expected: Any, number: int = 0) -> None:
         """Write into an output what cannot be right: a large value, or for even numbers what no bit or bound grants."""
@@ -101,7 +106,23 @@ class Rule:
             unequal &= ~(output.isnan() & expected.isnan())
         return unequal
 
-    def _errors(self, output: Any, expected: Any) -> tuple[Any, Any, Any]:
+    def _size(self, expected: Any) -> Any:
+        """Return the root mean square of an output that has a bound relative to it, remembered; None for others."""
+        if self.tolerance is None or not self.tolerance.rms or not expected.is_floating_point():
+            return None
+        import torch
+
+        sizes = _sizes()
+        if expected not in sizes:  # the same is compared with 150 launches
+            total = torch.zeros((), dtype=torch.float64, device=expected.device)
+            count = torch.zeros((), dtype=torch.int64, device=expected.device)
+            for _, _, right in _pieces(expected, expected):
+                total += right.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum()
+                count += right.isfinite().sum()
+            sizes[expected] = total.div(count.clamp(min=1)).sqrt()
+        return sizes[expected]
+
+    def _errors(self, output: Any, expected: Any, size: Any = None) -> tuple[Any, Any, Any]:
         """Which elements are wrong, by how much (infinity for a NaN in vain), and how much is allowed.
 
         An infinity is right where the expected value rounds to it in the output's type.
@@ -113,14 +134,14 @@ class Rule:
         right = torch.where(rounded.isinf(), rounded, right)
         errors = (got - right).abs_()
         errors.masked_fill_((got == right) | (got.isnan() & right.isnan()), 0).nan_to_num_(nan=float("inf"))
-        allowed = self.tolerance.absolute + self.tolerance.relative * right.abs()
+        allowed = self.tolerance.allowed(right, size)
         is_within = (errors <= allowed) & right.isfinite()
         return ~is_within & (errors > 0), errors, allowed
 
     def _beyond(self, output: Any, expected: Any) -> str | None:
-        count, worst = 0, (-1.0, 0.0, ())
+        count, worst, size = 0, (-1.0, 0.0, ()), self._size(expected)
         for start, got, right in _pieces(output, expected):
-            wrong, errors, allowed = self._errors(got, right)
+            wrong, errors, allowed = self._errors(got, right, size)
             if found := int(wrong.sum()):
                 count += found
                 at = _first(errors.masked_fill(~wrong, -1), largest=True)
@@ -134,6 +155,14 @@ class Rule:
             f"expected {expected[place].item():.9g}, got {output[place].item():.9g}, off by {error:.6g} "
             f"where {allowance:.6g} is allowed ({self.tolerance})"
         )
+
+
+@functools.cache
+def _sizes() -> Any:
+    """Return a dictionary of expected output -> its root mean square."""
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    return WeakIdKeyDictionary()
 
 
 EXACT = Rule()

@@ -23,7 +23,7 @@ from fp8tune.compiled import facts
 from fp8tune.errors import in_spec
 from fp8tune.measure import edges, machine
 from fp8tune.records import NamedInts, Outcome, Problem, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import Edge
 

@@ -10,7 +10,7 @@ from fp8tune.measure import checking, memory
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.edges import edges_of
 from fp8tune.records import Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge
 
 _tensors: dict[tuple[str, Problem, bool], Tensors] = {}

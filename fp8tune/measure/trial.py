@@ -21,7 +21,7 @@ from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
 

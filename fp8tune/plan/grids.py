@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from typing import cast
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
 
 Axes = Mapping[str, tuple[int, ...]]

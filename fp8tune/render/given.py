@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8tune.recording import Config
 from fp8tune.records import NamedInts
 from fp8tune.render.contracts import Object
 from fp8tune.render.report import Column, Report, left, markdown_text, right
 from fp8tune.render.terminal import microseconds, slower
+from fp8tune.replay.recording import Config
 from fp8tune.stats.study import Verdict
 from fp8tune.tables.picks import KernelPicks, Pick
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fp8tune.record.summary import Row, most_to_gain, rows
-from fp8tune.recording import Recording
 from fp8tune.render.report import Column, Report, left, right
 from fp8tune.render.terminal import counted, kernel_name, notice, print_json, share
+from fp8tune.replay.recording import Recording
+from fp8tune.replay.summary import Row, most_to_gain, rows
 
 
 def print_recording(recording: Recording, path: str, output_format: str) -> None:

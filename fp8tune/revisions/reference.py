@@ -14,9 +14,11 @@ from pathlib import Path
 from fp8tune.errors import UsageError, unknown
 from fp8tune_kernels.spec import CHECKS, Tolerance
 
-_TEXT = re.compile(r"(?P<kernel>[^?]*?:[^\W\d][\w.]*|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL)
+_TEXT = re.compile(
+    r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL
+)
 
-_OPTIONS = ("check", "relative", "absolute", "reference", "sizes")
+_OPTIONS = ("check", "relative", "absolute", "reference", "inputs", "sizes")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class KernelReference:
     """``module:function``, called with the kernel's arguments by name; empty: the kernel's own."""
     sizes: str = ""
     """``recorded``: nothing is checked on other sizes than were recorded."""
+    inputs: str = ""
+    """``module:function``, called with a config and the arguments by name: makes the inputs that depend on configs."""
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:
@@ -59,8 +63,9 @@ class KernelReference:
             raise UsageError(f"sizes={self.sizes} is unknown: write sizes=recorded, or leave it out")
         if (self.relative is not None or self.absolute is not None) and self.check != "tolerance":
             raise UsageError(f"{self.kernel}: relative and absolute are bounds of check=tolerance: ask for that too")
-        if self.reference and not re.fullmatch(r".+:[^\W\d]\w*", self.reference):
-            raise UsageError(f"reference {self.reference!r} names no function: write module:function")
+        for name in ("reference", "inputs"):
+            if (function := getattr(self, name)) and not re.fullmatch(r".+:[^\W\d]\w*", function):
+                raise UsageError(f"{name} {function!r} names no function: write module:function")
 
     def __str__(self) -> str:
         given = [(name, getattr(self, name)) for name in _OPTIONS]

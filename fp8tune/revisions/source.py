@@ -65,6 +65,7 @@ def parse_reference(text: str) -> Reference:
     where, colon, attribute = text.rpartition(":")
     if not colon:
         raise errors.unknown("kernel", text, catalog.KERNELS)
+    attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
     if where.endswith(".py"):  # imports of a file start above the outermost package it lies in

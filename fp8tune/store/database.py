@@ -179,8 +179,9 @@ class Database:
         """
 
         def is_passing(error: BaseException) -> bool:
-            is_lost = isinstance(error, LostConnectionError)
-            return is_lost and (wait or error.is_starting or error.label in _reached)
+            if not isinstance(error, LostConnectionError):
+                return False
+            return wait or error.is_starting or error.label in _reached
 
         database = _repeated(
             lambda: cls(url, create=create, writable=writable, versions=versions), is_passing, label(url)
@@ -311,7 +312,7 @@ class Database:
         if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
             raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
         if version < VERSION:
-            line = "was written by a development version of fp8tune that this one cannot read: sweep again"
+            line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
             raise DatabaseError(f"{self.label} {line}")
         newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
         raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, select
 
-from fp8tune.ceiling import gb_per_s
 from fp8tune.records import Kind
 from fp8tune.stats.study import Study
 from fp8tune.store import schema as db
@@ -71,7 +70,7 @@ def _tidy(frame: DataFrame, results: DataFrame, studies: Mapping[int, Study], na
         **{name: frame[name] for name in ("position", "status", "reason", "time_us")},
         **_of_samples(frame["samples"]),
         "tick_us": frame["tick_us"],
-        "gb_per_s": gb_per_s(about["bytes_moved"].astype("float64"), frame["time_us"].astype("float64")),
+        "gb_per_s": about["bytes_moved"].astype("float64") / frame["time_us"].astype("float64") / 1e3,
         "bytes_moved": about["bytes_moved"],
         **{name: results[name] for name in db.FACTS},
         **{name: frame[name] for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")},
@@ -97,7 +96,7 @@ def _about(study: Study) -> tuple[object, ...]:
     return (*identity, str(study.kind), study.bytes_moved, source_hash)
 
 
-def _of_samples(blobs: Sequence[bytes | None]) -> dict[str, Any]:
+def _of_samples(blobs: Iterable[object]) -> dict[str, Any]:
     """Return the median, the extremes and the number of the samples of each block."""
     import numpy
 

@@ -102,9 +102,9 @@ class Layers:
     def counts(self) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind."""
         counts = Counter[tuple[str, Kind]]()
-        for store, studies in zip((self.own, self.shipped), self._visible(), strict=True):
-            visible = set(map(identity, studies))
-            counts.update(store.counts(lambda study, visible=visible: identity(study) in visible))
+        own, shipped = ({identity(study) for study in studies} for studies in self._visible())
+        counts.update(self.own.counts(lambda study: identity(study) in own))
+        counts.update(self.shipped.counts(lambda study: identity(study) in shipped))
         return dict(sorted(counts.items()))
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ class Deciding(Reading, Writing):
         for pick in picks:
             subject: Any = Subject(pick.version, pick.device, pick.kind, pick.problem)  # type: ignore[arg-type]
             row = {name: getattr(pick, name) for name in _COLUMNS}
+            row |= {name: int(value) for name, value in row.items() if isinstance(value, bool)}
             row |= {"study_id": self._study(subject), "decided_at": time.time()}
             for name, column in _CONFIGS.items():
                 config = getattr(pick, name)
@@ -63,8 +64,10 @@ class Deciding(Reading, Writing):
 
 def _pick(row: Mapping[str, Any], names: Names) -> Pick:
     study = names.studies[row["study_id"]]
-    configs = {name: None if row[column] is None else names.configs[row[column]] for name, column in _CONFIGS.items()}
-    values = {name: bool(row[name]) if name.startswith("is_") else row[name] for name in _COLUMNS}
+    configs: dict[str, Any] = {
+        name: None if row[column] is None else names.configs[row[column]] for name, column in _CONFIGS.items()
+    }
+    values: dict[str, Any] = {name: bool(row[name]) if name.startswith("is_") else row[name] for name in _COLUMNS}
     return Pick(
         problem=study.problem,
         device=study.device,

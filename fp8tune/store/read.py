@@ -110,7 +110,7 @@ class Names:
             self.rows = {row.id: row for row in checked_rows(connection, db.Studies)}
             self.studies = {row.id: self._study(row, versions) for row in self.rows.values()}
         except KeyError as error:
-            raise damaged("studies", f"a row refers to row {error}, which is missing") from None
+            raise damaged("studies", "", f"it refers to row {error}, which is missing") from None
 
     def finals(self, study: int) -> tuple[int, FinalsRun] | None:
         """Return the sweep whose finals count, and its bands: the last that ended."""
@@ -686,7 +686,7 @@ def _problem(row: Any) -> Problem:
     return Problem(shape=shape, seed=row.seed, **{name: checked(name, getattr(row, name)) for name in names})
 
 
-def _facts(row: Mapping[str, Any], code: Code | None = None) -> Facts:
+def _facts(row: Any, code: Code | None = None) -> Facts:
     return Facts(row["registers"], row["spill_bytes"], row["shared_bytes"], row["compile_s"], code)
 
 

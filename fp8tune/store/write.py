@@ -236,7 +236,7 @@ class Writing(Database):
         place = ("study", subject.problem, subject.version, subject.device, subject.kind, *newer.values())
         if place not in self._ids:
             version = self._version(subject.version, subject.problem.kernel)
-            key = {"problem_id": self._problem(subject.problem), "version_id": version}
+            key: dict[str, Any] = {"problem_id": self._problem(subject.problem), "version_id": version}
             key |= {"device_id": self._device(subject.device), "kind": str(subject.kind)}
             self._ids[place] = self._id(db.Studies, key, newer=newer)
         return self._ids[place]
@@ -359,7 +359,7 @@ class Writing(Database):
 
         query = select(db.Studies, count(db.Results).label("count"), count(db.StudyRuns).label("count_runs"))
         for ids in chunks(studies):
-            values = []
+            values: list[Values] = []
             for row in self._connection.execute(query.where(db.Studies.c.id.in_(ids))).mappings():
                 new = {"results": row["count"], "runs": row["count_runs"], "timed_at": row["timed_at"]}
                 new |= {"timed_at": time.time()} if row["id"] in timed else {}
@@ -373,7 +373,7 @@ class Writing(Database):
             trials: dict[int, list[Trial]] = {}
             for trial in read_trials(self._connection, ids):
                 trials.setdefault(trial.result_id, []).append(trial)
-            values = []
+            values: list[Values] = []
             for row in self._connection.execute(query.where(db.Results.c.id.in_(ids))).mappings():
                 of_result = trials.get(row["id"], [])
                 new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}

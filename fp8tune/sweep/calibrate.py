@@ -18,7 +18,7 @@ from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.plan import grids
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Progress, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.calibration import COPY, COUNTED, REFERENCE_US, TICK_US, plan_for, spreads
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.stats.pairs import Block, process_values

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8tune.autotuned.spec import RecordedSpec
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
 from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import Kind, NamedInts, Outcome, Row, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive, recording
-from fp8tune.autotuned.spec import RecordedSpec
+from fp8tune import __version__, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
@@ -23,8 +22,10 @@ from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.plan import grids, problems, shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
+from fp8tune.replay import recording
+from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
+from fp8tune.replay.spec import RecordedSpec
 from fp8tune.revisions import git, source
-from fp8tune.revisions.loading import check_reference, load_spec, recorded_kernel
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS

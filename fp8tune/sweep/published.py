@@ -13,7 +13,7 @@ from fp8tune.measure.compiling import alike
 from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED

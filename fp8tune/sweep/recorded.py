@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from fp8tune import recording
-from fp8tune.autotuned.spec import RecordedSpec, repeatable
 from fp8tune.errors import UsageError
 from fp8tune.measure import checking, kept
 from fp8tune.measure.compiling import one_line
@@ -15,8 +13,10 @@ from fp8tune.measure.edges import edges_of
 from fp8tune.measure.engine import Worker
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Kind
+from fp8tune.replay import recording
+from fp8tune.replay.loading import load_spec, reach_recorded
+from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import source
-from fp8tune.revisions.loading import load_spec, reach_recorded
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS

@@ -7,11 +7,12 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 
-from fp8tune import lookups, recording
-from fp8tune.autotuned.configs import encoded
+from fp8tune import lookups
 from fp8tune.errors import DatabaseError
-from fp8tune.recording import Kernel, Launch
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.study import Origin, Today
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_kernels.runtime.user_tables import installed

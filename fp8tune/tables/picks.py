@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fp8tune.autotuned import configs
 from fp8tune.errors import DatabaseError
-from fp8tune.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.replay import configs
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.stats.shared import choose_shared
 from fp8tune.stats.study import Study
 

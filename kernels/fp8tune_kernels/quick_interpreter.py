@@ -274,7 +274,10 @@ class _Plans:
         """The plan for these types. None where they are new; its function is None where Triton's way is to be taken."""
 
     def learn(self, key: Any, types: tuple[Any, ...], right: Any, function: Any, *arrays: Any) -> Any:
-        """Keep a plan if the function's array is that of the right tensor, which is returned."""
+        """Keep a plan if the function's array is that of the right tensor; return the tensor of a plan, else that one.
+
+        Both have the same bytes, but maybe not the same memory layout, which decides the order of sums.
+        """
         if len(self._of) >= _TYPES:
             self._of.clear()
         same = False
@@ -284,8 +287,8 @@ class _Plans:
         if same:
             known = {name: value for name, value in right.__dict__.items() if name != "handle"}
             self._of[key] = function, found.dtype, right.handle.dtype, known, types
-        else:
-            self._of[key] = (*[None] * 4, types)
+            return self.made(self._of[key], found)
+        self._of[key] = (*[None] * 4, types)
         return right
 
     def made(self, plan: Any, found: Any) -> Any:

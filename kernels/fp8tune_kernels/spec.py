@@ -102,7 +102,7 @@ class NamedInts(Mapping[str, int]):
     def canonical(self) -> str:
         """The same text for equal mappings: ``name=value`` pairs sorted by name, one blank between."""
         if not self._canonical:
-            self._canonical = " ".join(f"{name}={value}" for name, value in sorted(self._items.items()))
+            self._canonical = " ".join(f"{name}={int(value)}" for name, value in sorted(self._items.items()))
         return self._canonical
 
 
@@ -208,16 +208,32 @@ of a float64 reference."""
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An element is right if ``|got - expected| <= absolute + relative * |expected|``; NaN where NaN is expected."""
+    """An element is right if ``|got - expected| <= absolute + relative * |expected| + rms * size``.
+
+    The size is the root mean square of the finite expected elements. NaN is right where NaN is expected.
+    """
 
     relative: float
     """Share of the expected element."""
     absolute: float = 0.0
     """In the outputs' own unit."""
+    rms: float = 0.0
+    """Share of the root mean square: what a sum whose terms cancel may be off by."""
+
+    def allowed(self, expected: Any, size: Any = None) -> Any:
+        """Return the allowed error of each element. ``size``: the root mean square of all, if these are a part."""
+        bound = self.absolute + self.relative * expected.abs()
+        return bound + self.rms * (root_mean_square(expected) if size is None else size) if self.rms else bound
 
     def __str__(self) -> str:
-        parts = {"relative": self.relative, "absolute": self.absolute}
+        parts = {"relative": self.relative, "absolute": self.absolute, "of the RMS": self.rms}
         return " + ".join(f"{_short(bound)} {name}" for name, bound in parts.items() if bound)
+
+
+def root_mean_square(tensor: Any) -> Any:
+    """Return the root mean square of the finite elements of a tensor, as a float64 tensor; 0 for none."""
+    finite = tensor.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return finite.square().sum().div(tensor.isfinite().sum().clamp(min=1)).sqrt()
 
 
 def _short(bound: float) -> str:

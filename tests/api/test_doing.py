@@ -96,7 +96,7 @@ def test_a_lookup_says_by_which_step(shape: Any, arch: str, step: str) -> None:
 def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from fp8tune.revisions.loading import load_spec
+    from fp8tune.replay.loading import load_spec
 
     spec = load_spec("colwise")
     lookup.forget()

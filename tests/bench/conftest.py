@@ -16,7 +16,7 @@ from fp8tune.bench.kernel_contenders import (
 )
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 
 
 @pytest.fixture

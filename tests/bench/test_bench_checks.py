@@ -20,7 +20,7 @@ from fp8tune.bench.kernel_contenders import (
     KernelContender,
 )
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 
 
 @pytest.mark.parametrize("kernel", ["colwise", "rowwise-2d", "mxfp8-dim1"])

@@ -35,7 +35,7 @@ from fp8tune.measure.backends.choice import backend_for
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts, Outcome, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
 
 

@@ -16,7 +16,7 @@ from fp8tune.bench.kernel_contenders import HOST_ROW
 from fp8tune.errors import MachineError
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import GEMMS, QUANTIZERS
 from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
 from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_blocks

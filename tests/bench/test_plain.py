@@ -12,7 +12,7 @@ from fp8tune.bench import plain
 from fp8tune.measure import edges
 from fp8tune.measure.comparing import EXACT
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS, QUANTIZERS
 from fp8tune_kernels.spec import ROUTINGS
 

@@ -11,9 +11,9 @@ from database_rows import KERNEL, begin, config, row, subject
 from database_rows import problem as swept_problem
 
 from benchmarks import real_kernels
-from fp8tune import recording
-from fp8tune.recording import Config, Grid, Kernel, Launch, Recording, Scalar
 from fp8tune.records import Status
+from fp8tune.replay import recording
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Recording, Scalar
 from fp8tune.store.results import Store
 
 BLOCKS = (32, 64, 128)

@@ -12,7 +12,7 @@ from benchmarks.unseen import look_up
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.runtime import lookup

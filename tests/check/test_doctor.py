@@ -13,7 +13,7 @@ import pytest
 from command_line import fp8tune
 
 from fp8tune.check import doctor, machine, stored, tables
-from fp8tune.check.doctor import Versions
+from fp8tune.check.doctor import Versions, timed_sources
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
 from fp8tune.exporting import select_rows
@@ -171,7 +171,7 @@ def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_p
 
 def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        timed = store.timed_sources()
+        timed = timed_sources(store.pools())
     hashes = {"colwise": "0" * 16, "rowwise-2d": "1" * 16}
     assert "colwise: timed" in told(tables.check_sources(timed, hashes), Level.OK)
     assert "rowwise-2d: never timed" in told(tables.check_sources(timed, hashes), Level.WARNING)

@@ -20,7 +20,7 @@ from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import median
 from fp8tune.stats.pairs import Block
 from fp8tune.stats.study import Study

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import study_of
+from database_rows import merged, study_of
 
 from fp8tune import errors
 from fp8tune.compare import recorded
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import sides
-from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.render import contracts
 from fp8tune.revisions import source
 from fp8tune.stats.study import Study
@@ -67,22 +67,32 @@ def repository(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
-def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Study:
+def rows(
+    repository: Path,
+    revision: str,
+    kernel: str,
+    *times_us: float,
+    device: Device = H100,
+    config: NamedInts = CONFIG,
+) -> Study:
     """What a finished sweep of the kernel at a revision would have stored."""
     found = source.source_hash(kernel, source.at_commit(repository, revision))
+    run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
+    finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
     return study_of(
         Problem(kernel, SHAPE, routing="jagged"),
-        CONFIG,
+        config,
         device,
         Kind.MEASURED,
         Status.OK,
-        times_us=(time_us,),
+        times_us=times_us,
+        finals=finals if len(times_us) > 1 else (),
         version=KernelVersion(kernel, found, default=CONFIG, axes=(("BLOCK_SIZE", (32,)), ("num_warps", (4,)))),
     )
 
 
 def compare(evidence: Sequence[Study], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
-    return recorded.compare(evidence, sides(repository, range_text, kernels))
+    return recorded.compare(merged(evidence), sides(repository, range_text, kernels))
 
 
 def compared(repository: Path, *evidence: Study, range_text: str = "main..branch") -> dict[str, ComparedRow]:
@@ -101,10 +111,10 @@ def test_changed_code_is_paired_by_its_source_hash(repository: Path) -> None:
 def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
     """Four processes a side: enough to tell 25 % from the noise, and 0.1 % from 2 %."""
     spread = (0.998, 0.999, 1.001, 1.002)
-    before = replace(rows(repository, "main", "colwise", 1.0), times_us=tuple(200.0 * x for x in spread))
+    before = rows(repository, "main", "colwise", *(200.0 * x for x in spread))
     for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
         times_us = tuple(200.0 * factor * x for x in spread)
-        after = replace(rows(repository, "branch", "colwise", 1.0), times_us=times_us)
+        after = rows(repository, "branch", "colwise", *times_us)
         comparison = compare([before, after], repository, "main..branch", ["colwise"])
         (row,) = comparison.rows
         assert (row.verdict, row.n) == (verdict, 4)
@@ -136,9 +146,9 @@ def test_each_side_has_its_own_best_config(repository: Path) -> None:
     other = NamedInts(BLOCK_SIZE=64, num_warps=4)
     evidence = [
         slow,
-        replace(slow, config=other, times_us=(180.0,)),
+        rows(repository, "main", "colwise", 180.0, config=other),
         fast,
-        replace(fast, config=other, times_us=(190.0,)),
+        rows(repository, "branch", "colwise", 190.0, config=other),
     ]
     row = compared(repository, *evidence)["colwise"]
     assert (row.before_us, row.after_us) == (180.0, 150.0)
@@ -173,7 +183,7 @@ def test_the_verdict_words(repository: Path) -> None:
     ],
 )
 def test_unlike_devices_and_versions_are_never_paired(repository: Path, change: dict[str, str], says: str) -> None:
-    elsewhere = rows(repository, "branch", "colwise", 150.0, replace(H100, **change))
+    elsewhere = rows(repository, "branch", "colwise", 150.0, device=replace(H100, **change))
     comparison = compare(
         [rows(repository, "main", "colwise", 200.0), elsewhere], repository, "main..branch", ["colwise"]
     )
@@ -193,7 +203,8 @@ def test_rows_that_time_nothing_of_ours_do_not_count(repository: Path, kind: Kin
 def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     changed = [rows(repository, "main", "colwise", 100.0), rows(repository, "branch", "colwise", 25.0)]
     shape = NamedInts(M=1, K=1, G=1)
-    slower = [replace(row, problem=replace(row.problem, shape=shape), times_us=(50.0,)) for row in changed]
+    sides = [rows(repository, side, "colwise", 50.0) for side in ("main", "branch")]
+    slower = [replace(study, problem=replace(study.problem, shape=shape)) for study in sides]
     same = rows(repository, "main", "rowwise-2d", 90.0)
     assert compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
     assert compare([same], repository, "main..branch").geomean == 1.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fp8tune.measure import compiling, edges
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 SCRIPT = r"""

@@ -15,10 +15,10 @@ from command_line import fp8tune
 from fleet.crew import DEVICE, plan_of, queue
 from places import PLANTED
 
-from fp8tune import recording
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units
-from fp8tune.recording import Kernel
+from fp8tune.replay import recording
+from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Unit
@@ -215,6 +215,7 @@ def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
         ("ops:softmax?reference=os:system", "ops:*", True),
         ("ops:softmax?reference=mine:right", "ops:softmax?reference=mine:right", False),
         ("/ops.py:softmax?reference=/mine.py:right", "/*.py:*", True),
+        ("ops:softmax?inputs=os:system", "ops:*", True),
         ("rowwise-2d?check=exact", "ops:*", False),
         ("rowwise-2d?reference=os:system", "ops:*", True),
     ],

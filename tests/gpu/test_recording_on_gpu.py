@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8tune.recording import Tensor, read
+from fp8tune.replay.recording import Tensor, read
 
 PROGRAM = """
 import torch, triton, triton.language as tl

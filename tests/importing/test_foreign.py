@@ -12,11 +12,11 @@ from database_rows import H100, begin, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import UsageError
 from fp8tune.importing import foreign
-from fp8tune.recording import Config, Grid, Kernel, Launch, as_json
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Subject
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, as_json
 from fp8tune.store.results import Store
 
 ONE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}

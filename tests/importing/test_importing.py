@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H200, config, finished_sweep, problem
+from database_rows import H200, config, finished_sweep, problem, stored_results
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
@@ -98,7 +98,7 @@ def test_a_database_is_merged_once(tmp_path, store):
         finished_sweep(other, {problem(): {config(32): 100.0, config(64): 90.0}}, H200)
     assert import_file(store, tmp_path / "other.db") == ImportReport(2, 0)
     assert import_file(store, tmp_path / "other.db") == ImportReport(0, 2)
-    assert len(store.studies()) == 2
+    assert len(stored_results(store)) == 2
 
 
 def test_a_copy_brings_nothing(tmp_path):

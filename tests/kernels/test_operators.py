@@ -10,7 +10,7 @@ import torch
 
 from fp8tune.bench.kernel_contenders import HOST_ROW, public_wrapper
 from fp8tune.plan.problems import problems
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels import fp8_grouped_mm, mxfp8_grouped_mm
 from fp8tune_kernels.catalog import QUANTIZERS
 from fp8tune_kernels.gemm.token_groups import pad, unpad

@@ -255,3 +255,19 @@ def test_functions_of_one_text_have_the_names_and_the_lines_of_their_own_file(tm
         frames = traceback.extract_tb(raised.value.__cause__.__traceback__)
         raised_at = [(frame.filename, frame.lineno) for frame in frames]
         assert (str(file), file.read_text().splitlines().index("    tl.static_assert(ADDED < 9)") + 1) in raised_at
+
+
+@triton.jit
+def row_sums_kernel(x_ptr, y_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + columns[:, None] * ROWS + rows[None, :])
+    tl.store(y_ptr + rows, tl.sum(tl.trans(x), 1))
+
+
+def test_the_first_launch_adds_up_in_the_order_of_all_others() -> None:
+    x = torch.randn(16 * 256, generator=torch.Generator().manual_seed(0))
+    sums = [torch.empty(16) for _ in range(3)]
+    for y in sums:
+        row_sums_kernel[(1,)](x, y, 16, 256)
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[1], sums[2])

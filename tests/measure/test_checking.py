@@ -18,7 +18,7 @@ from fp8tune.measure.comparing import EXACT
 from fp8tune.measure.timing import Samples
 from fp8tune.measure.worker import Worker
 from fp8tune.records import NamedInts, Outcome, Problem, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import CONTENTS, Edge
 
 REFERENCE = f"{PLANTED / 'launches.py'}:SPEC"
@@ -243,7 +243,7 @@ def test_somebody_elses_kernel_is_right_wherever_it_is_launched() -> None:
     """A spec that is loaded runs on the repaired interpreter: nothing of ours needs to have built its tensors."""
     launched = f"""
 import sys, torch
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import NamedInts, Problem
 assert "fp8tune_kernels.interpreter" not in sys.modules
 spec = load_spec({f"{PLANTED / 'foreign.py'}:SPEC"!r})

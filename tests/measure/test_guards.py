@@ -13,7 +13,7 @@ from places import PLANTED
 from fp8tune.measure import guards
 from fp8tune.measure.checking import build
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 

@@ -13,7 +13,7 @@ from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.timing import Samples
 from fp8tune.records import NamedInts, Outcome, Problem, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 
 REFERENCE = f"{PLANTED / 'returned.py'}:SPEC"
 PROBLEM = Problem("planted-returned", NamedInts(M=6, K=16))

@@ -11,7 +11,7 @@ from fp8tune.errors import UsageError
 from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, ROUTINGS, SCALE_MODES, DeviceLimits, KernelSpec
 

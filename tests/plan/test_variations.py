@@ -10,7 +10,7 @@ from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.plan.variations import key_faults, variations
 from fp8tune.records import NamedInts
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import ROUTINGS
 

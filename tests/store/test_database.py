@@ -7,12 +7,11 @@ import random
 import shutil
 import signal
 import sqlite3
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, begin, config, end_finals, row, subject
+from database_rows import H100, begin, end_finals, row
 from processes import together
 
 from fp8tune.errors import DatabaseError
@@ -253,35 +252,6 @@ def test_what_a_killed_process_left_is_taken_in_by_the_next_one(path):
     with Store.open(str(path)) as store:  # finds nothing to do
         assert len(store.studies()) == 1
     assert siblings(path) == ["results.db"]
-
-
-def test_a_flipped_byte_is_reported_or_harmless(path):
-    with Store.open(str(path), create=True) as store:
-        sweep = begin(store)
-        rows = [row(100.0 + block, config=config(block)) for block in (32, 64, 128)]
-        rows += [replace(one, stage="final", process=f"final {n}", round=n) for one in rows for n in range(3)]
-        store.add_many(sweep, rows)
-        store.mark_complete(sweep, subject(), 3)
-        end_finals(store, sweep)
-        expected = store.studies()
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA page_size = 512")
-        connection.execute("VACUUM")
-    content, generator = path.read_bytes(), random.Random(0)
-    outcomes = Counter()
-    for _ in range(300):
-        place = generator.randrange(len(content))
-        changed = bytearray(content)
-        changed[place] ^= 1 << generator.randrange(8)
-        path.write_bytes(changed)
-        try:
-            with Store.open(str(path), writable=False) as store:
-                assert store.studies() == expected
-            outcomes["harmless"] += 1
-        except DatabaseError as error:
-            assert "\n" not in str(error)
-            outcomes["reported"] += 1
-    assert min(outcomes["harmless"], outcomes["reported"]) > 10
 
 
 def test_a_locked_database_is_one_line(path, monkeypatch):

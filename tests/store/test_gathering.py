@@ -17,16 +17,15 @@ from database_rows import (
     finished_sweep,
     problem,
     row,
-    studies_of,
     subject,
     table_text,
 )
 from places import ROOT
 
 from fp8tune.importing.files import import_file
-from fp8tune.records import ComparableRows, Kind, Status
+from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
-from fp8tune.stats.study import Verdict
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.studies import decided
 
@@ -67,7 +66,7 @@ def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> Non
     fill(store, seed)
     everything, some = store.studies(), store.studies(keep=competing)
     assert len(some) < len(everything)
-    assert studies_of(some) == studies_of(everything)
+    assert decided(some) == decided(everything)
     for arch in ("sm_90", "gfx942"):
         narrowed = store.studies(arch=arch, keep=competing)
         assert table_text(narrowed, arch) == table_text(everything, arch)
@@ -88,25 +87,23 @@ def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
     assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
 
 
+def pool(kind: Kind, newest: float = 0.0, *, complete: bool = True, has_finals: bool = False) -> Study:
+    return Study(problem(), H100, kind, KERNEL, complete=complete, has_finals=has_finals, newest=newest)
+
+
 def test_pools_without_timings_are_all_kept() -> None:
-    pools = [
-        ComparableRows(problem(), H100, kind, KERNEL, True, 0.0)
-        for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)
-    ]
+    pools = [pool(kind) for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)]
     assert competing(pools) == pools
 
 
 def test_a_pool_competes_by_kind_then_end_then_age() -> None:
-    def pool(kind: Kind, complete: bool, newest: float) -> ComparableRows:
-        return ComparableRows(problem(), H100, kind, KERNEL, complete, newest)
-
-    first = pool(Kind.MEASURED, True, 1.0)
-    others = [pool(Kind.MEASURED, False, 9.0), pool(Kind.PUBLISHED, True, 9.0), pool(Kind.MEASURED, True, 0.5)]
+    first = pool(Kind.MEASURED, 1.0)
+    others = [pool(Kind.MEASURED, 9.0, complete=False), pool(Kind.PUBLISHED, 9.0), pool(Kind.MEASURED, 0.5)]
     assert competing([*others, first]) == [first]
 
 
 def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> None:
-    finals = ComparableRows(problem(), H100, Kind.MEASURED, KERNEL, True, 1.0, has_finals=True)
+    finals = pool(Kind.MEASURED, 1.0, has_finals=True)
     screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
     assert competing([finals, screen]) == [finals]
     newer_finals = replace(screen, has_finals=True)
@@ -124,7 +121,7 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
     end_finals(store, sweep)
     finished_sweep(store, {problem(): {config(32): 80.0, config(64): 95.0}}, NEWER_DRIVER)
     for evidence in (store.studies(), store.studies(keep=competing)):
-        (study,) = studies_of(evidence)
+        (study,) = decided(evidence)
         assert (study.device, study.choice.processes) == (H100, 2)
         assert study.choice.verdict is not Verdict.QUICK
 

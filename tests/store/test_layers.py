@@ -16,7 +16,7 @@ from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
-from fp8tune.store.read import History
+from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 
@@ -42,7 +42,7 @@ def read(databases: location.Databases) -> Iterator[Reader]:
 
 
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
-    evidence = reader.evidence(keep=competing)
+    evidence = reader.studies(keep=competing)
     return {
         (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in studies_of(evidence)
     }  # of logarithms
@@ -59,15 +59,10 @@ def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: lo
         assert sorted(one.outcome.time_us or 0 for one in reader.rows()) == [70.0, 90.0, 200.0]
         assert set(reader.tally(subject(problem(K=1024))).outcomes) == {config(64)}
         assert set(reader.tally(subject(problem(K=2048))).outcomes) == {config(32)}
-        assert len(reader.tried_subjects()) == 3
+        assert len(subjects_of(reader.pools())) == 3
         assert reader.arches() == ["sm_90"]
         assert reader.kernels() == ["colwise"]
-        assert reader.timed_sources() == {"colwise": {"aaaa"}}
         assert reader.commit(subject(problem(K=2048))) == "c0ffee"
-        of_both = [subject(problem(K=K)) for K in (1024, 2048)]
-        assert reader.histories(dict.fromkeys(of_both, ())) == {
-            one: History(reader.tried(one), reader.commit(one)) for one in of_both
-        }
 
 
 def test_what_was_imported_counts_once(databases: location.Databases) -> None:
@@ -75,7 +70,7 @@ def test_what_was_imported_counts_once(databases: location.Databases) -> None:
         finished_sweep(base, {problem(K=1024): {config(32): 100.0, config(64): 120.0}})
         own.merge(base)
     with read(databases) as reader, Store.open(str(databases.base), writable=False) as base:
-        assert reader.evidence() == base.evidence()
+        assert reader.studies() == base.studies()
         assert reader.counts() == base.counts()
         assert list(reader.rows()) == list(base.rows())
 
@@ -101,7 +96,7 @@ def test_own_results_win_whatever_the_code(databases: location.Databases) -> Non
         own.mark_complete(sweep, subject(of, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
-        assert {one.version.source_hash for one in reader.evidence() if one.version} == {"bbbb"}
+        assert {one.version.source_hash for one in reader.studies() if one.version} == {"bbbb"}
 
 
 def test_what_was_not_timed_is_read_config_by_config(databases: location.Databases) -> None:
@@ -112,7 +107,8 @@ def test_what_was_not_timed_is_read_config_by_config(databases: location.Databas
         wrong = row(None, of=of, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
         own.add(begin(own), wrong)
     with read(databases) as reader:
-        assert {one.config: one.status for one in reader.evidence()} == {config(32): "ok", config(64): "wrong"}
+        (study,) = reader.studies()
+        assert study.failures == {config(64): Status.WRONG}
         outcomes = reader.tally(replace(subject(of), kind=Kind.INTERPRETER)).outcomes
         assert {of: outcome.status for of, outcome in outcomes.items()} == {config(32): "ok", config(64): "wrong"}
         assert len(list(reader.rows())) == 2

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from database_rows import begin, config, end_finals, problem, row, subject
@@ -18,13 +15,8 @@ from processes import begun, ended
 from servers import Proxy, Server
 
 from fp8tune.errors import DatabaseError
-from fp8tune.store import connected
+from fp8tune.store import database
 from fp8tune.store.results import Store
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connected, "LONGEST_PAUSE_S", 0.2)
 
 
 @pytest.fixture
@@ -107,7 +99,7 @@ def test_what_never_reached_the_server_is_done_again(proxy: Proxy, through: str,
 
 
 def test_patience_ends_with_the_one_line(postgresql: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connected, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(database, "PATIENCE_S", 1.0)
     proxy = Proxy(postgresql.port)
     with Store.open(url.replace(str(postgresql.port), str(proxy.port)), create=True) as store:
         sweep = begin(store)
@@ -122,7 +114,7 @@ def test_patience_ends_with_the_one_line(postgresql: Server, url: str, monkeypat
 def test_a_worker_that_starts_while_the_server_restarts_waits(postgresql: Server) -> None:
     mine = postgresql.database()
     Store.open(mine, create=True).close()
-    connected._reached.clear()  # as in a process of its own
+    database._reached.clear()  # as in a process of its own
     postgresql.kill()
     with pytest.raises(DatabaseError, match="cannot be reached"):
         Store.open(mine, writable=False)
@@ -144,7 +136,6 @@ def _start_when_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
 def test_who_waits_says_so_once_and_when_it_goes_on(
     postgresql: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connected, "ANNOUNCED_AFTER_S", 0.1)
     mine = postgresql.database()
     with caplog.at_level(logging.WARNING), Store.open(mine, create=True) as store:
         sweep = begin(store)
@@ -170,31 +161,6 @@ def test_a_sweep_opens_a_database_again_that_it_reached_before(postgresql: Serve
     starting.join()
 
 
-def _serve_logins(listener: socket.socket) -> None:
-    """Log one client in, and go away at its first question, as a server does that is stopped then."""
-
-    def message(kind: bytes, body: bytes) -> bytes:
-        return kind + struct.pack("!I", len(body) + 4) + body
-
-    client, _ = listener.accept()
-    with client:
-        while len(client.recv(4096)) == 8:  # asks for an encrypted connection
-            client.sendall(b"N")
-        settings = ((b"server_version", b"15.0"), (b"client_encoding", b"UTF8"))
-        states = [message(b"S", name + b"\0" + value + b"\0") for name, value in settings]
-        client.sendall(message(b"R", struct.pack("!I", 0)) + b"".join(states) + message(b"Z", b"I"))
-        client.recv(4096)
-
-
-def test_a_server_that_goes_away_right_after_the_login_is_one_line() -> None:
-    pytest.importorskip("psycopg")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_serve_logins, args=(listener,), daemon=True).start()
-        url = f"postgresql://somebody@127.0.0.1:{listener.getsockname()[1]}/x"
-        with pytest.raises(DatabaseError, match=r"^postgresql://somebody@127.0.0.1:\d+/x "):
-            Store.open(url, writable=False)
-
-
 def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
     with Store.open(url, create=True) as store:
         sweep = begin(store)
@@ -205,17 +171,6 @@ def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
         with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
             list(rows)
         assert len(list(store.rows())) == 300
-
-
-def test_an_import_from_a_file_is_done_again_whole(proxy: Proxy, through: str, tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "a.db"), create=True) as local:
-        sweep = begin(local)
-        local.add_many(sweep, (row(process=f"{number}") for number in range(250)))
-        with Store.open(through, create=True) as remote:
-            proxy.lose(b"INSERT INTO trials")  # after all that trials refer to
-            remote.merge(local)
-            proxy.lose_the_answer_to(b"COMMIT")
-            assert remote.merge(local) == (0, 250)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, studies_of, subject, table_text
+from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
 from servers import on_both
 
 from fp8tune.errors import DatabaseError
@@ -158,7 +158,7 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
 def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
     evidence = store.studies(keep=competing)
-    return studies_of(evidence), table_text(evidence)
+    return decided(evidence), table_text(evidence)
 
 
 ARCHIVED = {

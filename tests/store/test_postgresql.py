@@ -13,9 +13,8 @@ from servers import Server
 
 from fp8tune.check import stored
 from fp8tune.errors import DatabaseError
-from fp8tune.store import connected, database
+from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.store.units import LEASE_S
 from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweep import picks
 
@@ -139,7 +138,7 @@ def test_a_foreign_database_is_refused(url: str) -> None:
 def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import psycopg
 
-    monkeypatch.setattr(connected, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.05)
     Store.open(url, create=True).close()
     with (
         Store.open(f"{url}?options=-c%20lock_timeout%3D50") as store,
@@ -152,24 +151,6 @@ def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pyt
             assert reader.studies() == []
         other.rollback()
         assert store.add(begin(store), row())
-
-
-def test_a_writer_that_is_paused_within_a_transaction_loses_the_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Store.open(url, create=True).close()
-    options = database._OPTIONS.replace(f"timeout={1000 * database.IDLE_S}", "timeout=1500")
-    monkeypatch.setattr(database, "_OPTIONS", options)
-    with Store.open(url) as paused, Store.open(url) as other:
-        begun = time.monotonic()
-
-        def pause() -> None:
-            with paused.database.transaction(write=True) as connection:
-                assert other.add(begin(other), row())  # the paused writer says nothing meanwhile
-                connection.exec_driver_sql("SELECT 1")
-
-        with pytest.raises(DatabaseError, match="was lost"):
-            pause()
-        assert time.monotonic() - begun < 10
-    assert database.IDLE_S < LEASE_S
 
 
 def test_picks_that_were_kept_are_read_back(url: str) -> None:

@@ -33,13 +33,12 @@ def judged(store: Store, reference: str, *statuses: Status) -> int:
 
 
 def status(store: Store) -> Status:
-    (evidence,) = store.studies()
-    assert bool(evidence.times_us) == (evidence.status is OK)
-    return evidence.status
+    (study,) = store.studies()
+    return study.failures.get(config(), OK)
 
 
 def tried(store: Store, today: str, number: int = 0) -> Status | None:
-    found = store.tried(subject(), round=number, reference=today)
+    found = store.tried_in_rounds(subject(), reference=today).get(number, {})
     return found[config()].status if found else None
 
 

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import random
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import (
+    H100,
+    H200,
+    KERNEL,
+    begin,
+    config,
+    end_finals,
+    finished_sweep,
+    problem,
+    row,
+    stored_results,
+    subject,
+)
 from sqlalchemy import event
 
 from fp8tune.errors import DatabaseError
@@ -86,7 +94,7 @@ def test_a_process_counts_once_with_the_median_of_its_blocks(store):
         for round_, time_us in enumerate(times):
             store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
     end_finals(store, sweep)
-    (item,) = store.studies()
+    (item,) = stored_results(store)
     assert item.times_us == (81.0, pytest.approx(310 / 3))  # of four blocks and more a quarter is cut at each end
     assert [visit.blocks[0] for visit in item.finals] == [(0, 100.0), (0, 80.0)]
 
@@ -95,7 +103,7 @@ def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store
     sweep = begin(store)
     for round_, time_us in enumerate((100.0, 150.0, 101.0, 99.0, 10.0)):
         store.add(sweep, row(time_us, round=round_))
-    assert store.studies()[0].times_us == (100.0,)
+    assert stored_results(store)[0].times_us == (100.0,)
 
 
 def test_a_screen_in_two_processes_is_the_screen_in_one(store):
@@ -103,10 +111,10 @@ def test_a_screen_in_two_processes_is_the_screen_in_one(store):
     sweep = begin(store)
     for round_, (time_us, process) in enumerate(((100.0, "w1"), (130.0, "w2"), (90.0, "w2"))):
         store.add(sweep, row(time_us, process=process, round=round_))
-    assert store.studies()[0].times_us == (100.0,)
+    assert stored_results(store)[0].times_us == (100.0,)
     again = begin(store, again=True)
     store.add(again, row(110.0, process="w3"))
-    assert len(store.studies()[0].times_us) == 3
+    assert len(stored_results(store)[0].times_us) == 3
 
 
 def test_two_that_run_the_same_sweep_store_a_trial_once(store):
@@ -128,7 +136,7 @@ def test_trials_that_come_together_are_one_commit_and_whatever_is_asked_next_kno
                 store.add_soon(sweep, row(round=1, config=config(32, number)))
                 store.add_soon(sweep, row(round=1, config=config(32, number), process="late"))  # the same round again
             assert [found.process for found in other.rows()] == ["alone"]
-            assert len(store.tried(subject(), round=1)) == 5
+            assert len(store.tried_in_rounds(subject())[1]) == 5
             assert len(list(other.rows())) == 6
             store.add_soon(sweep, row(round=2))
         with contextlib.suppress(KeyError), store.adding_together(3600.0):
@@ -159,12 +167,12 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     store.add(sweep, row(90.0))
     store.add(sweep, row(100.0, stage="final"))
     store.add(sweep, row(101.0, stage="duplicate"))
-    (item,) = store.studies()
+    (item,) = stored_results(store)
     assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
     end_finals(store, sweep)
-    (item,) = store.studies()
-    assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
-    assert [times.blocks[0][1] for times in item.duplicate] == [101.0]
+    (item,) = stored_results(store)
+    assert (item.stage, item.times_us, item.coarse_us) == ("final", (100.0,), 90.0)
+    assert [times.blocks[0][1] for times in item.control] == [101.0]
 
 
 def test_later_finals_replace_the_earlier_ones(store):
@@ -173,7 +181,7 @@ def test_later_finals_replace_the_earlier_ones(store):
         store.add(sweep, row(time_us, stage="final"))
         end_finals(store, sweep)
         store.finish_sweep(sweep)
-    (item,) = store.studies()
+    (item,) = stored_results(store)
     assert item.times_us == (90.0,)
 
 
@@ -183,9 +191,9 @@ def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):
         store.add(sweep, row(None, status=status, config=config(block)))
         time.sleep(0.002)
         store.add(sweep, row(100.0, process="w2", config=config(block)))
-    first, second = store.studies()
-    assert (first.status, first.times_us) == (Status.WRONG, ())
-    assert (second.status, second.times_us) == (Status.OK, (100.0,))
+    (study,) = store.studies()
+    assert study.failures == {config(32): Status.WRONG}
+    assert [(result.config, result.times_us) for result in study.results] == [(config(64), (100.0,))]
     tried = store.tried(subject())
     assert [tried[config(block)].status for block in (32, 64)] == [Status.WRONG, Status.OK]
     assert tried[config(64)].time_us == 100.0
@@ -198,10 +206,11 @@ def test_tried_knows_only_its_own_identity(store):
     assert store.tried(subject())[config()].facts.registers == 40
     assert list(store.tried(subject(), sweep=sweep)) == [config()]
     assert not store.tried(subject(), sweep=again)
-    assert store.tried(subject(), round=0)
-    assert not store.tried(subject(), round=1)
     store.add(again, row(90.0, round=2))
-    assert store.tried_in_rounds(subject()) == {n: store.tried(subject(), round=n) for n in (0, 2)}
+    assert {n: list(of_round) for n, of_round in store.tried_in_rounds(subject()).items()} == {
+        0: [config()],
+        2: [config()],
+    }
     assert store.tried_in_rounds(subject(), sweep=again).keys() == {2}
     assert not store.tried(subject(version=replace(KERNEL, source_hash="bbbb")))
     assert not store.tried(subject(device=H200))
@@ -237,7 +246,7 @@ def test_the_ceiling_is_that_of_the_sweep(store):
     store.record_ceiling(first, H100, 3018.0)
     store.record_ceiling(second, H100, 2500.0)
     store.add(first, row())
-    assert store.studies()[0].ceiling_gb_per_s == 3018.0
+    assert stored_results(store)[0].ceiling_gb_per_s == 3018.0
 
 
 def test_shapes_and_configs_are_the_same_in_any_order(store):
@@ -259,15 +268,6 @@ def test_the_newest_declaration_of_a_source_is_kept(store):
     assert [item.version for item in store.studies()] == [widened]
 
 
-def test_a_lookup_key_learned_later_is_filled_in(store):
-    sweep = begin(store)
-    store.add(sweep, replace(row(), lookup_key=None))
-    with_key = row(process="w2")
-    store._forget()  # as in another run
-    store.add(sweep, with_key)
-    assert [item.lookup_key for item in store.studies()] == [with_key.lookup_key]
-
-
 def test_evidence_can_be_narrowed(store):
     sweep = begin(store)
     store.add(sweep, row())
@@ -282,60 +282,17 @@ def test_evidence_can_be_narrowed(store):
     assert store.integrity() == []
 
 
-def _add_for_ever(path: str) -> None:
-    with Store.open(path, create=True) as store:
-        sweep = begin(store)
-        for round_ in range(10**6):
-            store.add(sweep, row(100.0, round=round_, process=str(os.getpid())))
-
-
-def test_killed_writers_lose_nothing_and_double_nothing(path):  # of a server: test_lost_connections.py
-    context = multiprocessing.get_context("fork")
-    generator, seen = random.Random(0), 0
-    for _ in range(3):
-        writer = context.Process(target=_add_for_ever, args=(str(path),))
-        writer.start()
-        while not path.exists() or _stored(path) <= seen:
-            time.sleep(0.02)
-        time.sleep(generator.uniform(0, 0.05))
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
-        stored = _stored(path)
-        assert stored > seen
-        seen = stored
-    with Store.open(str(path)) as store:
-        assert store.integrity() == []
-        assert len(list(store.rows())) >= seen
-    assert siblings(path) == ["results.db"]
-
-
-def _stored(path: Path) -> int:
-    try:
-        with Store.open(str(path), writable=False) as store:
-            return sum(store.counts().values())
-    except DatabaseError:  # not made yet
-        return 0
-
-
-def _add_some(path: str, process: str) -> None:
-    with Store.open(path, create=True) as store:
-        sweep = begin(store)
-        for round_ in range(30):
-            assert store.add(sweep, row(100.0, round=round_, process=process))
-
-
-def test_two_writers_at_once_lose_nothing(path):
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_add_some, args=(str(path), name)) for name in ("w1", "w2")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    with Store.open(str(path), writable=False) as store:
-        assert len(list(store.rows())) == 60
-        assert len(store.unfinished_sweeps()) == 1
-    assert siblings(path) == ["results.db"]
+def test_what_is_forgotten_takes_all_that_refers_to_it_along(store):
+    finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 90.0} for K in range(1024, 1124)})
+    other = begin(store, request="other")
+    store.add_many(other, [row(80.0, of=problem(K=1024), process="w2"), row(70.0, of=problem(K=9), process="w2")])
+    assert store.forget([("sweeps", other)]) == {"sweeps": 1}
+    assert [result.coarse_us for result in stored_results(store, problems=[problem(K=1024)])] == [90.0, 100.0]
+    assert stored_results(store, problems=[problem(K=9)]) == []
+    studies = [("studies", id) for id in range(2, 90)]
+    assert store.forget([*studies, ("results", 1)]) == {"studies": 88, "results": 1}
+    assert store.integrity() == []
+    assert sum(store.counts().values()) == 200 - 2 * 88 - 1
 
 
 def test_merging_keeps_every_row_once(tmp_path, store):
@@ -355,24 +312,6 @@ def test_merging_keeps_every_row_once(tmp_path, store):
         assert store.integrity() == []
 
 
-def test_ten_thousand_trials_fit_in_twelve_megabytes(path):
-    generator = random.Random(0)
-    with Store.open(str(path), create=True) as store:
-        sweep = begin(store)
-        rows = (
-            replace(made, outcome=replace(made.outcome, samples_us=_block(generator)))
-            for index in range(2000)
-            for made in [row(100.0, of=problem(K=512 * (index % 20 + 1)), config=config(32 + index // 20))]
-        )
-        assert store.add_many(sweep, rows) == 2000
-    assert path.stat().st_size < 12e6 / 5
-
-
-def _block(generator: random.Random) -> tuple[float, ...]:
-    """100 samples of a 90 us kernel: 0.35 % noise, 32 ns ticks."""
-    return tuple(round(90_000 * generator.gauss(1, 0.0035) / 32) * 32 / 1000 for _ in range(100))
-
-
 def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_the_copy(store):
     sweep = begin(store)
     store.record_ceiling(sweep, H100, 3000.0)
@@ -380,10 +319,10 @@ def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_t
     for block, gb_per_s in ((32, 2000.0), (64, 3150.0), (128, 4000.0)):  # no memory gives the last
         store.add(sweep, row(bytes_moved / gb_per_s / 1e3, config=config(block)))
     store.add(sweep, row(bytes_moved / 3400.0 / 1e3, config=config(32, 8), device=H200))
-    found = store.studies(device=H100)
+    found = stored_results(store, device=H100)
     assert {(round(each.ceiling_gb_per_s), each.copy_gb_per_s) for each in found} == {(3150, 3000.0)}
-    assert {each.ceiling_gb_per_s for each in store.studies(device=H200)} == {None}  # no copy, no ceiling
-    assert {round(each.ceiling_gb_per_s) for each in store.studies(kernel="colwise", device=H100)} == {3150}
+    assert {each.ceiling_gb_per_s for each in stored_results(store, device=H200)} == {None}  # no copy, no ceiling
+    assert {round(each.ceiling_gb_per_s) for each in stored_results(store, kernel="colwise", device=H100)} == {3150}
 
 
 def test_a_recorded_kernel_is_no_ceiling(store):
@@ -391,7 +330,7 @@ def test_a_recorded_kernel_is_no_ceiling(store):
     store.record_ceiling(sweep, H100, 3000.0)
     bytes_moved = 3 * 16640 * 5120
     store.add(sweep, row(bytes_moved / 3150.0 / 1e3, of=replace(problem(), input_layout="recorded-0123456789ab")))
-    assert {each.ceiling_gb_per_s for each in store.studies()} == {3000.0}
+    assert {each.ceiling_gb_per_s for each in stored_results(store)} == {3000.0}
 
 
 def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
@@ -400,7 +339,7 @@ def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
     store.add(sweep, row(200.0))
     store.add(sweep, row(80.0, config=config(64), device=H200))
     store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
-    (measured,) = store.studies(device=H100, kinds=[Kind.MEASURED])
+    (measured,) = stored_results(store, device=H100, kinds=[Kind.MEASURED])
     assert measured.ceiling_gb_per_s == 3000.0
 
 
@@ -414,7 +353,7 @@ def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -
         def broken_off(*_: object) -> None:
             raise KeyboardInterrupt
 
-        event.listen(store.database._engine, "do_execute", broken_off, once=True)
+        event.listen(store._engine, "do_execute", broken_off, once=True)
 
     break_off_the_next()
     with pytest.raises(KeyboardInterrupt):

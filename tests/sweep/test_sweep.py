@@ -19,7 +19,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.plan import grids
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.revisions.loading import load_spec
+from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
 from fp8tune.sweep import loop, planning, session
 from fp8tune.sweep.events import Event, Finished, Started, TrialDone

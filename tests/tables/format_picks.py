@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fp8tune.autotuned.configs import axes, encoded
-from fp8tune.recording import Config, Grid, Kernel, Launch, Tensor
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.replay.configs import axes, encoded
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Tensor
 from fp8tune.stats.decide import decide_study
 from fp8tune.stats.study import Result, Study
 from fp8tune.tables.picks import KernelPicks, Pick

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import database_rows as rows
 
-from fp8tune.autotuned.configs import axes, encoded
-from fp8tune.recording import Config, Grid, Kernel, Launch, Scalar, Tensor, as_json
 from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Status, Subject
 from fp8tune.records import Kind as RowKind
+from fp8tune.replay.configs import axes, encoded
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Scalar, Tensor, as_json
 from fp8tune.store.results import Store
 
 NAME = "maker.scales:_kernel"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.autotuned.configs import encoded
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel
 from fp8tune.records import Status
 from fp8tune.render.given import markdown
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 from fp8tune.tables.formats.diff import replaced, shrink, unified
 
@@ -122,8 +122,14 @@ def test_a_pre_hook_that_has_a_name_stays() -> None:
     assert "pre_hook=hook),\n" in changed(text, HOOKED)[0]
 
 
+def test_an_expression_of_names_that_the_module_has_stays_the_pre_hook() -> None:
+    text = f"{HEAD}{HOOK}@triton.autotune(configs=[C({{}}, pre_hook=lambda args: hook(args))] * 2, key=['n'])\n{JIT}"
+    assert "pre_hook=lambda args: hook(args)),\n" in changed(text, HOOKED)[0]
+
+
 @pytest.mark.parametrize(
-    "configs", ["[C({}, pre_hook=lambda args: None)]", "[C({}, pre_hook=hook), C({}, pre_hook=b)]", "elsewhere()"]
+    "configs",
+    ["[C({}, pre_hook=lambda args: absent(args))]", "[C({}, pre_hook=hook), C({}, pre_hook=b)]", "elsewhere()"],
 )
 def test_a_pre_hook_without_one_name_is_refused(configs) -> None:
     with pytest.raises(UsageError, match=r"pre_hook .* is not one function of the module"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.tables.formats import Options
 from fp8tune.tables.formats.python_file import write
 from fp8tune.tables.picks import KernelPicks
@@ -122,8 +122,10 @@ def test_dtypes_are_imported() -> None:
 def test_code_is_refused(value) -> None:
     with pytest.raises(UsageError, match=r"cannot be written as source: use fp8tune\.pin"):
         text(one(Config({"A": value})))
-    with pytest.raises(UsageError, match="pre_hook"):
-        text(one(Config({"A": 1}, has_pre_hook=True)))
+
+
+def test_configs_with_a_pre_hook_are_written_for_pin() -> None:
+    assert '{"kwargs": {"A": 1}, "num_warps": 4' in text(one(Config({"A": 1}, has_pre_hook=True)))
 
 
 texts = st.text() | st.sampled_from(['"', "\\", "'''", '"""', "\n", "\r", "\x0c", "\u2028", "{0}", "\\N{DASH}", "#"])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel
 from fp8tune.records import Device
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.tables.formats import Options, by_size
 from fp8tune.tables.picks import KernelPicks
 
@@ -100,7 +100,7 @@ ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=
             by_size.write_hugging_face,
             made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD), kernel=ODD),
             {},
-            "more than JSON values",
+            "have a pre_hook: export --for python",
         ),
     ],
 )

@@ -21,8 +21,8 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel
 from fp8tune.records import Device
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.tables.files import write as write_files
 from fp8tune.tables.formats import Options
 from fp8tune.tables.formats.triton_cache import write

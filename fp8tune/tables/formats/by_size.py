@@ -112,7 +112,8 @@ def _build_files(
         for size, picks in sorted(by_size.items()):
             config = kernel.triton_config(shared_config(picks))
             if config.has_pre_hook or any(isinstance(value, Mapping) for value in config.kwargs.values()):
-                raise UsageError(f"the configs of {kernel.kernel} are more than JSON values: use fp8tune.pin")
+                what = "a pre_hook" if config.has_pre_hook else "values that JSON does not have"
+                raise UsageError(f"configs of {kernel.kernel} have {what}: export --for python, and use fp8tune.pin")
             entries[str(size)] = {**config.kwargs, **config.options}
         files.append(File(name, json.dumps(entries, indent=4, allow_nan=False) + "\n"))
     return files

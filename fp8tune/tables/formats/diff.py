@@ -16,8 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
 from fp8tune.errors import UsageError
-from fp8tune.recording import Config, Kernel
 from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 from fp8tune.stats.shared import Cover, cover
 from fp8tune.tables.files import File, read
@@ -199,11 +199,16 @@ class _ParsedSource:
         spellings += [name for name, full in self.names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
         if not spellings:
             raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
-        hooks = {ast.unparse(k.value) for call in calls for k in call.keywords if k.arg == "pre_hook"}
+        hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
+        inside = [node for hook in hooks.values() for node in ast.walk(hook)]
         functions = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)} | set(self.names)
-        known = [hook for hook in hooks if hook.partition(".")[0] in functions]
-        if any(config.has_pre_hook for config in configs) and (len(hooks), len(known)) != (1, 1):
-            raise UsageError(f"{at}: the pre_hook of the configs is not one function of the module: change it by hand")
+        parameters = {node.arg for node in inside if isinstance(node, ast.arg)}
+        strange = {node.id for node in inside if isinstance(node, ast.Name)} - functions - parameters
+        if any(config.has_pre_hook for config in configs) and (len(hooks) != 1 or strange):
+            raise UsageError(
+                f"{at}: the pre_hook of the configs is not one function of the module: export --for python, and use "
+                "fp8tune.pin, which adds it"
+            )
         modules = {full: name for name, full in self.names.items()}
         if "triton" in modules:
             modules.setdefault("triton.language", f"{modules['triton']}.language")
@@ -215,7 +220,7 @@ class _ParsedSource:
         for config in configs:
             kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
             options = [f"{name}={int(number)}" for name, number in config.options.items()]
-            options += [f"pre_hook={known[0]}"] if config.has_pre_hook else []
+            options += [f"pre_hook={next(iter(hooks))}"] if config.has_pre_hook else []
             rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),{newline}")
         return "".join([f"[{newline}", *rows, f"{indent}]"])
 

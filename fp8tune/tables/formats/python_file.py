@@ -27,7 +27,8 @@ _TEMPLATE = '''\
 # fmt: off
 """Launch configs that were measured, by the kernel's tuning key.
 
-With an autotuned kernel, which then benchmarks none of these keys:
+With fp8tune.pin(kernel, FILE), which adds the pre_hook that the kernel declares for a config. With an autotuned kernel
+that has no pre_hook, which then benchmarks none of these keys:
 
     for key, config in TABLE[torch.cuda.get_device_name()].items():
         kernel.cache[key] = triton.Config(**config)
@@ -114,14 +115,12 @@ def _summarize(picks: Sequence[Pick]) -> str:
 def _key_names(kernel: KernelPicks) -> tuple[str, ...]:
     if kernel.recorded is None:
         return tuple(kernel.picks[0].study.lookup_key or ())
-    return (*kernel.recorded.key, *(["the dtype of each tensor"] if kernel.recorded.is_autotuned else []))
+    return (*kernel.recorded.key, "the dtype of each tensor")
 
 
 def _arguments(kernel: KernelPicks, stored_config: NamedInts) -> str:
     """Return the source of a dictionary with the arguments of ``triton.Config``."""
     config = kernel.triton_config(stored_config)
-    if config.has_pre_hook:
-        raise UsageError(f"the configs of {kernel.kernel} have a pre_hook, which is code: use fp8tune.pin")
     kwargs = ", ".join(f"{_literal(name)}: {_literal(value)}" for name, value in config.kwargs.items())
     options = "".join(f', "{name}": {int(value)}' for name, value in config.options.items())
     return f'{{"kwargs": {{{kwargs}}}{options}}}'

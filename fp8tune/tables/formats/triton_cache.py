@@ -19,17 +19,17 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
-from fp8tune.autotuned.values import decoded
 from fp8tune.errors import UsageError, one_line
 from fp8tune.records import NamedInts
-from fp8tune.revisions.loading import imported_module
+from fp8tune.replay.loading import imported_module
+from fp8tune.replay.values import decoded
 from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune_kernels.arches import ARCHES
 
-_ADVICE = "use fp8tune.pin"
+_ADVICE = "export --for python, and use fp8tune.pin"
 
 
 def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:

@@ -1,1 +1,0 @@
-"""Watch a program's Triton launches, from inside its own processes."""

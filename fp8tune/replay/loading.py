@@ -1,0 +1,306 @@
+"""Find a kernel's spec: one of this package by name, or anybody's as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``.
+
+What that names may be a kernel instead, whose spec is made from a recording: see :mod:`fp8tune.replay.spec`. Whatever
+somebody else's file does wrong becomes one line here. Loading a spec imports torch and triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import importlib
+import importlib.util
+import keyword
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
+from fp8tune.replay import recording
+from fp8tune.replay.naming import is_kernel, resolved
+from fp8tune.replay.recording import Kernel
+from fp8tune.replay.spec import RecordedSpec, build
+from fp8tune.revisions import first_import
+from fp8tune.revisions.reference import KernelReference
+from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
+from fp8tune_kernels import catalog
+from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
+
+FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
+"""Functions of a spec that run while a sweep is planned: what they raise is no trial's failure. ``problems`` too, whose
+KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
+
+LARGEST = 2**63 - 1
+"""The largest value an axis may have: what the database holds."""
+
+
+@functools.cache
+def load_spec(reference: str) -> KernelSpec:
+    """Return the spec that ``reference`` names; the same object for the same text. Paths start at the current folder.
+
+    ``reference``: the text of a :class:`~fp8tune.revisions.reference.KernelReference`. Raises UsageError for a name
+    nobody declared, a module that cannot be imported, an attribute that is neither a usable KernelSpec nor a kernel of
+    the recording; MachineError where a kernel of this package cannot be imported.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":  # somebody else's file imports none of ours
+        with contextlib.suppress(ModuleNotFoundError):  # a tree from before it: its kernels have their own
+            importlib.import_module("fp8tune_kernels.interpreter").install()
+    named = KernelReference.parse(reference)
+    if ":" not in named.kernel:
+        return _with_check(_declared(named.kernel), named)
+    reach_recorded(named)
+    module_text, _, attribute = named.kernel.rpartition(":")
+    module = imported_module(module_text)
+    try:
+        spec: Any = resolved(module, attribute)
+    except (AttributeError, LookupError, TypeError):
+        specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
+        raise unknown(f"kernel spec in {module_text}", attribute, specs) from None
+    try:
+        if is_kernel(spec):
+            return _usable(_from_recording(spec, named), module)
+        if not isinstance(spec, KernelSpec):
+            raise UsageError(
+                f"{named.kernel} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec or a kernel "
+                "of triton.autotune"
+            )
+        return _usable(_with_check(spec, named), module)
+    except (TypeError, ValueError, AttributeError) as error:  # a field of another type
+        raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
+
+
+def check_reference(reference: str) -> None:
+    """Raise the UsageError of :func:`load_spec` for a text or a name that nobody declared; imports nothing."""
+    kernel = KernelReference.parse(reference).kernel
+    if ":" not in kernel and kernel not in catalog.KERNELS:
+        raise unknown("kernel", kernel, catalog.KERNELS)
+
+
+def recorded_kernel(named: KernelReference) -> Kernel:
+    """Return the kernel of the recording that a reference names. Raises UsageError if it is not there."""
+    path = Path(named.recording)
+    try:
+        status = path.stat()
+        kernels = _kernels(path.absolute(), status.st_mtime_ns, status.st_size)
+    except OSError:
+        kernels = _kernels(path, 0, 0)  # says why it cannot be read
+    if named.kernel in kernels:
+        return kernels[named.kernel]
+    where, _, attribute = named.kernel.rpartition(":")
+    for name, kernel in kernels.items() if where.endswith(".py") else ():
+        if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
+            return kernel
+    raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
+
+
+@functools.lru_cache(maxsize=8)
+def _kernels(path: Path, mtime_ns: int, size: int) -> Mapping[str, Kernel]:
+    """Return the kernels of a recording by name; a sweep asks for them again and again."""
+    return {kernel.name: kernel for kernel in recording.read(path).kernels}
+
+
+def reach_recorded(named: KernelReference) -> None:
+    """Let the module of a recorded kernel be imported from where it lay: the folder of a script is no package's."""
+    where, _, _ = named.kernel.rpartition(":")
+    if not named.recording or where.endswith(".py"):
+        return
+    file = Path(recorded_kernel(named).file)
+    above = len(where.split(".")) - 1 + (file.name == "__init__.py")
+    if file.is_file() and len(file.parents) > above and (folder := str(file.parents[above])) not in sys.path:
+        sys.path.append(folder)
+
+
+def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
+    if not named.recording:
+        raise UsageError(
+            f"{named.kernel} is a kernel without a spec: run fp8tune record -o run.json -- python PROGRAM, and add "
+            "--recording run.json"
+        )
+    return build(
+        recorded_kernel(named),
+        function,
+        check=named.check,
+        tolerance=named.tolerance,
+        reference=_function(named.reference) if named.reference else None,
+        make_inputs=_function(named.inputs, "inputs") if named.inputs else None,
+        only_recorded_sizes=named.sizes == "recorded",
+    )
+
+
+def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
+    """Return a spec with the check that the user asks for instead of its own."""
+    if named.recording:
+        raise UsageError(f"{named.kernel} has a spec, which makes its own inputs: leave out @{named.recording}")
+    if named.check == "tolerance" and named.tolerance is None and spec.tolerance is None:
+        raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
+    if named.check:
+        bound = named.tolerance or spec.tolerance if named.check == "tolerance" else None
+        spec = replace(spec, check=named.check, tolerance=bound)
+    if named.reference:
+        function = _function(named.reference)
+
+        def reference(*inputs: Any) -> tuple[Any, ...]:
+            given = function(*inputs)
+            return tuple(given) if isinstance(given, tuple | list) else (given,)
+
+        spec = replace(spec, reference=reference)
+    return spec
+
+
+def _function(text: str, option: str = "--reference") -> Callable[..., Any]:
+    where, _, name = text.rpartition(":")
+    function = getattr(imported_module(where), name, None)
+    if not callable(function):
+        raise UsageError(f"{option} {text}: {where} has no function {name}")
+    return cast(Callable[..., Any], function)
+
+
+def imported_module(text: str) -> ModuleType:
+    """Import a module or a ``path.py`` that the user names: in a child process first if it is foreign code.
+
+    Raises UsageError if that is not possible.
+    """
+    path = Path(text)
+    if text.endswith(".py") and not path.is_file():
+        raise UsageError(f"cannot import kernel file {text!r}: no such file")
+    content = ""
+    with contextlib.suppress(OSError):  # the import says why
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if text.endswith(".py") else ""
+    _try_import(text, content)
+    return _imported(text)
+
+
+@functools.cache  # once for each content of a file
+def _try_import(text: str, content: str) -> None:
+    if text in sys.modules or text.partition(".")[0] in ("fp8tune", "fp8tune_kernels"):
+        return
+    first_import.try_import(text, _imported)
+
+
+def _imported(text: str) -> ModuleType:
+    if text.endswith(".py"):
+        return _from_file(Path(text))
+    with _importing(text, Path.cwd()):
+        return importlib.import_module(text)
+
+
+def _declared(kernel: str) -> KernelSpec:
+    check_reference(kernel)
+    try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
+        return cast(KernelSpec, importlib.import_module("fp8tune_kernels.catalog").load(kernel))
+    except ImportError as error:
+        raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    # a name of its own, the same in every process, since a file may be called like a module that is installed
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None  # ending in .py settles both
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with _importing(str(path), path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return module
+
+
+@contextlib.contextmanager
+def _importing(what: str, folder: Path) -> Iterator[None]:
+    """Let a kernel import its neighbours and print; turn whatever its module raises into one line."""
+    process = os.getpid()
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last, so that no neighbour hides an installed module
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # results have stdout to themselves
+            yield
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"cannot import {what!r}: {one_line(error)}") from error
+    finally:
+        if os.getpid() != process:  # the module forked: its copy of this program would do everything a second time
+            os._exit(0)
+
+
+def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
+    """Return the spec, its functions guarded, once its names and grid are what the rest of fp8tune relies on."""
+    for refusal in _refusals(spec, module):
+        raise UsageError(refusal)
+    guarded = copy.copy(spec)
+    for function in FUNCTIONS:
+        if (given := getattr(spec, function)) is not None:
+            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, given))
+    return guarded
+
+
+def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
+    kernel = f"kernel {spec.name!r}"
+    pattern = KERNEL_NAME if isinstance(spec, RecordedSpec) else SPEC_NAME
+    if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
+        rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
+        yield f"kernel name {spec.name!r} is refused: {rule}"
+    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
+        yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
+    if set(spec.default) != set(spec.axes):
+        yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
+    if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
+        yield f"{kernel} has {spec.span}: name an axis, and a size that its key has exactly"
+    for what, names in (("axis", spec.axes), ("key", spec.key)):
+        for name in names:
+            if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+                yield f"{kernel}: {what} {name!r} is refused: use a name that Python takes"
+    for axis, values in spec.axes.items():
+        for value in (*values, spec.default[axis]):
+            if type(value) is not int or not 0 <= value <= LARGEST:
+                yield f"{kernel}: {axis} has the value {value!r}: use whole numbers from 0"
+    if not spec.in_dtypes or not {*spec.in_dtypes} <= {*DTYPES}:
+        yield f"{kernel}: in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
+    for name in ("scale_modes", "input_layouts"):
+        words = getattr(spec, name)
+        is_missing = not words and name == "input_layouts"
+        if is_missing or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
+            yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
+    yield from _refused_checks(spec, kernel)
+
+
+def _refused_checks(spec: KernelSpec, kernel: str) -> Iterator[str]:
+    if spec.check not in CHECKS:
+        yield f"{kernel}: check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
+    if (spec.check == "tolerance") != isinstance(spec.tolerance, Tolerance):
+        yield f"{kernel}: check {spec.check!r} with tolerance={spec.tolerance!r} is refused: declare both or neither"
+    if isinstance(spec.tolerance, Tolerance):
+        bounds = (spec.tolerance.relative, spec.tolerance.absolute, spec.tolerance.rms)
+        if not any(bounds) or not all(0 <= bound < math.inf for bound in bounds):
+            yield f"{kernel}: {spec.tolerance!r} is refused: use numbers from 0, and one of them above"
+    if spec.prepare is not None and not callable(spec.prepare):
+        yield f"{kernel}: prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
+
+
+def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, but it raises one line instead of whatever it raises, and prints to stderr."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                result = function(*arguments, **named)
+                return tuple(result) if name == "edges" else result  # what a generator raises is the spec's as well
+        except Fp8tuneError:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, KeyError) and name == "lookup_key":
+                missing = f"key of kernel {kernel!r} names {error}, and its problems have no such size"
+                raise UsageError(missing) from error
+            raise in_spec(kernel, name, function, error) from error
+
+    return call

@@ -1,0 +1,139 @@
+"""Run a program as a child process and make one recording of what its processes wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fp8tune.errors import Fp8tuneError, MachineError, UsageError
+from fp8tune.redaction import redacted
+from fp8tune.replay import usage
+from fp8tune.replay.recording import Kernel, Recording, merged, read
+from fp8tune.replay.watch import process
+from fp8tune.revisions import source
+from fp8tune.stopping import Stopped
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    exit_code: int
+    """Exit code; 128 and the signal's number for a program that a signal ended, as in a shell."""
+    recording: Recording | None
+    """None where no process imported Triton."""
+
+
+def run(
+    command: Sequence[str], patterns: Sequence[str] = (), stdout: int | None = None, stores_integers: bool = True
+) -> Ended:
+    """Run a command and record the launches of all its Python processes.
+
+    ``patterns``: bare kernels to record besides autotuned ones, as ``module:name`` or ``name`` with wildcards;
+    ``stdout``: the descriptor that the program prints to. A signal that ends this process ends the program first.
+    Raises UsageError for a command that cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
+        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns)}
+        environment |= {} if stores_integers else {process.VALUES: "0"}
+        site = str(Path(process.__file__).absolute().parent / "site")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+        exit_code = _exit_code(command, environment, stdout)
+        parts = [read(path) for path in sorted(Path(folder).glob("*.json"))]
+    if not parts:
+        return Ended(exit_code, None)
+    recording = merged([part for part in parts if part.kernels] or parts[:1])
+    kernels = tuple(_with_usage([_completed(kernel) for kernel in recording.kernels], recording.codes))
+    return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=kernels, codes={}))
+
+
+def _exit_code(command: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:
+    """Run a command to its end and return its exit code."""
+    try:
+        child = subprocess.Popen(command, env=environment, stdout=stdout)
+    except OSError as error:
+        reason = f"cannot run {command[0]!r}: {error.strerror}"
+        raise UsageError(f"{reason}: give a program, such as python train.py") from None
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():  # a terminal signals all processes itself
+            child.send_signal(signal.SIGINT)
+        _wait(child)
+        return 130
+    except Stopped as stopped:
+        child.send_signal(getattr(signal, stopped.name))
+        _wait(child)
+        return stopped.exit_code
+    return 128 - code if code < 0 else code
+
+
+def _wait(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a program that was signalled; a second Ctrl-C kills it."""
+    try:
+        child.wait()
+    except KeyboardInterrupt:
+        child.kill()
+        child.wait()
+
+
+def _completed(kernel: Kernel) -> Kernel:
+    """Return the kernel as it is named from here, with the hash of its code."""
+    name = _name(kernel)
+    try:
+        source_hash = "" if kernel.refusal else source.source_hash(name, source.installed(name))
+    except (Fp8tuneError, OSError, SyntaxError, ValueError):
+        source_hash = ""
+    return replace(kernel, name=name, source_hash=source_hash)
+
+
+def _name(kernel: Kernel) -> str:
+    """Return ``module:attribute``, or ``path.py:attribute`` where the module cannot be imported from this folder."""
+    module, _, attribute = kernel.name.rpartition(":")
+    file = Path(kernel.file)
+    if module.endswith(".py"):
+        return f"{_short(Path(module))}:{attribute}"
+    if kernel.refusal or module.rpartition(".")[2] != (file.parent.name if file.stem == "__init__" else file.stem):
+        return kernel.name
+    top = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
+    places = [] if top is None else [*(top.submodule_search_locations or ()), *filter(None, (top.origin,))]
+    if any(file.resolve().is_relative_to(Path(place).resolve()) for place in places):
+        return kernel.name
+    return f"{_short(file)}:{attribute}"
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> list[Kernel]:
+    """Return kernels whose every tensor says whether it is read and written, as far as they can be compiled here."""
+    work = [
+        (kernel, launch, codes.get(launch.code))
+        for kernel in kernels
+        for launch in kernel.launches
+        if launch.code in codes or not kernel.refusal
+    ]
+    answers: list[usage.Usage] = []
+    with contextlib.suppress(MachineError):
+        answers = usage.usages(work) if work else []
+    known = {(kernel.name, launch.id): answer for (kernel, launch, _), answer in zip(work, answers, strict=False)}
+    return [
+        replace(
+            kernel,
+            launches=tuple(
+                replace(launch.with_usage(known.get((kernel.name, launch.id), {})), code="")
+                for launch in kernel.launches
+            ),
+        )
+        for kernel in kernels
+    ]

@@ -1,0 +1,408 @@
+"""A recorded run: kernels, their launches and the arguments, as one JSON file. Needs neither torch nor Triton."""
+
+from __future__ import annotations
+
+import array
+import base64
+import dataclasses
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from fp8tune.errors import UsageError, one_line
+
+R = TypeVar("R")
+
+FORMAT = 3
+"""Version of the file. Older recordings are made again, newer ones need a newer fp8tune."""
+
+Value = Any
+"""A plain value as JSON holds it; :mod:`fp8tune.replay.values` has the table of kinds."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument in memory: a tensor, or a TensorDescriptor over one."""
+
+    name: str
+    """The parameter; ``parts[0]`` for a tensor inside a tuple."""
+    dtype: str
+    """``bfloat16``, without ``torch.``"""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Elements from an index to the next one."""
+    alignment: int = 16
+    """The largest power of two, at most 16, that divides the address."""
+    storage: int = 0
+    """Arguments of a launch with the same number share memory; see ``offset``."""
+    offset: int = 0
+    """Elements from the first that any argument in the same storage has."""
+    is_loaded: bool | None = None
+    """True if the compiled code reads it; None if unknown."""
+    is_stored: bool | None = None
+    """True if the compiled code writes it; None if unknown. An atomic reads and writes."""
+    values: tuple[int, ...] | None = None
+    """All elements of a small integer tensor, in row-major order."""
+    packed: str = ""
+    """All elements of a larger integer tensor, see :func:`pack`."""
+    least: float | None = None
+    most: float | None = None
+    """Extremes of the finite elements; None if nothing was read, as in the capture of a CUDA graph."""
+    mean: float | None = None
+    deviation: float | None = None
+    zeros: float | None = None
+    """Share of zeros."""
+    not_finite: float | None = None
+    """Share of NaN and infinity."""
+    constant: Value = None
+    """The value of all elements of a floating-point tensor, infinities and NaN included; None where they differ."""
+    is_sorted: bool = False
+    """True if an integer tensor never decreases, as group ends do."""
+    descriptor: tuple[int, ...] | None = None
+    """The block shape, where the argument is a TensorDescriptor."""
+
+    @property
+    def integers(self) -> tuple[int, ...] | None:
+        """All elements of an integer tensor; None if they were not stored."""
+        return unpack(self.packed) if self.packed else self.values
+
+    @property
+    def is_integer(self) -> bool:
+        """True if elements are integers or flags."""
+        return not self.dtype.startswith(("float", "bfloat", "complex"))
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """Any other argument, by value."""
+
+    name: str
+    value: Value
+    is_constexpr: bool = False
+
+
+Argument = Tensor | Scalar
+
+
+def pack(integers: bytes) -> str:
+    """Compress 64-bit integers to text."""
+    return base64.b64encode(zlib.compress(integers, 1)).decode()
+
+
+def unpack(text: str) -> tuple[int, ...]:
+    """Return the integers that :func:`pack` compressed. Raises ValueError for any other text."""
+    try:
+        return tuple(array.array("q", zlib.decompress(base64.b64decode(text))))
+    except zlib.error as error:
+        raise ValueError(f"packed integers are damaged ({error})") from None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Programs of a launch for each config: the caller's function, as a table."""
+
+    axes: tuple[str, ...]
+    """The config's names that the grid depends on; none where it is constant."""
+    table: tuple[tuple[tuple[Value, ...], tuple[int, ...]], ...]
+    """(values of ``axes``, programs in x, y, z): the declared configs, and powers of two around them."""
+
+    def of(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
+        """Return the programs of a config; None for one that is not in the table."""
+        expected_values = tuple(config.get(axis) for axis in self.axes)
+        return next((programs for values, programs in self.table if values == expected_values), None)
+
+
+CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Arguments of ``triton.Config`` beside the kernel's own."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A declared ``triton.Config``."""
+
+    kwargs: Mapping[str, Value]
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    has_pre_hook: bool = False
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Warps and stages, and the other :data:`CONFIG_OPTIONS` where they are set."""
+        optional = {"num_ctas": None if self.num_ctas == 1 else self.num_ctas, "maxnreg": self.maxnreg}
+        given = {name: value for name, value in optional.items() if value is not None}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **given}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launches that differ in nothing but the values of tensors."""
+
+    arguments: tuple[Argument, ...]
+    """All but those that the config sets, in the order of the kernel's parameters."""
+    grid: Grid
+    key: tuple[Value, ...] = ()
+    """The key under which an autotuner looks its config up: values of key arguments, then the dtype of each tensor."""
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Keyword arguments that are no parameters, such as ``num_warps`` of a bare ``@triton.jit`` function."""
+    count: int = 1
+    """Number of launches; an estimate after :data:`fp8tune.replay.watch.patches.CALM` launches of a kernel."""
+    gpu_us: float | None = None
+    """Median time of one launch; None where nothing was timed."""
+    config: Config | None = None
+    """The config that run-time tuning picked; None if unknown."""
+    configs: tuple[Config, ...] | None = None
+    """The autotuner's list at this launch, where the program had set another one than the declared."""
+    in_graph: bool = False
+    """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
+    is_traced: bool = False
+    """True if torch.compile traced it: the program launched a copy of the kernel."""
+    addresses: tuple[str, ...] | None = None
+    """Arguments whose integers become pointers in the compiled code (None: unknown). Such a launch cannot be repeated:
+    the addresses are those of a process that has ended."""
+    code: str = ""
+    """Key of the compiled code in ``Recording.codes``, in the parts that single processes write."""
+
+    @property
+    def id(self) -> str:
+        """12 hex digits of everything but values, statistics, counts and times: the same on every rank."""
+        kept = ("name", "dtype", "shape", "strides", "alignment", "storage", "offset", "descriptor")
+        arguments = [
+            [item.name, item.value, item.is_constexpr]
+            if isinstance(item, Scalar)
+            else [getattr(item, name) for name in kept]
+            for item in self.arguments
+        ]
+        text = json.dumps([arguments, self.options], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The arguments in memory."""
+        return [item for item in self.arguments if isinstance(item, Tensor)]
+
+    @property
+    def scalars(self) -> dict[str, Value]:
+        """The other arguments by name."""
+        return {item.name: item.value for item in self.arguments if isinstance(item, Scalar)}
+
+    def with_usage(self, usage: Mapping[str, tuple[bool, bool, bool]]) -> Launch:
+        """Return the launch with (is loaded, is stored, is an address) of each argument; unchanged if unknown."""
+        if not usage:
+            return self
+        arguments = tuple(
+            replace(item, is_loaded=usage[item.name][0], is_stored=usage[item.name][1])
+            if isinstance(item, Tensor) and item.name in usage
+            else item
+            for item in self.arguments
+        )
+        addresses = tuple(name for name, (_, _, is_address) in usage.items() if is_address)
+        return replace(self, arguments=arguments, addresses=addresses)
+
+    def without_values(self) -> Launch:
+        """Return the launch without the elements of its tensors."""
+        arguments = (
+            replace(item, values=None, packed="") if isinstance(item, Tensor) else item for item in self.arguments
+        )
+        return replace(self, arguments=tuple(arguments))
+
+    def merged(self, other: Launch) -> Launch:
+        """Add a launch of the same id: the one that has values, with both counts."""
+        first, second = (other, self) if self.in_graph and not other.in_graph else (self, other)
+        gpu_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
+        mean_us = sum(gpu_us) / len(gpu_us) if gpu_us else None
+        code = first.code or second.code
+        count = self.count + other.count
+        return replace(first, count=count, gpu_us=mean_us, config=first.config or second.config, code=code)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel that ran."""
+
+    name: str
+    """``module:attribute``, by which it can be imported; a qualified name if it cannot be."""
+    refusal: str = ""
+    """The reason why it cannot be swept: a closure, defined in ``__main__``, and so on."""
+    file: str = ""
+    """The file that defines it."""
+    source_hash: str = ""
+    """16 hex digits; see :func:`fp8tune.revisions.source.source_hash`."""
+    is_autotuned: bool = True
+    """False for a bare ``@triton.jit`` function."""
+    parameters: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    """The autotuner's key arguments."""
+    configs: tuple[Config, ...] = ()
+    """Declared configs in their order; then those that a launch had beside them."""
+    pruner_configs: tuple[Config, ...] = ()
+    """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
+    swept; empty in its file."""
+    tuning_s: float = 0.0
+    """Seconds that run-time tuning took, over all keys of all processes."""
+    launches: tuple[Launch, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Reason why launches were only counted -> their number."""
+
+    def merged(self, other: Kernel) -> Kernel:
+        """Add what another process recorded."""
+        launches = {launch.id: launch for launch in self.launches}
+        for launch in other.launches:
+            launches[launch.id] = launches[launch.id].merged(launch) if launch.id in launches else launch
+        first, second = (self, other) if self.configs else (other, self)
+        skipped = {
+            why: self.skipped.get(why, 0) + other.skipped.get(why, 0) for why in {**self.skipped, **other.skipped}
+        }
+        is_fine = launches and not (self.refusal and other.refusal)  # recorded in any process is enough
+        return replace(
+            first,
+            configs=(*first.configs, *(item for item in second.configs if item not in first.configs)),
+            refusal="" if is_fine else self.refusal or other.refusal,
+            tuning_s=self.tuning_s + other.tuning_s,
+            launches=tuple(launches.values()),
+            skipped=skipped,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run."""
+
+    command: str = ""
+    device: str = ""
+    """Its name, such as ``NVIDIA H200``."""
+    arch: str = ""
+    torch: str = ""
+    triton: str = ""
+    processes: int = 1
+    kernels: tuple[Kernel, ...] = ()
+    codes: Mapping[str, Value] = field(default_factory=dict)
+    """Key -> (argument names, text) of compiled code, in the parts that single processes write."""
+
+
+def merged(recordings: Sequence[Recording]) -> Recording:
+    """Return one recording of several processes: equal launches become one, with all counts."""
+    kernels: dict[str, Kernel] = {}
+    for kernel in (kernel for recording in recordings for kernel in recording.kernels):
+        kernels[kernel.name] = kernels[kernel.name].merged(kernel) if kernel.name in kernels else kernel
+    codes = {key: code for recording in recordings for key, code in recording.codes.items()}
+    processes = sum(recording.processes for recording in recordings)
+    return replace(recordings[0], processes=processes, kernels=tuple(kernels.values()), codes=codes)
+
+
+def as_json(record: Any) -> Any:
+    """Return a record of this module as plain JSON values; fields at their default are left out."""
+    if dataclasses.is_dataclass(record):
+        document = {"kind": "tensor"} if isinstance(record, Tensor) else {}
+        given = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
+        return document | {item.name: as_json(value) for item, value in given if not _is_default(value, item)}
+    if isinstance(record, Mapping):
+        return {name: as_json(value) for name, value in record.items()}
+    return [as_json(value) for value in record] if isinstance(record, list | tuple) else record
+
+
+def _is_default(value: Any, declared: dataclasses.Field[Any]) -> bool:
+    if declared.default_factory is not dataclasses.MISSING:
+        return not value
+    # True == 1: a flag and a count are told apart by their type
+    return type(value) is type(declared.default) and bool(value == declared.default)
+
+
+def text_of(recording: Recording, is_compact: bool = False) -> str:
+    """Return the text of a recording's file; ``is_compact``: on one line, which is far quicker."""
+    document = {"fp8tune_recording": FORMAT, **as_json(recording)}
+    return (json.dumps(document, allow_nan=False) if is_compact else _indented(document)) + "\n"
+
+
+def _indented(value: Any, margin: str = "") -> str:
+    """Return JSON whose lists of numbers and short objects stay on one line."""
+    short = json.dumps(value, allow_nan=False)
+    is_flat = isinstance(value, list) and not any(isinstance(item, dict | list) for item in value)
+    if len(margin) + len(short) <= 100 or is_flat or not isinstance(value, dict | list):
+        return short
+    inner = margin + " "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(name)}: {_indented(item, inner)}" for name, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
+    return "[\n" + ",\n".join(inner + _indented(item, inner) for item in value) + f"\n{margin}]"
+
+
+def read(path: Path) -> Recording:
+    """Read a recording. Raises UsageError for any other file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+    except OSError as error:
+        raise UsageError(f"cannot read the recording {str(path)!r}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{str(path)!r} is not JSON: {one_line(error)}: make it with fp8tune record") from None
+    version = document.pop("fp8tune_recording", None) if isinstance(document, dict) else None
+    if type(version) is not int:
+        raise UsageError(f"{str(path)!r} is no recording: make it with fp8tune record -o {path} -- python PROGRAM")
+    if version != FORMAT:
+        fix = "install that one" if version > FORMAT else f"record again: fp8tune record -o {path} -- python PROGRAM"
+        raise UsageError(
+            f"{str(path)!r} was recorded by {'a newer' if version > FORMAT else 'an older'} fp8tune: {fix}"
+        )
+    try:
+        return from_json(document, Recording)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{str(path)!r} is damaged: {one_line(error)}: record it again") from None
+
+
+def _finite(text: str) -> float:
+    """Return a number of the file. Raises ValueError for NaN and infinity, which JSON does not have."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
+
+
+def from_json(document: Any, record: type[R]) -> R:
+    """Return the record that :func:`as_json` made the document of. Raises TypeError or ValueError for any other."""
+    return cast(R, _typed(document, record))
+
+
+def _typed(document: Any, hint: Any) -> Any:
+    """Return a JSON value as an annotation has it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return _frozen(document)
+    if hint == Argument:
+        is_tensor = document.get("kind") == "tensor"
+        document = {name: value for name, value in document.items() if name != "kind"}
+        return _typed(document, Tensor if is_tensor else Scalar)
+    if origin in (UnionType, Union):
+        return None if document is None else _typed(document, inner[0])
+    expected: Any = {tuple: list, Mapping: dict}.get(origin, dict if dataclasses.is_dataclass(hint) else None)
+    if expected is not None and not isinstance(document, expected):
+        raise ValueError(f"{type(document).__name__} instead of {'a list' if expected is list else 'an object'}")
+    if dataclasses.is_dataclass(hint):
+        hints = get_type_hints(hint)
+        if strange := sorted(set(document) - set(hints)):
+            raise ValueError(f"{cast(Any, hint).__name__} has no {strange[0]!r}")
+        return cast(Any, hint)(**{name: _typed(value, hints[name]) for name, value in document.items()})
+    if origin is tuple:
+        items = inner[:1] * len(document) if inner[-1] is Ellipsis else inner
+        return tuple(_typed(value, item) for value, item in zip(document, items, strict=True))
+    if origin is Mapping:
+        return {name: _typed(value, inner[1]) for name, value in document.items()}
+    if hint is float and type(document) is int:
+        return float(document)
+    if type(document) is not hint:
+        raise ValueError(f"{document!r:.40} instead of a value of type {getattr(hint, '__name__', hint)}")
+    if hint is int and not -(2**63) <= document < 2**63:
+        raise ValueError(f"{document!r:.40} is no size or stride")
+    return document
+
+
+def _frozen(value: Any) -> Any:
+    """Return lists as tuples, so that values can be compared with what was recorded."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return {name: _frozen(item) for name, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,441 @@
+"""A recorded kernel as an ordinary KernelSpec: its configs are the grid, its launches are the problems."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fp8tune.errors import UsageError, one_line
+from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
+from fp8tune.replay import configs, problems, sizes
+from fp8tune.replay.case import Case, Storage, itemsize
+from fp8tune.replay.launching import Launcher
+from fp8tune.replay.naming import chain
+from fp8tune.replay.recording import Argument, Kernel, Launch, Tensor, as_json
+from fp8tune.replay.values import Unrecordable, config_of
+from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
+
+SMALL = 2**20
+"""Elements of a problem that Triton's interpreter runs as it is, and of an edge case."""
+
+ADDRESSES = range(2**32, 2**57)
+"""Addresses of memory. Asked only of launches whose code nobody could read: the default seed of torch is in it too."""
+
+TOLERANCES = {
+    "float64": 1e-7,
+    "float32": 1e-5,
+    "float16": 1e-3,
+    "bfloat16": 1.6e-2,
+    "float8_e4m3fn": 0.125,
+    "float8_e4m3fnuz": 0.125,
+    "float8_e5m2": 0.25,
+    "float8_e5m2fnuz": 0.25,
+}
+"""Output dtype -> the relative bound where the user names none: two units in the last place, more from float32 on."""
+
+
+@dataclass(frozen=True)
+class RecordedSpec(KernelSpec):
+    """The spec of a kernel that has none."""
+
+    kernel: Kernel = field(default_factory=lambda: Kernel(""))
+    """The recorded kernel; a bare function has the configs of its launches."""
+    launches: Mapping[Problem, Launch] = field(default_factory=dict)
+    module: str = ""
+    """The module that defines its function, in this process."""
+    agrees: bool = False
+    """True if outputs are compared with the first config, because no reference was named."""
+    untried_sizes: str = ""
+    """The reason why nothing is checked on other sizes than were recorded; empty where it is."""
+    has_odd_sizes: bool = False
+    """True if any launch is checked on other sizes."""
+    hook: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None] | None = None
+    """``(config, inputs, outputs)``, called after ``prepare``: the kernel's own ``pre_hook``."""
+    unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
+    """``(config, problem)`` -> the reason why a declared config does not belong to a launch."""
+    notices: tuple[str, ...] = ()
+    """Launches that are left out, and what else the user should know."""
+    moves: Callable[[Problem], int] = field(default=lambda problem: 0)
+    """The bytes of a launch; two launches may have the same shape."""
+
+    @property
+    def check_text(self) -> str:
+        """The check as rows name it. Without a reference nothing is computed in float64."""
+        if not self.agrees:
+            return super().check_text
+        return f"{super().check_text.removesuffix(' of float64')} to the first config"
+
+    def bytes_of(self, problem: Problem) -> int:
+        """Return the bytes of its tensors: the most that the launch moves."""
+        return self.moves(problem)
+
+    def document(self, problem: Problem) -> str:
+        """Return the launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
+        launch = self.launches.get(replace(problem, seed=0))
+        if launch is None:
+            return ""
+        kernel = as_json(replace(self.kernel, launches=()))
+        return json.dumps({"kernel": kernel, "launch": as_json(replace(launch.without_values(), addresses=None))})
+
+    def first(self, problem: Problem) -> NamedInts:
+        """Return the config listed first of those that the kernel does not prune."""
+        listed = (config for config in self.configs if not self.unlisted(config, problem))
+        kept = (c for c in listed if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
+        return next(kept, self.default)
+
+    def is_small(self, problem: Problem) -> bool:
+        """Return True if Triton's interpreter can run it, itself or at odd sizes."""
+        return self.scaled_down(problem) != problem or _elements(self.launches[replace(problem, seed=0)]) <= SMALL
+
+
+def build(
+    kernel: Kernel,
+    function: Any,
+    *,
+    check: str = "",
+    tolerance: Tolerance | None = None,
+    reference: Callable[..., Any] | None = None,
+    make_inputs: Callable[..., Mapping[str, Any]] | None = None,
+    only_recorded_sizes: bool = False,
+) -> RecordedSpec:
+    """Return the spec of a kernel that was recorded, and that its module has as ``function``.
+
+    ``make_inputs(config, **arguments)`` returns tensors by name that take the place of inputs for this config.
+    Raises UsageError for one that cannot be swept.
+    """
+    kernel, left_out = repeatable(kernel)
+    kernel, changed = _as_in_code(kernel, function)
+    kernel = kernel if kernel.is_autotuned and kernel.configs else configs.as_autotuned(kernel)
+    launcher = Launcher(kernel, function, check == "exact-inputs", make_inputs)
+    kernel = launcher.with_pruner_configs()
+    launches = problems.problems(kernel)
+    grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
+    only_recorded_sizes = only_recorded_sizes or bool(kernel.pruner_configs)
+    odd = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in launches.values()}
+    untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
+    work = _Work(kernel, launcher, launches, grid, {id: made for id, made in odd.items() if isinstance(made, Launch)})
+    bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
+    right: Any = functools.partial(_named_reference, reference, bool(bound)) if reference else work.agreed(bound)
+    return RecordedSpec(
+        name=kernel.name,
+        axes=configs.axes(kernel),
+        default=grid[0],
+        key=problems.key(kernel),
+        problems=lambda row: iter(()),
+        inputs=work.inputs,
+        outputs=lambda *inputs: inputs[-1].outputs(),
+        launch=launcher.launch,
+        reference=right,
+        invalid=work.invalid,
+        edges=work.edges,
+        scaled_down=work.scaled_down,
+        check=check or "exact",
+        tolerance=bound,
+        prepare=lambda inputs, outputs: inputs[-1].prepare(inputs, outputs),
+        configs=grid,
+        recorded=tuple(launches),
+        bytes_moved=work.bytes_moved,
+        moves=work.bytes_of,
+        kernel=kernel,
+        launches=launches,
+        module=str(getattr(list(chain(function))[-1], "__module__", "")),
+        agrees=reference is None,
+        untried_sizes="" if only_recorded_sizes else untried,
+        has_odd_sizes=bool(work.odd),
+        hook=launcher.hook if launcher.has_hook else None,
+        unlisted=work.unlisted,
+        notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
+    )
+
+
+def repeatable(kernel: Kernel) -> tuple[Kernel, tuple[str, ...]]:
+    """Return the kernel with the launches that can be repeated, and why others are left out.
+
+    Raises UsageError if none can.
+    """
+    if kernel.refusal:
+        raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
+    if not kernel.launches:
+        raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
+    reasons = {
+        launch.id: why for launch in kernel.launches if (why := _address_reason(launch) or _unread_reason(launch))
+    }
+    total = len(kernel.launches)
+    left_out = tuple(f"{count} of {total} launches left out: {why}" for why, count in Counter(reasons.values()).items())
+    known = tuple(launch for launch in kernel.launches if launch.id not in reasons)
+    if not known:
+        raise UsageError(f"{kernel.name} cannot be swept: {left_out[0]}")
+    return replace(kernel, launches=known), left_out
+
+
+def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]:
+    """Return the kernel with the configs that the code declares now, and a notice if they are not the recorded ones.
+
+    Raises UsageError where a recorded argument is no longer one.
+    """
+    parameters = next((item.arg_names for item in chain(function) if hasattr(item, "arg_names")), ())
+    names = {item.name.partition("[")[0] for launch in kernel.launches for item in launch.arguments}
+    if missing := sorted(names - set(parameters)):
+        raise UsageError(f"{kernel.name} has changed: it has no argument {missing[0]!r} any more: record it again")
+    tuner = next((item for item in chain(function) if hasattr(item, "configs")), None)
+    set_by_program = [config for launch in kernel.launches for config in launch.configs or ()]
+    try:
+        declared = list(map(config_of, getattr(tuner, "configs", ())))
+    except Unrecordable:
+        return kernel, ()
+    own = [config for config in kernel.configs if config in declared or config not in set_by_program]
+    if not declared or own == declared:
+        return kernel, ()
+    extra = [config for config in kernel.configs if config in set_by_program and config not in declared]
+    notice = "it changed since it was recorded: its configs are taken from the code, its sizes from the recording"
+    return replace(kernel, configs=(*declared, *extra)), (notice,)
+
+
+def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
+    if getattr(autotuner, "perf_model", None) is not None:
+        yield "its perf_model and top_k are not used: every config is timed"
+    if kernel.pruner_configs:
+        yield (
+            "its early_config_prune makes configs, which are swept instead of the declared ones, and not checked on "
+            "odd sizes: they are made for the sizes of a launch"
+        )
+    if stale := [name for name in kernel.key if name not in kernel.parameters] if kernel.parameters else []:
+        yield f"its key names {stale[0]!r}, which is no argument: Triton 3.9 rejects that; remove it from the key"
+    if any(launch.is_traced for launch in kernel.launches):
+        yield (
+            "torch.compile launches copies of it: the kernel itself is swept, with random values; the copies take the "
+            "pick once it is in the code"
+        )
+    if not kernel.is_autotuned and any(not launch.grid.axes for launch in kernel.launches):
+        yield "its grid does not follow block sizes, so only num_warps and num_stages can vary: pass a function as grid"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The functions of a spec, with what they share."""
+
+    kernel: Kernel
+    launcher: Launcher
+    launches: Mapping[Problem, Launch]
+    grid: tuple[NamedInts, ...]
+    odd: Mapping[str, Launch]
+
+    def inputs(self, problem: Problem, device: str) -> tuple[Any, ...]:
+        """Return the tensors that the launch reads, then its :class:`Case`."""
+        return self.launcher.case(self.launch_of(problem), device).inputs(problem.seed)
+
+    def launch_of(self, problem: Problem) -> Launch:
+        """Return the launch as recorded, or at odd sizes."""
+        layout = problem.input_layout
+        if layout.startswith(problems.ODD):
+            return self.odd[layout.removeprefix(problems.ODD)]
+        id = layout.removeprefix(RECORDED)
+        launch = next((launch for launch in self.kernel.launches if launch.id == id), None)
+        if launch is None:
+            raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
+        return launch
+
+    def invalid(self, config: Mapping[str, int], shape: Mapping[str, int], limits: object) -> str | None:
+        """Explain what the kernel prunes itself, and configs whose grid is not known."""
+        launch = self._of_shape(shape)
+        return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
+
+    def unlisted(self, config: Mapping[str, int], problem: Problem) -> str | None:
+        """Explain why a declared config does not belong to a launch."""
+        return self.launcher.unlisted(self.launch_of(problem), NamedInts(config))
+
+    def bytes_moved(self, shape: Mapping[str, int]) -> int:
+        """Return the bytes that are loaded and stored; an element that is both counts twice."""
+        launch = self._of_shape(shape)
+        return 0 if launch is None else moved(self.launcher.case(launch, "meta"))
+
+    def bytes_of(self, problem: Problem) -> int:
+        """Return the same of one launch."""
+        return moved(self.launcher.case(self.launch_of(problem), "meta"))
+
+    def _of_shape(self, shape: Mapping[str, int]) -> Launch | None:
+        odd = (
+            (self._odd_problem(launch), self.odd[id])
+            for launch in self.launches.values()
+            if (id := launch.id) in self.odd
+        )
+        every = [*self.launches.items(), *odd]
+        return next((launch for problem, launch in every if problem.shape == shape), None)
+
+    def _odd_problem(self, launch: Launch, seed: int = 0) -> Problem:
+        recorded = next(problem for problem, other in self.launches.items() if other is launch)
+        made = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
+        shape = NamedInts([(name, made.shape.get(name, value)) for name, value in recorded.shape.items()])
+        return replace(recorded, shape=shape, input_layout=f"{problems.ODD}{launch.id}", seed=seed)
+
+    def edges(self, problem: Problem) -> Iterable[Edge]:
+        """Yield odd sizes and contents; contents alone where the sizes are recorded and small."""
+        if not is_recorded(problem):
+            return
+        launch = self.launch_of(problem)
+        if launch.id in self.odd:
+            problem = self._odd_problem(launch, problem.seed)
+            yield Edge("odd sizes", problem)
+        elif _elements(launch) > SMALL:
+            return
+        for content in ("zeros", "nan", "infinite"):
+            yield Edge("contents", problem, content)
+
+    def scaled_down(self, problem: Problem) -> Problem:
+        """Return the problem itself where it is small, else at odd sizes; else as it is, which takes long."""
+        launch = self.launch_of(problem)
+        is_small = _elements(launch) <= SMALL or launch.id not in self.odd
+        return problem if is_small else self._odd_problem(launch, problem.seed)
+
+    def agreed(self, bound: Tolerance | None) -> Callable[..., tuple[Any, ...]]:
+        """Return the reference of a kernel for which none was named."""
+
+        def first_config(*inputs: Any) -> tuple[Any, ...]:
+            launch = inputs[-1].launch
+            listed = (config for config in self.grid if self.launcher.unlisted(launch, config) is None)
+            kept = [config for config in listed if self.launcher.pruned(launch, config) is None]
+            return self.launcher.agreed(kept, inputs, bound)
+
+        return first_config
+
+
+def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any) -> tuple[Any, ...]:
+    """Return what a function of the kernel's arguments gives: a tensor, a tuple, or a dict by name.
+
+    Raises UsageError for whatever is wrong with it: that is no fault of any config.
+    """
+    case: Case = inputs[-1]
+    outputs = case.outputs()
+    case.prepare(inputs, outputs)
+    named = {name: _widened(value) if is_close else value for name, value in case.arguments(inputs, outputs).items()}
+    try:
+        results = _by_name(function(**_taken(function, named)), case)
+        pairs = zip(case.written, outputs, strict=True)
+        return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
+    except (Exception, SystemExit) as error:
+        where = f"{function.__module__}:{getattr(function, '__name__', function)}"
+        reason = str(error) if isinstance(error, _UnusableError) else f"it raised {one_line(error)}"
+        raise UsageError(f"--reference {where} cannot be used: {reason}") from error
+
+
+class _UnusableError(ValueError):
+    """A fault of what a reference takes or gives; the text names it."""
+
+
+def _taken(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a reference asks for."""
+    taken = inspect.signature(function).parameters.values()
+    if any(item.kind is item.VAR_KEYWORD for item in taken):
+        return dict(named)
+    needed = [item.name for item in taken if item.default is item.empty and item.kind is not item.VAR_POSITIONAL]
+    if strange := [name for name in needed if name not in named]:
+        raise _UnusableError(f"it asks for {strange[0]}, the kernel takes {', '.join(named)}")
+    return {item.name: named[item.name] for item in taken if item.name in named}
+
+
+def _by_name(given: Any, case: Case) -> dict[str, Any]:
+    """Return what a reference gives, by the argument that it is right for."""
+    arguments = (argument for storage in case.written for argument in storage.arguments)
+    written = [argument.name for argument in arguments if argument.is_stored is not False]
+    names = ", ".join(written)
+    if not isinstance(given, Mapping):
+        several = given if isinstance(given, tuple | list) else (given,)
+        if len(several) != len(written):
+            raise _UnusableError(f"it gives {len(several)} tensors, the kernel writes {names}: give a dict")
+        given = dict(zip(written, several, strict=True))
+    for name, result in given.items():
+        if name not in written:
+            raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
+        if not hasattr(result, "untyped_storage"):
+            raise _UnusableError(f"it gives {type(result).__name__} for {name}: return a tensor")
+    return dict(given)
+
+
+def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
+    """Return an output as the reference has it; what it does not name is what the launch finds there."""
+    expected = output.double() if is_close and output.dtype.is_floating_point else output
+    for argument in (argument for argument in storage.arguments if argument.name in results):
+        result = results[argument.name]
+        if tuple(result.shape) != argument.shape:
+            shapes = f"{tuple(result.shape)}, the kernel's {argument.shape}"
+            raise _UnusableError(f"its {argument.name} has the shape {shapes}")
+        if not storage.is_flat:
+            if not is_close and result.dtype != output.dtype:
+                dtypes = f"{result.dtype}, the kernel's {output.dtype}"
+                raise _UnusableError(f"its {argument.name} is {dtypes}: return that, or ask for --check tolerance")
+            return result.double() if is_close and expected.is_floating_point() else result
+        start = expected.storage_offset() + argument.offset
+        expected.as_strided(argument.shape, argument.strides, start).copy_(result)
+    return expected
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_widened, value))
+    return value.double() if getattr(getattr(value, "dtype", None), "is_floating_point", False) else value
+
+
+def _unread_reason(launch: Launch) -> str:
+    """Name the integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
+    unknown = (
+        tensor.name
+        for tensor in launch.tensors
+        if tensor.is_integer
+        and 0 not in tensor.shape
+        and (tensor.integers, tensor.least) == (None, None)
+        and tensor.is_loaded is not False
+    )
+    names, cause = ", ".join(unknown), "torch.compile" if launch.is_traced else "the capture of a CUDA graph"
+    without = "TORCH_COMPILE_DISABLE=1" if launch.is_traced else "without graphs"
+    return names and f"integers in {names} were never read, as in {cause}: record a run {without}"
+
+
+def _address_reason(launch: Launch) -> str:
+    """Name the arguments with addresses of the recorded process: today they are anything, or memory that is in use."""
+    if launch.addresses is not None:
+        names = ", ".join(launch.addresses)
+        return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
+    names = ", ".join(item.name for item in launch.arguments if _may_be_address(item))
+    return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
+
+
+def _may_be_address(argument: Argument) -> bool:
+    if isinstance(argument, Tensor):
+        is_wide = argument.dtype in ("int64", "uint64") and argument.is_loaded is not False
+        return is_wide and argument.most is not None and int(argument.most) in ADDRESSES
+    return type(argument.value) is int and argument.value in ADDRESSES
+
+
+def _tolerance(kernel: Kernel) -> Tolerance:
+    """Return the bound where the user names none, from the outputs' dtypes and the longest sum that a launch can have.
+
+    An element is a sum whose terms may cancel, so that its error goes by the size of all outputs, not by its own.
+    """
+    outputs = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
+    inputs = [item for launch in kernel.launches for item in launch.tensors if item.is_loaded is not False]
+    relative = max((TOLERANCES[item.dtype] for item in outputs if item.dtype in TOLERANCES), default=1e-5)
+    smallest = min((max(1, math.prod(item.shape)) for item in outputs), default=1)
+    longest = max((max(*item.shape, math.prod(item.shape) // smallest) for item in inputs if item.shape), default=1)
+    # float32 sums in two orders differ by about 2**-24 of their size for each square root of a term
+    return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
+
+
+def moved(case: Case) -> int:
+    """Return the bytes of a launch that are loaded and stored, each element once."""
+    total = 0
+    for storage in case.storages:
+        for argument in storage.arguments:
+            own = [size for size, stride in zip(argument.shape, argument.strides, strict=True) if stride]
+            times = (argument.is_loaded is not False) + (argument.is_stored is True)
+            total += math.prod(own) * itemsize(argument) * times
+    return total
+
+
+def _elements(launch: Launch) -> int:
+    return sum(math.prod(argument.shape) for argument in launch.tensors)

@@ -1,0 +1,385 @@
+"""Find out which arguments a kernel reads and writes, and which hold addresses, from its compiled code.
+
+The text of Triton's first IR (TTIR) is parsed with Triton's own bindings. A value is followed from an argument through
+whatever takes it as an operand, loops, branches and calls. What a load returns is followed no further, unless it
+becomes a pointer. An unknown operation counts as a load and a store of every pointer it takes.
+
+That happens in a process of its own, which has no GPU and no interpreter; it compiles launches without code for sm_90:
+
+    echo '[{"kernel": {...}, "launch": {...}, "code": [signature, text]}]' | python -m fp8tune.replay.usage
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fp8tune.errors import MachineError
+from fp8tune.replay.naming import chain, resolved
+from fp8tune.replay.recording import Config, Kernel, Launch, Tensor, as_json, from_json
+from fp8tune.replay.values import decoded
+
+
+class Use(NamedTuple):
+    """Use of one argument by a kernel."""
+
+    is_loaded: bool = False
+    is_stored: bool = False
+    """An atomic does both."""
+    is_address: bool = False
+    """True if the argument is an integer, or holds values, that become pointers."""
+
+
+Usage = Mapping[str, Use]
+"""Name -> the use of each pointer argument and of each 64-bit integer, which may be an address."""
+
+Work = tuple[Kernel, Launch, Any]
+"""A launch with its compiled code: (type of each argument, TTIR); None to compile it."""
+
+
+def usages(work: Sequence[Work]) -> list[Usage]:
+    """Return the use of arguments of launches, in their order; empty for a launch that does not compile.
+
+    Raises MachineError where no process can compile, for example without Triton.
+    """
+    documents = [
+        {
+            "kernel": as_json(replace(kernel, launches=())),
+            "launch": as_json(launch.without_values()),
+            "code": code,
+        }
+        for kernel, launch, code in work
+    ]
+    process = subprocess.run(
+        [sys.executable, "-m", "fp8tune.replay.usage"],
+        input=json.dumps(documents),
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answers = json.loads(process.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        message = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MachineError(f"kernels cannot be compiled here: {message}: install torch and triton") from None
+    return [{name: Use(*map(bool, use)) for name, use in answer.items()} for answer in answers]
+
+
+def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
+    """Return the use of each pointer or 64-bit argument. ``signature``: the type of each argument, constants included.
+
+    Raises ValueError for a text that is no kernel, or that has other arguments.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+
+    context = ir.context()
+    ir.load_dialects(context)
+    for name, target in (("nvidia", GPUTarget("cuda", 90, 32)), ("amd", GPUTarget("hip", "gfx942", 64))):
+        if name in backends:
+            backends[name].compiler(target).load_dialects(context)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
+        file.write(ttir)
+        file.flush()
+        try:
+            module = ir.parse_mlir_module(file.name, context)
+        except RuntimeError as error:
+            raise ValueError(f"the text cannot be parsed: {error}") from None
+    graph = _Graph()
+    module.walk(graph.add)
+    if not graph.functions:
+        raise ValueError("the text declares no kernel")
+    entry = graph.functions[module.get_entry_func_name()]
+    names = list(_argument_names(signature))
+    if len(names) != len(entry.arguments):
+        raise ValueError(f"the code has {len(entry.arguments)} arguments, the signature {len(names)}")
+    graph.link()
+    loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
+    result: dict[str, Use] = {}
+    for name, (value, kind) in zip(names, entry.arguments, strict=True):
+        if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
+            use = Use(is_pointer and value in loaded, is_pointer and value in stored, value in addresses)
+            result[name] = Use(*map(any, zip(use, result.get(name, Use()), strict=True)))
+    return result
+
+
+def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
+    """Yield the name of each argument of the code: constants are none, a descriptor is several."""
+    for name, kind in signature.items():
+        if kind.startswith("tensordesc"):  # and the sizes and strides of each dimension of its block
+            yield from [name] * (1 + 2 * len(kind.partition("[")[2].partition("]")[0].split(",")))
+        elif kind != "constexpr":
+            yield name
+
+
+_PURE = re.compile(
+    r"arith\.|math\.|ub\.|scf\.|cf\.|builtin\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|"
+    r"func|int_to_ptr|join|make_tensor_descriptor|make_tensor_ptr|print|ptr_to_int|reshape|return|splat|split|trans|"
+    r"unsplat)$"
+)
+"""Operations that only compute with the pointers they take."""
+
+
+class _Function:
+    def __init__(self) -> None:
+        self.arguments: list[tuple[int, str]] = []
+        """(value, type)"""
+        self.returned: list[list[int]] = []
+        self.branched: list[list[int]] = []
+        """Operands of branches: which block each goes to the bindings do not tell."""
+        self.blocks: list[list[int]] = []
+        """Arguments of all blocks but the first."""
+
+
+class _Graph:
+    """Values, and what each is derived from. Operations come with the inner ones first."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, _Function] = {}
+        self.loaded: set[int] = set()
+        self.stored: set[int] = set()
+        self._derived: defaultdict[int, set[int]] = defaultdict(set)
+        self._addresses: set[int] = set()
+        """Values that become pointers, though they are none."""
+        self._based: set[int] = set()
+        """Integers that a pointer became: what is computed from one is no address out of the data."""
+        self._read_from: dict[int, list[int]] = {}
+        """Result of a load -> the pointer that it was loaded from."""
+        self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
+        """Region -> its blocks -> their arguments."""
+        self._handed_on: defaultdict[int, list[list[int]]] = defaultdict(list)
+        """Region -> operands of the operations that end it."""
+        self._function = _Function()
+        self._calls: list[tuple[str, list[int], list[int]]] = []
+
+    def add(self, operation: Any) -> None:
+        """Add an operation of a walk through a module."""
+        name = operation.get_name()
+        operands = [operation.get_operand(index).id() for index in range(operation.get_num_operands())]
+        results = [operation.get_result(index).id() for index in range(operation.get_num_results())]
+        regions = [operation.get_region(index).id() for index in range(operation.get_num_regions())]
+        block = operation.get_block()
+        parent = block.get_parent().id() if block is not None else 0
+        if block is not None and block.id() not in self._blocks[parent]:
+            arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
+            self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
+        if name == "tt.func":
+            first, *others = self._blocks[regions[0]].values()
+            self._function.arguments = first
+            self._function.blocks = [[value for value, _ in arguments] for arguments in others]
+            self.functions[operation.get_str_attr("sym_name")] = self._function
+            self._function = _Function()
+        elif name in ("scf.yield", "scf.condition"):
+            self._handed_on[parent].append(operands[1:] if name == "scf.condition" else operands)
+        elif name == "tt.return":
+            self._function.returned.append(operands)
+        elif name == "tt.call":
+            self._calls.append((operation.get_flat_symbol_ref_attr("callee"), operands, results))
+        elif name in ("cf.br", "cf.cond_br"):
+            self._function.branched.append(operands)
+        elif name.startswith("scf.") and regions:
+            self._join(name, operands, results, regions)
+        else:
+            self._compute(name, operands, results)
+            self._note_addresses(operation, name, operands, results)
+
+    def _join(self, name: str, operands: list[int], results: list[int], regions: list[int]) -> None:
+        """Join a loop or a branch: results come from what its regions hand on, which a loop begins with again."""
+        begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
+        passes = [handed for region in regions for handed in self._handed_on[region]]
+        for handed in [begin, *passes] if begin else passes:
+            self._derive(results, handed)
+        for region in regions:
+            for arguments in self._blocks[region].values():
+                carried = [value for value, _ in arguments][name == "scf.for" :]
+                for handed in [begin, *passes]:
+                    self._derive(carried, handed)
+
+    def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
+        """Note what an operation does to memory, else what it computes."""
+        short, address, others = name.partition(".")[2], operands[:1], operands[1:]
+        if "atomic" in short or short.endswith(("descriptor_reduce", "tma_reduce")):
+            self._touch([*address, *others], True, True)
+        elif re.search(r"store|scatter|local_to_global", short) and "local_store" not in short:
+            self._touch(address, False, True)
+            self._touch(others, True, True)  # a pointer that is stored as a value may be used by anybody
+        elif re.search(r"load|descriptor_gather|tma_gather|global_to_local|prefetch", short):
+            self._touch(address, True, False)
+            self._touch(others, True, True)
+        else:
+            if not _PURE.match(name):  # it may do anything to what it takes, and hand it on
+                self._touch(operands, True, True)
+            for result in results:
+                self._derived[result].update(operands)
+
+    def _note_addresses(self, operation: Any, name: str, operands: list[int], results: list[int]) -> None:
+        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
+        if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
+            self._addresses.update(operands)
+        elif is_assembly:  # its memory operand may be an integer
+            given = [operation.get_operand(index) for index in range(operation.get_num_operands())]
+            self._addresses.update(item.id() for item in given if "i64" in str(item.get_type()))
+        elif name.endswith("ptr_to_int"):
+            self._based.update(results)
+        elif "load" in name:
+            self._read_from |= dict.fromkeys(results, operands[:1])
+
+    def link(self) -> None:
+        """Connect calls with functions and branches with blocks, once all are known."""
+        for callee, operands, results in self._calls:
+            function = self.functions[callee]
+            self._derive([value for value, _ in function.arguments], operands)
+            for returned in function.returned:
+                self._derive(results, returned)
+        for function in self.functions.values():
+            operands = [operand for branched in function.branched for operand in branched]
+            for value in (value for arguments in function.blocks for value in arguments):
+                self._derived[value].update(operands)
+
+    def sources(self, values: Iterable[int]) -> set[int]:
+        """Return the values, and all that they are derived from."""
+        result, left = set[int](), list(values)
+        while left:
+            if (value := left.pop()) not in result:
+                result.add(value)
+                left.extend(self._derived[value])
+        return result
+
+    def address_sources(self) -> set[int]:
+        """Return all that addresses are derived from: integers, and pointers to where addresses are loaded from."""
+        result = set[int]()
+        for value in self._addresses:
+            sources = self.sources([value])
+            if not sources & self._based:
+                loads = [item for source in sources for item in self._read_from.get(source, ())]
+                result |= sources | self.sources(loads)
+        return result
+
+    def _touch(self, values: Sequence[int], loads: bool, stores: bool) -> None:
+        self.loaded.update(values if loads else ())
+        self.stored.update(values if stores else ())
+
+    def _derive(self, values: Sequence[int], origins: Sequence[int]) -> None:
+        for value, origin in zip(values, origins, strict=False):
+            self._derived[value].add(origin)
+
+
+def _compiled(kernel: Kernel, launch: Launch) -> Any:
+    """Compile one launch with the config it had, else the one declared first."""
+    outer = _loaded(kernel.name)
+    tuner = next((item for item in chain(outer) if hasattr(item, "configs")), None)
+    arguments = arguments_of(launch, {item.name: _tensor(item) for item in launch.tensors})
+    options: dict[str, Any] = {name: decoded(value) for name, value in launch.options.items()}
+    function = outer
+    if tuner is not None:
+        recorded = launch.config or next(iter(kernel.configs), Config({}))
+        kwargs = {name: decoded(value) for name, value in recorded.kwargs.items()}
+        config = next((config for config in tuner.configs if config.kwargs == kwargs), tuner.configs[0])
+        if config.pre_hook is not None:
+            config.pre_hook({**arguments, **config.all_kwargs()})
+        options |= config.all_kwargs()
+        function = tuner.fn
+    given = {name: value for name, value in arguments.items() if name in kernel.parameters}
+    return function.run(grid=(1, 1, 1), warmup=True, **{**given, **options})
+
+
+def arguments_of(launch: Launch, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a launch by parameter, its tensors given; items of a tuple are put together again."""
+    result: dict[str, Any] = {}
+    for item in launch.arguments:
+        value = tensors[item.name] if isinstance(item, Tensor) else decoded(item.value)
+        name, *places = re.findall(r"[^\[\]]+", item.name)
+        if not places:
+            result[name] = value
+            continue
+        items: list[Any] = result.setdefault(name, [])
+        for _ in places[1:]:  # in their order: a place is the next one, or inside the last
+            if len(items) <= int(places[0]):
+                items.append([])
+            items, places = items[int(places[0])], places[1:]
+        items.append(value)
+    return {name: _as_tuple(value) for name, value in result.items()}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def _loaded(name: str) -> Any:
+    where, _, attribute = name.rpartition(":")
+    sys.path.append(os.getcwd())
+    if where.endswith(".py"):
+        file = Path(where).absolute()
+        root, parts = file.parent, [file.stem]
+        while (root / "__init__.py").is_file():
+            root, parts = root.parent, [root.name, *parts]
+        sys.path.insert(0, str(root))
+        where = ".".join(parts)
+    return resolved(importlib.import_module(where), attribute)
+
+
+def _tensor(argument: Tensor) -> Any:
+    import torch
+
+    tensor = torch.empty_strided(argument.shape, argument.strides, dtype=getattr(torch, argument.dtype), device="meta")
+    return argument_in_memory(argument, tensor)
+
+
+def argument_in_memory(argument: Tensor, tensor: Any) -> Any:
+    """Return a tensor, or the TensorDescriptor over it that was recorded."""
+    if argument.descriptor is None:
+        return tensor
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
+
+
+def _usage(document: Any) -> Usage:
+    if document["code"]:
+        try:
+            signature, text = document["code"]
+            return usage_of(text, signature)
+        except ValueError as error:  # the code of another Triton version
+            print(f"{document['kernel']['name']}: {error}", file=sys.stderr)
+    compiled = _compiled(from_json(document["kernel"], Kernel), from_json(document["launch"], Launch))
+    from fp8tune.replay.watch.kernel import plain_signature
+
+    return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
+
+
+def _main() -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
+    target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device=None: 0
+        )
+    )
+    answers: list[Usage] = []
+    for document in json.load(sys.stdin):
+        try:
+            answers.append(_usage(document))
+        except Exception as error:  # not known, then
+            print(f"{document['kernel']['name']}: {error!r}", file=sys.stderr)
+            answers.append({})
+    print(json.dumps(answers), file=results)
+
+
+if __name__ == "__main__":
+    _main()

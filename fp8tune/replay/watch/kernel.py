@@ -1,0 +1,354 @@
+"""One kernel in the recorded process: its launches by signature, and a description of the first of each."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fp8tune.errors import one_line
+from fp8tune.replay.naming import chain, place_of, python_function
+from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor
+from fp8tune.replay.values import Unrecordable, config_of, encoded
+from fp8tune.replay.watch import memory, times
+from fp8tune.replay.watch.grids import grid_of
+from fp8tune.replay.watch.signatures import NO_PARAMETERS, Signatures, WarmsUp
+
+WITH_VALUES = 256
+"""Distinct launches of a kernel whose values are read, each time with a synchronization."""
+MOST_LAUNCHES = 2048
+"""Distinct launches of a kernel that are kept; those beyond are counted only."""
+MANY_VALUES = 64
+"""Distinct values of a number after which launches are no longer told apart by it: a seed, a step."""
+NEVER = sys.maxsize
+
+DECLARED: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
+"""Autotuner -> the configs it was made with."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """Launches with one signature."""
+
+    count: int = 0
+    due: int = 0
+    """The count from which something is to be done beyond counting."""
+    launch: Launch | None = None
+    refusal: str = ""
+    compiled: Any = None
+    samples: times.Samples = field(default_factory=times.Samples)
+    signature: Hashable = None
+    following: Any = None
+    """The entry that came next the last time: most programs repeat themselves."""
+
+    def __post_init__(self) -> None:
+        self.following = self
+
+
+class WatchedKernel:
+    """An autotuner, or a bare jitted function, and its launches."""
+
+    def __init__(self, kernel: Any, is_autotuned: bool = True, stores_integers: bool = True) -> None:
+        self.kernel, self.is_autotuned, self._stores_integers = kernel, is_autotuned, stores_integers
+        self.function = python_function(kernel)
+        self.names: tuple[str, ...] = tuple(kernel.arg_names)
+        self.signatures = Signatures(self.names)
+        self.entries: dict[Hashable, Entry] = {}
+        self.last = Entry(signature=object())  # equal to no launch
+        self.calm = 0
+        """Launches in a row that were only counted."""
+        self.unseen = 0
+        """Launches until the next that is looked at."""
+        self.weight = 1
+        """Launches that the next one stands for."""
+        self.tuning_s = 0.0
+        self._place: tuple[str, str] | None = None
+        self._script: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when Python ends
+        heuristics = (item.values.items() for item in chain(kernel) if type(item).__name__ == "Heuristics")
+        self._heuristics = {name: rule for items in heuristics for name, rule in items}
+        jitted = [item for item in chain(kernel) if item is not self.function][-1]
+        self._constexprs = _constexprs(jitted, self.function)
+        parameters = inspect.signature(self.function).parameters.values()
+        self._defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
+
+    def run(self, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Make a launch that is not only counted. ``launch`` is Triton's own function."""
+        try:
+            entry = self._entry(args, kwargs)
+        except WarmsUp:
+            return launch(*args, **kwargs)
+        except Exception as error:
+            self.fail(error, args, kwargs)
+            return launch(*args, **kwargs)
+        if entry.launch is None and not entry.refusal:
+            self.calm, self.weight = 0, 1
+            return self._first(entry, launch, args, kwargs)
+        entry.count += self.weight
+        if entry.count < entry.due:
+            return launch(*args, **kwargs)
+        return self._sampled(entry, launch, args, kwargs)
+
+    def fail(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Only count and launch calls like this one."""
+        entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=_reason(error)))
+        entry.count += 1
+        self.signatures.refuse(args, kwargs, NEVER)
+
+    def add_trace(self, given: Mapping[str, Any], grids: Sequence[Any], configs: Sequence[Any]) -> None:
+        """Describe a launch that torch.compile traced, and will make with a copy of the kernel.
+
+        ``grids``: the programs for each of ``configs``. Tensors have no memory yet, and so no values.
+        """
+        arguments: list[Argument] = []
+        for name in (name for name in self.names if name in given):
+            value = given[name]
+            if hasattr(value, "stride") and hasattr(value, "dtype"):
+                shape, strides = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
+                dtype = str(value.dtype).removeprefix("torch.")
+                arguments.append(Tensor(name, dtype, shape, strides, storage=len(arguments)))
+            else:
+                value = _hint(value) if hasattr(value, "node") else value
+                arguments.append(Scalar(name, encoded(value, f"argument {name}"), name in self._constexprs))
+        axes = tuple(dict.fromkeys(name for config in configs for name in config.kwargs))
+        table = [
+            (tuple(encoded(config.kwargs.get(axis), axis) for axis in axes), tuple(map(_hint, grid)))
+            for config, grid in zip(configs, grids, strict=True)
+        ]
+        known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
+        keys = [name for name in getattr(self.kernel, "keys", ()) if name in known]
+        dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
+        options = {name: encoded(value, name) for name, value in given.items() if name not in self.names}
+        grid = Grid(axes, tuple(table)) if configs else Grid((), (((), tuple(map(_hint, grids[0]))),))
+        key = (*(known[name] for name in keys), *dtypes) if self.is_autotuned else ()
+        launch = Launch(tuple(arguments), grid, key, options, in_graph=True, is_traced=True)
+        self.entries.setdefault(("traced", launch.id), Entry(count=1, due=NEVER, launch=launch))
+
+    def _refuse(self, entry: Entry, error: Exception) -> None:
+        entry.due, entry.refusal = NEVER, _reason(error)
+
+    def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
+        if kwargs.get("warmup"):
+            raise WarmsUp
+        if "warmup" not in kwargs:
+            kwargs = {**kwargs, "warmup": False}
+        signature = self.signatures.add(args, kwargs)(args, kwargs)
+        entry = self.entries.get(signature)
+        if entry is None and len(self.entries) < MOST_LAUNCHES:
+            entry = self.entries[signature] = Entry(signature=signature)
+            if len(self.entries) % MANY_VALUES == 0:
+                self._ignore_numbers()
+        elif entry is None:
+            refusal = f"more than {MOST_LAUNCHES} distinct launches"
+            entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=refusal))
+        return entry
+
+    def _ignore_numbers(self) -> None:
+        """Stop telling launches apart by a number that differs in nearly all of them."""
+        values: dict[str, set[Any]] = {}
+        for entry in list(self.entries.values()):
+            for item in entry.launch.arguments if entry.launch else ():
+                if isinstance(item, Scalar) and type(item.value) in (int, float) and not item.is_constexpr:
+                    values.setdefault(item.name, set()).add(item.value)
+        keys = set(getattr(self.kernel, "keys", ()))
+        many = {name for name, held in values.items() if 2 * len(held) > len(self.entries) and name not in keys}
+        if many:
+            self.signatures.ignore(many)
+
+    def _first(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Make the first launch with a signature, or the first outside the capture of a graph."""
+        tuner = self.kernel if self.is_autotuned else None
+        key: tuple[Any, ...] = ()
+        bench_s = getattr(tuner, "bench_time", None)
+        try:
+            key = () if tuner is None else tuning_key(tuner, args, kwargs)
+            described = self._described(key, args, kwargs)
+        except Exception as error:
+            described = None
+            self._refuse(entry, error)
+        compiled = launch(*args, **kwargs)
+        entry.count += 1
+        try:
+            if (after_s := getattr(tuner, "bench_time", None)) != bench_s:  # else nothing was tuned
+                self.tuning_s += after_s or 0.0
+            if described is not None:
+                config = None if tuner is None else tuner.configs[0] if len(tuner.configs) < 2 else tuner.cache.get(key)
+                entry.launch = replace(described, config=config_of(config) if config is not None else None)
+                entry.compiled = compiled if hasattr(compiled, "asm") else None
+                entry.due = _next(entry.count, entry.launch.in_graph)
+        except Exception as error:
+            self._refuse(entry, error)
+        return compiled
+
+    def _sampled(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Make a launch that is timed, and read where the first one was not, because it went into a graph."""
+        taken: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        try:
+            assert entry.launch is not None
+            if not times.is_capturing():
+                if entry.launch.in_graph:
+                    entry.launch = self._read(entry.launch, args, kwargs)
+                if times.is_on_gpu():
+                    entry.samples.read()
+                    taken = entry.samples.taken()
+            entry.due = _next(entry.count, entry.launch.in_graph)
+        except Exception as error:
+            self._refuse(entry, error)
+        with taken:
+            return launch(*args, **kwargs)
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a call by name, items of tuples with tensors one by one."""
+        bound = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        given = ((name, bound[name]) for name in self.names if name in bound)
+        return {name: inner for parameter, value in given for name, inner in memory.flattened(parameter, value)}
+
+    def _described(self, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+        flat = self._flat(args, kwargs)
+        tensors = {name: item for name, item in flat.items() if memory.is_tensor(item) or memory.is_descriptor(item)}
+        described = memory.described(tensors)
+        arguments: list[Argument] = [
+            described[name]
+            if name in described
+            else Scalar(name, encoded(value, f"argument {name}"), name.partition("[")[0] in self._constexprs)
+            for name, value in flat.items()
+        ]
+        bound = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        options = {name: value for name, value in bound.items() if name not in (*self.names, *NO_PARAMETERS)}
+        launch = Launch(
+            tuple(arguments),
+            self._grid(bound),
+            tuple(encoded(value, "a key argument") for value in key),
+            {name: encoded(value, f"option {name}") for name, value in options.items()},
+            configs=self._set_by_program() if self.is_autotuned else None,
+            in_graph=True,
+        )
+        return launch if times.is_capturing() else self._read(launch, args, kwargs)
+
+    def _read(self, launch: Launch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+        """Return the launch with statistics and values, before it runs."""
+        before = {item.name: item for item in launch.tensors}
+        if not before or len(self.entries) > WITH_VALUES:
+            return replace(launch, in_graph=False)
+        flat = self._flat(args, kwargs)
+        known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
+        return replace(launch, in_graph=False, arguments=tuple(known.get(item.name, item) for item in launch.arguments))
+
+    def _grid(self, bound: Mapping[str, Any]) -> Any:
+        known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
+        if self.is_autotuned:
+            declared = self._declared()
+            more = (config for config in self.kernel.configs if config not in declared)
+            configs = [config.kwargs for config in (*declared, *more)]
+        else:  # what could be tuned are the constants that the caller gives
+            configs = [{name: value for name, value in known.items() if name in self._constexprs}]
+        return grid_of(bound["grid"], known, configs, self._heuristics)
+
+    def _declared(self) -> Sequence[Any]:
+        """Return the configs that the autotuner was made with: a subclass may have put others in their place."""
+        return DECLARED.get(self.kernel) or self.kernel.configs
+
+    def _set_by_program(self) -> tuple[Config, ...] | None:
+        """Return the list of this launch where the program has set another than the declared one.
+
+        A subclass that leaves a config of its own in the list sets no limit.
+        """
+        declared, now = self._declared(), self.kernel.configs
+        is_own_list = type(self.kernel).__name__ == "Autotuner"
+        return tuple(map(config_of, now)) if is_own_list and list(now) != list(declared) else None
+
+    def document(self, codes: dict[str, Any]) -> Kernel:
+        """Return all that was recorded up to now; puts the launches' compiled code into ``codes``."""
+        by_id, skipped = dict[str, Launch](), dict[str, int]()
+        for entry in list(self.entries.values()):
+            if entry.refusal:
+                skipped[entry.refusal] = skipped.get(entry.refusal, 0) + entry.count
+            elif entry.launch is not None:
+                code, gpu_us = _code(entry.compiled, codes), entry.samples.median_us()
+                launch = replace(entry.launch, count=entry.count, gpu_us=gpu_us, code=code)
+                by_id[launch.id] = by_id[launch.id].merged(launch) if launch.id in by_id else launch
+        launches = list(by_id.values())
+        configs = self._declared() if self.is_autotuned else ()
+        recorded: list[Config] = []
+        try:
+            recorded += map(config_of, configs)
+            recorded += _new((config for launch in launches for config in launch.configs or ()), recorded)
+        except Unrecordable as error:
+            launches, skipped = [], {**skipped, str(error): sum(item.count for item in list(self.entries.values()))}
+        if self._place is None:  # once: all modules may be searched
+            self._place = place_of(self.kernel, self._script)
+        name, refusal = self._place
+        return Kernel(
+            name,
+            refusal=refusal or ("" if launches else next(iter(skipped), "")),
+            file=self.function.__code__.co_filename,
+            is_autotuned=self.is_autotuned,
+            parameters=self.names,
+            key=tuple(map(str, getattr(self.kernel, "keys", ()))),
+            configs=tuple(recorded),
+            tuning_s=self.tuning_s,
+            launches=tuple(launches),
+            skipped=skipped,
+        )
+
+
+def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key as ``Autotuner.run`` builds it: values of key arguments, then dtypes of all, in the call's order.
+
+    The same in Triton 3.6.0, 3.7.1 and on its main branch at 0094017.
+    """
+    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    given = {name: value for name, value in given.items() if name in tuner.arg_names}
+    key = [given[name] for name in tuner.keys if name in given]
+    return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
+
+
+def _new(configs: Iterable[Config], known: Sequence[Config]) -> list[Config]:
+    """Return configs that are not known yet, each once; a config may hold what cannot be hashed."""
+    result: list[Config] = []
+    for config in configs:
+        result += [config] if config not in known and config not in result else []
+    return result
+
+
+def _code(compiled: Any, codes: dict[str, Any]) -> str:
+    """Keep the argument names and the text of compiled code; returns its key, empty for the interpreter's."""
+    try:
+        text = compiled.asm["ttir"]
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        codes[key] = [dict(plain_signature(compiled.src.signature)), text]
+        return key
+    except Exception:  # fp8tune record compiles it again
+        return ""
+
+
+def plain_signature(signature: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the type of each argument as text, of tuples item by item."""
+    for name, kind in signature.items():
+        if isinstance(kind, tuple | list):
+            yield from plain_signature({f"{name}[{index}]": inner for index, inner in enumerate(kind)})
+        else:
+            yield str(name), str(kind)
+
+
+def _hint(size: Any) -> int:
+    """Return a size that torch.compile traces, without fixing it in the compiled program."""
+    return int(size.node.hint if hasattr(size, "node") else size)
+
+
+def _next(count: int, is_unread: bool) -> int:
+    return count + 1 if is_unread else next((due for due in times.NEXT_SAMPLES if due > count), NEVER)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unrecordable) else f"the recorder failed: {one_line(error)}"
+
+
+def _constexprs(jitted: Any, function: Any) -> frozenset[str]:
+    if hasattr(jitted, "params"):
+        return frozenset(parameter.name for parameter in jitted.params if parameter.is_constexpr)
+    return frozenset(name for name, hint in function.__annotations__.items() if "constexpr" in str(hint))

@@ -1,0 +1,157 @@
+"""Kernels as libraries write them, and a program that launches each: hooks, tuples, tuners of other classes, dicts."""
+
+from types import SimpleNamespace
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import Autotuner
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+CONFIGS = [triton.Config({"B": 64}), triton.Config({"B": 128})]
+
+
+def blocks(n):
+    return lambda config: (triton.cdiv(n, config["B"]),)
+
+
+def zeroed(*names):
+    """One lambda for each config, as backward kernels with atomics have it."""
+    return lambda args: [args[name].zero_() for name in names]
+
+
+@triton.autotune(
+    [triton.Config({"B": b}, num_warps=w, pre_hook=zeroed("total")) for b in (256, 1024) for w in (2, 4)], ["n"]
+)
+@triton.jit
+def column_sum(x, total, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(total + at % 32, tl.load(x + at, mask=at < n, other=0.0), mask=at < n)
+
+
+def run_column_sum():
+    for n in (16000, 160000):
+        total = torch.zeros(32)
+        column_sum[blocks(n)](torch.ones(n), total, n)
+        assert bool((total == n / 32).all())
+
+
+def set_blocks(args):
+    args["x"].block_shape = args["y"].block_shape = [args["ROWS"], 64]
+
+
+@triton.autotune([triton.Config({"ROWS": rows}, pre_hook=set_blocks) for rows in (16, 32)], ["rows"])
+@triton.jit
+def copy_rows(x, y, rows, ROWS: tl.constexpr):
+    at = tl.program_id(0) * ROWS
+    y.store([at, 0], x.load([at, 0]))
+
+
+def run_copy_rows():
+    x = torch.arange(96 * 64, dtype=torch.float32).view(96, 64)
+    y = torch.empty_like(x)
+    given = [TensorDescriptor.from_tensor(one, [1, 1]) for one in (x, y)]
+    copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*given, 96)
+    assert torch.equal(x, y)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def fails(x, n, B: tl.constexpr):
+    tl.static_assert(B > 4096, "an optional path that this GPU lacks")
+
+
+def run_fails():
+    try:
+        fails[(16,)](torch.empty(1000), 1000)
+    except Exception:
+        return
+    raise AssertionError
+
+
+class RoundedTuner(Autotuner):
+    """Rounds keys up and replaces ``run()``."""
+
+    def run(self, *args, **kwargs):
+        named = dict(zip(self.arg_names, args, strict=False), **kwargs)
+        best = self.cache.setdefault(tuple(-(-named[name] // 32) for name in self.keys), self.configs[0])
+        return self.fn.run(*args, **kwargs, **best.all_kwargs())
+
+
+@triton.jit
+def number(x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, at, mask=at < n)
+
+
+rounded = RoundedTuner(number, number.arg_names, CONFIGS, ["n"], None, None)
+BY_WIDTH = {
+    width: triton.autotune([triton.Config({"B": 64 * width}), triton.Config({"B": 128})], ["n"])(number)
+    for width in (1, 4)
+}
+LAYER = SimpleNamespace(kernel=triton.autotune(CONFIGS[::-1], ["n"])(number))
+
+
+def run_number(kernel, n):
+    x = torch.empty(n)
+    kernel[lambda config: (triton.cdiv(n, config["B"]),)](x, n)
+    assert bool((x == torch.arange(n)).all())
+
+
+def run_tuners():
+    for n in (1000, 1010, 5000):
+        run_number(rounded, n)
+    for kernel in (*BY_WIDTH.values(), LAYER.kernel):
+        run_number(kernel, 5000)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def blend(parts, weights, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    left = tl.load(parts[0] + at, mask=at < n) * weights[0]
+    right = tl.load(parts[1][0] + at, mask=at < n) * weights[1] + parts[1][1]
+    tl.store(y + at, left + right, mask=at < n)
+
+
+def run_blend():
+    a, b = torch.rand(5000), torch.rand(5000)
+    y = torch.empty_like(a)
+    blend[lambda config: (triton.cdiv(5000, config["B"]),)]((a, (b, 5)), (2, 3), y, 5000)
+    assert torch.allclose(y, 2 * a + 3 * b + 5)
+
+
+@triton.autotune(CONFIGS, ["n", "MODE", "TO", "gone"])
+@triton.jit
+def cast(x, y, n, scale, MODE: tl.constexpr, TO: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + at, mask=at < n) * scale
+    if MODE == "silu":
+        v = v * tl.sigmoid(v)
+    tl.store(y + at, v.to(TO), mask=at < n)
+
+
+def run_cast():
+    x = torch.rand(50000)
+    for mode in ("silu", "none"):
+        y = torch.empty_like(x, dtype=torch.float16)
+        cast[lambda config: (triton.cdiv(50000, config["B"]),)](x, y, 50000, 0.5, mode, tl.float16)
+    assert torch.equal(y, (x / 2).half())
+
+
+@triton.jit
+def fill(x, n, value, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, value, mask=at < n)
+
+
+def run_fill():
+    for n in (3000, 70000):
+        x = torch.empty(n)
+        fill[blocks(n)](x, n, 2.0, B=256)
+        assert bool((x == 2).all())
+
+
+def main():
+    for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill):
+        run()

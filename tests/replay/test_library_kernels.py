@@ -1,0 +1,197 @@
+"""Kernels of other libraries, from a recording of their program to a sweep and a pinned program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from programs import Recorded, record
+
+from fp8tune.errors import UsageError
+from fp8tune.records import Status
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.recording import Kernel, Scalar, Tensor, text_of
+from fp8tune.store.results import Store
+
+MODULE = "foreign_ops"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign")
+    shutil.copy(Path(__file__).parent / "foreign_kernels.py", folder / f"{MODULE}.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Recorded:
+    done = record(folder, "--jit", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def kernels(recorded: Recorded) -> dict[str, Kernel]:
+    assert recorded.recording is not None
+    return {kernel.name.removeprefix(f"{MODULE}:"): kernel for kernel in recorded.recording.kernels}
+
+
+@pytest.fixture(autouse=True)
+def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    yield
+    load_spec.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
+    """Output and rows of a sweep of everything on Triton's interpreter."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRITON_INTERPRET", "1")
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        patched.syspath_prepend(str(folder))
+        done = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    with Store.open(str(folder / "checked.db"), writable=False) as store:
+        yield done.stderr, store
+
+
+@pytest.fixture(scope="module")
+def timed(folder: Path, recorded: Recorded) -> str:
+    """Output of a sweep of everything on a simulated GPU."""
+    options = ("--timer", "simulated:1", "--quick", "--db", "timed.db")
+    done = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None:
+    launches = {name: [launch.count for launch in kernel.launches] for name, kernel in kernels.items()}
+    tuners = {"rounded": [1, 1, 1], "BY_WIDTH[1]": [1], "BY_WIDTH[4]": [1], "LAYER.kernel": [1]}
+    assert {name: launches[name] for name in tuners} == tuners
+    assert [config.kwargs["B"] for config in kernels["BY_WIDTH[4]"].configs] == [256, 128]
+    assert not any(kernel.refusal for kernel in kernels.values())
+
+
+def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
+    (launch,) = kernels["blend"].launches
+    assert [one.name for one in launch.arguments] == ["parts[0]", "parts[1][0]", "parts[1][1]", "weights", "y", "n"]
+    uses = [(one.is_loaded, one.is_stored) for one in launch.arguments if isinstance(one, Tensor)]
+    assert uses == [(True, False), (True, False), (False, True)]
+    assert launch.arguments[2:4] == (Scalar("parts[1][1]", 5), Scalar("weights", {"tuple": (2, 3)}))
+
+
+def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
+    said, store = checked
+    assert f"{MODULE}:fails was launched in no process" in said
+    for name in kernels.keys() - {"fails"}:
+        tallies = [store.tally(subject) for subject in store.tried_subjects(f"{MODULE}:{name}", None)]
+        outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
+        assert {(outcome.status, outcome.reason) for outcome in outcomes} == {(Status.OK, "")}, name
+        assert len(outcomes) >= 1, name
+
+
+def test_a_key_that_names_no_argument_is_reported(checked: tuple[str, Store]) -> None:
+    assert f"{MODULE}:cast: its key names 'gone', which is no argument: Triton 3.9 rejects that" in checked[0]
+
+
+def test_an_output_whose_size_nobody_tells_the_kernel_keeps_it(recorded: Recorded) -> None:
+    """The literal 32 is in its code: on fewer elements it would write behind them."""
+    spec = load_spec(f"{MODULE}:column_sum@run.json")
+    (odd,) = [edge.problem for edge in spec.edges(spec.recorded[0]) if edge.name == "odd sizes"]
+    x, total, case = spec.inputs(odd, "cpu")
+    assert (x.numel() % 256 != 0, total.shape, case.launch.scalars["n"]) == (True, (32,), x.numel())
+
+
+def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) -> None:
+    shown = fp8tune("show", "--kernel", f"{MODULE}:cast", "--db", "timed.db", cwd=folder).stdout
+    assert "TO float16" in shown
+    assert [line.split()[0] for line in shown.splitlines()[3:5]] == ["none", "silu"]
+
+
+@pytest.mark.parametrize("attribute", ["column_sum", "copy_rows", "fill", "blend", "BY_WIDTH[4]", "rounded"])
+def test_a_sweep_ends_in_a_pinned_program(
+    timed: str, folder: Path, attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
+    done = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = {"BY_WIDTH[4]": "run_tuners", "rounded": "run_tuners"}.get(attribute, f"run_{attribute}")
+    program = (
+        "import fp8tune, glob, sys; from fp8tune.replay import pinning\n"
+        "pinning._device_name = lambda: 'simulated:1'\n"
+        f"import {MODULE}; from {MODULE} import *\n"
+        f"fp8tune.pin({attribute}, 'tables', 'strict')\n"
+        f"{MODULE}.triton.testing.do_bench = None\n"
+        f"{MODULE}.{run}()\n"
+    )
+    other = {"column_sum": "", "copy_rows": "", "fill": "", "blend": ""}.get(attribute)
+    if other is None:  # the other tuners of that function have no table, and no GPU to be timed on
+        argument = "5000" if attribute != "rounded" else "1010"
+        program = program.replace(f"{MODULE}.run_tuners()", f"run_number({attribute}, {argument})")
+    answer = record(folder, "--jit", "nothing", program=(sys.executable, "-c", program))
+    assert answer.returncode in (0, 2), answer.stderr
+    assert "is pinned to" in answer.stderr
+    assert "Traceback" not in answer.stderr, answer.stderr
+
+
+COMPILED = """
+import torch, torch.utils._triton
+torch.utils._triton.has_triton = lambda: True  # there is no GPU: nothing can run after tracing
+import foreign_ops, triton
+import triton.language as tl
+
+def half(x):
+    y = torch.empty_like(x, dtype=torch.float16)
+    foreign_ops.cast[foreign_ops.blocks(x.numel())](x, y, x.numel(), 0.5, "silu", tl.float16)
+    return y
+
+try:
+    torch.compile(half, backend="aot_eager")(torch.ones(4096))
+except RuntimeError as error:
+    assert "active drivers" in str(error)
+"""
+
+
+def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
+    recorded: Recorded, folder: Path, tmp_path: Path
+) -> None:
+    program = ("env", "TRITON_INTERPRET=0", sys.executable, "-c", COMPILED)
+    done = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
+    assert done.recording is not None, done.stderr
+    (kernel,) = done.recording.kernels
+    (launch,) = kernel.launches
+    assert (kernel.name, launch.is_traced, launch.in_graph) == (f"{MODULE}:cast", True, True)
+    assert [(one.dtype, one.shape, one.is_stored) for one in launch.tensors] == [
+        ("float32", (4096,), False),
+        ("float16", (4096,), True),
+    ]
+    assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
+    options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
+    said = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
+    assert "torch.compile launches copies of it: the kernel itself is swept" in said
+    assert "1 pick" in said
+
+
+def test_configs_come_from_the_code_after_a_change(recorded: Recorded, kernels: dict[str, Kernel]) -> None:
+    assert recorded.recording is not None
+    kernel = kernels["blend"]
+    older = replace(kernel, configs=kernel.configs[:1])
+    Path("older.json").write_text(text_of(replace(recorded.recording, kernels=(older,))))
+    spec = load_spec(f"{MODULE}:blend@older.json")
+    assert [config["B"] for config in spec.configs] == [64, 128]
+    assert "its configs are taken from the code, its sizes from the recording" in "".join(spec.notices)
+    renamed = replace(kernel.launches[0], arguments=(*kernel.launches[0].arguments, Scalar("m", 3)))
+    Path("older.json").write_text(text_of(replace(recorded.recording, kernels=(replace(kernel, launches=(renamed,)),))))
+    load_spec.cache_clear()
+    with pytest.raises(UsageError, match="has no argument 'm' any more: record it again"):
+        load_spec(f"{MODULE}:blend@older.json")

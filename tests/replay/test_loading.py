@@ -1,0 +1,213 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from command_line import environment
+from places import PLANTED
+
+from fp8tune import names
+from fp8tune.errors import UsageError
+from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.loading import load_spec
+from fp8tune.revisions import first_import
+from fp8tune.text import KERNEL_NAME
+
+SPEC = """
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
+
+def outside(*_):
+    raise NotImplementedError
+
+def spec(**changed):
+    fields = dict(
+        name="doubling",
+        axes={"BLOCK_SIZE": (32, 64)},
+        default=NamedInts(BLOCK_SIZE=32),
+        key=("M",),
+        problems=lambda row: iter([NamedInts(M=row["M"])]),
+        inputs=outside, outputs=outside, launch=outside, reference=outside, bytes_moved=outside, scaled_down=outside,
+    )
+    return KernelSpec(**fields | changed)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, holding somebody's ``doubling_spec.py``; the module search path is put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "doubling_spec.py").write_text(SPEC + "DOUBLING = spec()\n")
+    yield tmp_path
+    load_spec.cache_clear()
+    sys.modules.pop("doubling_spec", None)
+
+
+def refused(folder, code, attribute="SPEC", match=""):
+    (folder / "bad.py").write_text(textwrap.dedent(code))
+    with pytest.raises(UsageError, match=match) as caught:
+        load_spec(f"bad.py:{attribute}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_spec_is_found_by_module_and_by_path_and_loaded_once(folder):
+    by_path = load_spec("doubling_spec.py:DOUBLING")
+    assert by_path.name == load_spec("doubling_spec:DOUBLING").name == "doubling"
+    assert load_spec("doubling_spec.py:DOUBLING") is by_path
+    assert load_spec(f"{folder}/doubling_spec.py:DOUBLING").default == by_path.default
+
+
+def test_a_kernel_file_may_import_its_neighbours(folder):
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "neighbour_of_it.py").write_text("BLOCK_SIZES = (16, 128)\n")
+    text = "from neighbour_of_it import BLOCK_SIZES\nSPEC = spec(axes={'BLOCK_SIZE': BLOCK_SIZES})\n"
+    (folder / "kernels" / "mine.py").write_text(SPEC + text)
+    assert load_spec("kernels/mine.py:SPEC").axes == {"BLOCK_SIZE": (16, 128)}
+
+
+def test_a_file_called_like_an_installed_module_hides_nothing(folder):
+    (folder / "triton.py").write_text(SPEC + "SPEC = spec()\n")
+    before = sys.modules.get("triton")
+    assert load_spec("triton.py:SPEC").name == "doubling"
+    assert sys.modules.get("triton") is before
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("colwse", "unknown kernel 'colwse': did you mean colwise"),
+        ("", "unknown kernel ''"),
+        ("nowhere.py:SPEC", "cannot import kernel file 'nowhere.py': no such file"),
+        ("no_such_package.kernels:SPEC", "cannot import 'no_such_package.kernels': ModuleNotFoundError"),
+        (":SPEC", "cannot import ''"),
+        (".:SPEC", "cannot import '.'"),
+        ("doubling_spec:DOUBLE", "unknown kernel spec in doubling_spec 'DOUBLE': did you mean DOUBLING"),
+        ("doubling_spec.py:", "unknown kernel spec in doubling_spec.py ''"),
+        ("doubling_spec.py:spec", "is of type function: name an fp8tune_kernels.spec.KernelSpec"),
+    ],
+)
+def test_a_reference_that_names_no_spec_is_one_line(folder, reference, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        load_spec(reference)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def broken(:", "cannot import '.*bad.py': SyntaxError"),
+        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
+        ("import sys; sys.exit('bye')", "SystemExit: bye"),
+    ],
+)
+def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
+    refused(folder, code, match=complaint)
+
+
+@pytest.mark.parametrize("form", ["bad.py:SPEC", "bad:SPEC"])
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("import os; os._exit(0)", "exited with code 0"),
+        ("import os; os._exit(7)", "exited with code 7"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("import time; time.sleep(600)", "was still importing after 1 s"),
+        ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", "still importing"),
+    ],
+)
+def test_a_module_that_ends_or_holds_up_its_process_is_an_error_of_one_line(folder, monkeypatch, form, code, failure):
+    """It would end this process, or hold it up, if this process were the first to import it."""
+    monkeypatch.setattr(first_import, "IMPORT_TIMEOUT_S", 1.0)
+    (folder / "bad.py").write_text(f"{code}\nSPEC = 3\n")
+    with pytest.raises(UsageError, match=failure) as caught:
+        load_spec(form)
+    assert "bad" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "bad" not in sys.modules
+
+
+def test_a_module_that_forks_goes_on_once(folder):
+    """The copy of this process that it makes ends with the import, here and in the child that imports it first."""
+    (folder / "forking.py").write_text(SPEC + "import os\nos.fork()\nSPEC = spec()\n")
+    code = "from fp8tune.replay.loading import load_spec; print(load_spec('forking.py:SPEC').name, flush=True)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=folder, check=True
+    )
+    assert ran.stdout == "doubling\n"
+
+
+def test_a_file_is_tried_once_for_its_content(folder):
+    """What a file does while it is imported it does twice: in the child process, and here. A second spec costs none."""
+    log = folder / "log"
+    code = f"open({str(log)!r}, 'a').write('imported ')\nFIRST, SECOND = spec(), spec(name='tripling')\n"
+    (folder / "twice.py").write_text(SPEC + code)
+    assert load_spec("twice.py:FIRST").name == "doubling"
+    assert log.read_text().split() == ["imported"] * 2
+    assert load_spec("twice.py:SECOND").name == "tripling"
+    assert log.read_text().split() == ["imported"] * 3  # it is executed for each reference, as before
+    (folder / "twice.py").write_text("import os\nos._exit(0)\n")
+    load_spec.cache_clear()
+    with pytest.raises(UsageError, match="exited with code 0"):
+        load_spec("twice.py:FIRST")
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ("name='../../etc/x'", "kernel name '../../etc/x' is refused"),
+        ("name='two\\nlines'", "is refused"),
+        ("name=7", "kernel name 7 is refused"),
+        ("name='\\x1b[31m'", r"kernel name '\\x1b\[31m' is refused"),
+        ("axes={'lambda': (1,)}, default=NamedInts({'lambda': 1})", "axis 'lambda' is refused"),
+        ("axes={'BLOCK_SIZE': (True,)}", "BLOCK_SIZE has the value True"),
+        ("default=NamedInts(BLOCK_SIZE=-1)", "BLOCK_SIZE has the value -1"),
+        ("key=('a b',)", "key 'a b' is refused"),
+        ("scale_modes=('a b',)", "scale_modes .* is refused"),
+        ("input_layouts=()", "input_layouts .* is refused"),
+        ("in_dtypes=('float12',)", "in_dtypes .* is refused: name at least one of bfloat16"),
+        ("in_dtypes=()", "in_dtypes .* is refused"),
+        ("axes=None", "has a field that cannot be used"),
+        ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
+        ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
+        ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
+        ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
+    ],
+)
+def test_a_spec_the_rest_cannot_rely_on_is_refused(folder, changed, complaint):
+    refused(folder, SPEC + f"SPEC = spec({changed})", match=complaint)
+
+
+def test_a_file_gives_the_same_module_name_in_every_process():
+    spec = f"{PLANTED / 'untouched.py'}:SPEC"  # imports no torch
+    code = f"from fp8tune.replay.loading import load_spec\nprint(load_spec({spec!r}).problems.__module__)"
+    name = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment()).strip()
+    assert name == load_spec(spec).problems.__module__
+
+
+def test_a_name_that_loads_can_be_stored(folder):
+    (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
+    assert KERNEL_NAME.fullmatch(load_spec("mine.py:SPEC").name)
+    assert names.declared_name("mine.py:SPEC") == "2d-cast"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "complaint"),
+    [
+        ("bytes_moved", ({},), r"doubling_spec.py:\d+: bytes_moved of doubling raised NotImplementedError"),
+        ("scaled_down", (None,), "scaled_down of doubling raised NotImplementedError"),
+        ("lookup_key", (Problem("doubling", NamedInts(K=1)),), "key of kernel 'doubling' names 'M'"),
+    ],
+)
+def test_what_a_spec_raises_while_it_is_planned_is_one_line(folder, function, arguments, complaint):
+    with pytest.raises(UsageError, match=complaint) as caught:
+        getattr(load_spec("doubling_spec.py:DOUBLING"), function)(*arguments)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_edges_are_the_specs_own_to_raise_too(folder):
+    text = "def edges(problem):\n    yield problem\n    raise OSError('gone')\nSPEC = spec(edges=edges)\n"
+    (folder / "mine.py").write_text(SPEC + text)
+    with pytest.raises(UsageError, match=r"mine.py:\d+: edges of doubling raised OSError: gone"):
+        load_spec("mine.py:SPEC").edges(Problem("doubling", NamedInts(M=1)))

@@ -1,0 +1,340 @@
+"""A pinned kernel launches what its table says, on every rank, and times nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import runpy
+import subprocess
+import sys
+import threading
+import timeit
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
+
+import fp8tune
+from fp8tune.errors import UsageError
+from fp8tune.records import Device, Kind, NamedInts, Problem
+from fp8tune.replay import pinning
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch
+from fp8tune.stats.decide import decide_study
+from fp8tune.stats.study import Result, Study
+from fp8tune.tables.formats import Options, python_file
+from fp8tune.tables.picks import KernelPicks, Pick
+
+
+class Launched(KernelInterface):
+    """What a ``triton.jit`` function is to its autotuner; launches nothing."""
+
+    arg_names = ("x", "n", "mode", "BLOCK")
+
+    def __init__(self) -> None:
+        def kernel(x: Any, n: int, mode: str, BLOCK: int) -> None: ...
+
+        self.fn = kernel
+        self.seen: list[dict[str, Any]] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        self.seen.append(kwargs)
+
+
+class Bf16:
+    dtype = "torch.bfloat16"
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 256)]
+
+
+def tuner(times: Callable[[int], float] | None = None, configs: Any = CONFIGS, **options: Any) -> Autotuner:
+    """Whose benchmark gives these times for a BLOCK; without them it may not run."""
+    launched = Launched()
+
+    def do_bench(call: Callable[[], None], quantiles: object) -> list[float]:
+        assert times is not None, "benchmarked"
+        call()
+        return [times(launched.seen.pop()["BLOCK"])] * 3
+
+    return Autotuner(launched, launched.arg_names, configs, ["n", "mode"], None, None, do_bench=do_bench, **options)
+
+
+def block(kernel: Any, n: Any = 4096, mode: Any = "fast") -> int:
+    """What a launch takes."""
+    kernel[(1,)](Bf16(), n, mode=mode)
+    launched = kernel
+    while not isinstance(launched, Launched):
+        launched = launched.fn
+    seen: int = launched.seen[-1]["BLOCK"]
+    return seen
+
+
+def key(n: Any, mode: Any = "fast") -> tuple[Any, ...]:
+    return (n, mode, "torch.bfloat16")
+
+
+TABLE: Mapping[tuple[Any, ...], Any] = {
+    key(4096): {"kwargs": {"BLOCK": 128}, "num_warps": 8},
+    key(64): {"kwargs": {"BLOCK": 64}, "num_warps": 4},
+    key(64, "slow"): {"kwargs": {"BLOCK": 256}},
+}
+
+
+def test_ranks_whose_timings_differ_launch_the_same_once_pinned():
+    ranks = [tuner(lambda block: block), tuner(lambda block: -block)]
+    assert [block(rank) for rank in ranks] == [64, 256]
+    for unknown in ("strict", "nearest", "tune"):
+        for rank in ranks:
+            fp8tune.pin(rank, TABLE, unknown)
+        assert [block(rank) for rank in ranks] == [128, 128]
+        assert [rank.best_config.num_warps for rank in ranks] == [8, 8]
+    assert [block(rank, 65) for rank in ranks] == [64, 256]  # tune: of unknown keys Triton's timing decides
+    for rank in ranks:
+        fp8tune.unpin(rank)
+        fp8tune.unpin(rank)
+    assert [block(rank) for rank in ranks] == [64, 256]
+
+
+def test_strict_names_the_key():
+    kernel = tuner()
+    fp8tune.pin(kernel, TABLE, "strict")
+    assert block(kernel, 64, "slow") == 256
+    with pytest.raises(UsageError, match=r"has no config for the key \(65, 'slow', 'torch.bfloat16'\): sweep it"):
+        block(kernel, 65, "slow")
+    assert block(kernel, 64) == 64
+
+
+def test_nearest_compares_sizes_by_their_ratio_and_leaves_texts_alone(caplog):
+    kernel = tuner()
+    fp8tune.pin(kernel, TABLE, "nearest")
+    assert [block(kernel, n) for n in (1, 500, 600, 10**6)] == [64, 64, 128, 128]
+    assert block(kernel, 10**6, "slow") == 256
+    assert caplog.text.count("has no config for the key") == 1
+    for n, mode in ((4096, "other"), ("4096", "fast"), (False, "fast"), (math.nan, "fast")):
+        with pytest.raises(UsageError, match="nor one with the same dtypes, texts and flags"):
+            block(kernel, n, mode)
+
+
+def test_nearest_launches_nothing_that_the_kernels_pruning_refuses():
+    def fits(configs: list[Any], named: dict[str, Any], mode: str, **_: Any) -> list[Any]:
+        return [config for config in configs if config.kwargs["BLOCK"] <= named["n"] and mode == "fast"]
+
+    kernel = tuner(prune_configs_by={"early_config_prune": fits})
+    fp8tune.pin(kernel, TABLE, "nearest")
+    assert block(kernel, 1000) == 128
+    assert block(kernel, 100) == 64
+    assert block(kernel, 4096) == 128
+    with pytest.raises(UsageError, match="nor one"):
+        block(kernel, 3)
+    fp8tune.unpin(kernel)
+    assert "run" not in vars(kernel)
+
+
+NUMBERS = st.integers(0, 2**40) | st.floats(-1e9, 1e9)
+
+
+@given(
+    st.dictionaries(st.tuples(NUMBERS, st.sampled_from(["a", "b"])), st.sampled_from([64, 128]), min_size=1), st.data()
+)
+def test_every_rank_finds_the_same_nearest_key_in_whatever_order_it_read_them(rows, data):
+    table = {key(*one): {"kwargs": {"BLOCK": size}} for one, size in rows.items()}
+    other = dict(data.draw(st.permutations(list(table.items()))))
+    wanted = (data.draw(NUMBERS), next(iter(rows))[1])
+    found = []
+    for each in (table, other):
+        kernel = tuner()
+        fp8tune.pin(kernel, each, "nearest")
+        found.append(block(kernel, *wanted))
+    assert found[0] == found[1]
+    if wanted in rows:
+        assert found[0] == rows[wanted]
+
+
+def test_heuristics_around_the_autotuner_and_dtypes_in_key_and_config():
+    inner = tuner()
+    kernel = triton.heuristics({"mode": lambda named: tl.float32})(inner)
+    kernel.arg_names = inner.arg_names
+    fp8tune.pin(kernel, {key(8, "fp32"): {"kwargs": {"BLOCK": {"dtype": "tl.float32"}}}}, "strict")
+    assert str(tl.float32) == "fp32"
+    assert block(kernel, 8) == tl.float32
+
+
+def test_off_and_the_variable_that_overrides(monkeypatch, caplog):
+    kernel = tuner(lambda block: block)
+    fp8tune.pin(kernel, TABLE, "off")
+    assert block(kernel) == 64
+    monkeypatch.setenv("FP8TUNE_PIN", "strict")
+    fp8tune.pin(kernel, TABLE, "off")
+    assert block(kernel) == 128
+    monkeypatch.setenv("FP8TUNE_PIN", "off")
+    fp8tune.pin(kernel, TABLE, "strict")
+    assert block(kernel) == 64
+    assert "is not pinned to a mapping: off" in caplog.text
+    monkeypatch.setenv("FP8TUNE_PIN", "on")
+    with pytest.raises(UsageError, match="unknown='on': choose one of off, strict, nearest, tune"):
+        fp8tune.pin(kernel, TABLE)
+
+
+VENDORED = """
+KERNEL = "test_pinning:Launched.__init__.<locals>.kernel"
+TABLE = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}}
+EVIDENCE = {"NVIDIA H200": {(4096, "fast", "torch.bfloat16"): "measured 12.3 us"}}
+"""
+
+
+@pytest.fixture
+def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, caplog):
+    name = "test_pinning:Launched.__init__.<locals>.kernel"
+    recorded = Kernel(name, key=("n", "mode"), configs=(Config({"BLOCK": 128}, 8),))
+    result = Result(encoded(recorded, recorded.configs[0]), coarse_us=7.0)
+    device, problem = Device("sm_90", "NVIDIA H200"), Problem(name, NamedInts(n=4096))
+    study = decide_study(Study(problem, device, Kind.MEASURED, None, (result,), lookup_key=problem.shape))
+    pick = Pick(study, "certified, 7.00 us", Launch((), Grid((), ()), key(4096)))
+    (file,) = python_file.write([KernelPicks(name, device, (pick,), recorded)], Options())
+    (tmp_path / file.path).write_text(file.text)
+    kernel = tuner()
+    fp8tune.pin(kernel, tmp_path, "strict")
+    assert block(kernel) == 128
+    assert (
+        "1 key for NVIDIA H200; evidence of the first: n=4096, certified, 7.00 us, exact; unknown keys: strict"
+        in caplog.text
+    )
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_of_two_kernels_around_one_function_each_finds_its_own_table(tmp_path, monkeypatch):
+    one, other = tuner(), tuner()
+    monkeypatch.setattr(sys.modules[__name__], "small", one, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "large", triton.heuristics({})(other), raising=False)
+    for name, size in (("small", "64"), ("large", "256")):
+        text = VENDORED.replace("Launched.__init__.<locals>.kernel", name).replace("256", size)
+        (tmp_path / f"{name}.py").write_text(text)
+    for kernel in (one, other):
+        fp8tune.pin(kernel, tmp_path, "strict")
+    assert [block(one), block(other)] == [64, 256]
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_a_file_a_module_and_a_folder_and_one_line_at_the_first_launch(tmp_path, caplog, monkeypatch):
+    (tmp_path / "vendored_table.py").write_text(VENDORED)
+    (tmp_path / "another.py").write_text(VENDORED.replace(".kernel", ".other").replace("256", "64"))
+    monkeypatch.syspath_prepend(tmp_path)
+    import vendored_table  # type: ignore[import-not-found]
+
+    for table in (tmp_path / "vendored_table.py", str(tmp_path / "vendored_table.py"), vendored_table, tmp_path):
+        caplog.clear()
+        kernel = tuner()
+        fp8tune.pin(kernel, table, "strict")
+        assert not caplog.records
+        assert [block(kernel), block(kernel)] == [256, 256]
+        (record,) = caplog.records
+        assert (record.name, record.levelno) == ("fp8tune", logging.WARNING)
+        assert "vendored_table" in record.message
+        assert "1 key for NVIDIA H200; evidence of the first: measured 12.3 us; unknown keys: strict" in record.message
+
+
+def test_a_device_that_the_table_lacks_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "table.py").write_text(VENDORED)
+    kernel = tuner(lambda block: block)
+    fp8tune.pin(kernel, tmp_path / "table.py")
+    assert block(kernel) == 64
+    assert "0 keys for Triton interpreter (it has NVIDIA H200)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("1 +", "cannot read the table .*: SyntaxError"),
+        ("raise SystemExit(3)", "cannot read the table .*: SystemExit: 3"),
+        ("KERNEL = 'm:k'", "is no table"),
+        (VENDORED.replace("BLOCK", "TILE"), "is of another kernel: .* has no argument 'TILE'"),
+        (VENDORED.replace("num_warps", "warps"), "a row that cannot be used: TypeError"),
+        (VENDORED.replace('{"kwargs": {"BLOCK": 256}, "num_warps": 8}', "7"), "a row that cannot be used"),
+        (VENDORED.replace("{(4096", "{4096: 1, (4096"), "a row that cannot be used"),
+        (VENDORED.replace("256", '{"dtype": "os.system"}'), "a row that cannot be used"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_when_it_is_pinned(text, why, tmp_path):
+    (tmp_path / "table.py").write_text(text)
+    with pytest.raises(UsageError, match=why) as error:
+        fp8tune.pin(tuner(), tmp_path / "table.py")
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_pinned(tmp_path):
+    with pytest.raises(TypeError, match="dict is no Triton kernel"):
+        fp8tune.pin({}, TABLE)
+    with pytest.raises(UsageError, match="has no autotuner: pin a file"):
+        fp8tune.pin(Launched(), TABLE)
+    with pytest.raises(UsageError, match="declares one config, which Triton never looks up"):
+        fp8tune.pin(tuner(configs=CONFIGS[:1]), TABLE)
+    with pytest.raises(UsageError, match=r"cannot read the table '.*nowhere.py': FileNotFoundError"):
+        fp8tune.pin(tuner(), tmp_path / "nowhere.py")
+    with pytest.raises(UsageError, match=r"no table in .* is of test_pinning:"):
+        fp8tune.pin(tuner(), tmp_path)
+
+
+def test_a_declared_config_keeps_its_pre_hook_and_another_gets_the_one_that_all_have():
+    called: list[int] = []
+
+    def hook(named: dict[str, Any]) -> None:
+        called.append(named["BLOCK"])
+
+    kernel = tuner(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), triton.Config({"BLOCK": 128}, pre_hook=hook)])
+    fp8tune.pin(kernel, TABLE, "strict")
+    block(kernel)
+    block(kernel, 64, "slow")
+    assert called == [128, 256]
+    mixed = [*CONFIGS, triton.Config({"BLOCK": 128}, num_warps=2, pre_hook=hook)]
+    with pytest.raises(UsageError, match="does not declare, and its pre_hooks differ"):
+        fp8tune.pin(tuner(configs=mixed), TABLE)
+
+
+def test_threads_that_launch_first_together_agree(caplog):
+    kernel = tuner()
+    fp8tune.pin(kernel, TABLE, "nearest")
+    found: list[bool] = []
+    wanted = [key(n) for n in range(1, 200)]
+    threads = [threading.Thread(target=lambda: found.extend(one in kernel.cache for one in wanted)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8 * 199
+    assert caplog.text.count("is pinned to") == 1
+    assert len(kernel.cache) == 199
+
+
+def test_a_lookup_costs_less_than_a_microsecond():
+    kernel = tuner()
+    fp8tune.pin(kernel, TABLE, "strict")
+    block(kernel)
+    cache, known = kernel.cache, key(4096)
+    assert min(timeit.repeat(lambda: known in cache, number=10_000, repeat=20)) / 10_000 < 1e-6
+
+
+def test_the_package_is_imported_without_torch_and_offers_pin():
+    code = "import fp8tune, sys; from fp8tune import pin, unpin; assert callable(pin); assert fp8tune.pin is pin; "
+    code += "assert not {'torch', 'triton'} & set(sys.modules); fp8tune.none"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'none'"
+    assert pinning.MODES == ("off", "strict", "nearest", "tune")
+
+
+def test_the_example_launches_what_its_table_says():
+    assert runpy.run_path(str(ROOT / "docs" / "examples" / "pin_autotuned.py"))["main"]() == [1024, 1024, 2048]

@@ -1,0 +1,414 @@
+"""Recorded programs: what their kernels got is in the file, whatever way the program runs and ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from programs import KERNELS, QUICK, Recorded, environment, quick_count, record, told
+
+from fp8tune.records import Status
+from fp8tune.replay.recording import Kernel, Recording, Scalar, Tensor, read, text_of
+from fp8tune.store.results import Store
+
+PYTHON = sys.executable
+
+MAIN = """
+import os, sys, triton, triton.language as tl, torch
+import my_kernels
+
+@triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def in_main(x_ptr, n, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0, mask=tl.arange(0, BLOCK) < n)
+
+def make():
+    @triton.autotune([triton.Config({"BLOCK": 64})], key=[])
+    @triton.jit
+    def closed(x_ptr, BLOCK: tl.constexpr):
+        tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
+    return closed
+
+class Odd:
+    pass
+
+in_main[(1,)](torch.empty(64), 64)
+make()[(1,)](torch.empty(64))
+for _ in range(3):
+    my_kernels.run_softmax(4, 64)
+my_kernels.run_softmax(2, 128)
+my_kernels.run_gather(100)
+my_kernels.run_gather(100, float("inf"))
+for _ in range(2):
+    my_kernels.run_fill(100)
+try:
+    my_kernels.cached[(1,)](torch.empty(64), Odd())
+except Exception:
+    pass
+print("the program's own output", sys.argv[1:])
+sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "my_kernels.py").write_text(KERNELS)
+    (folder / "train.py").write_text(MAIN)
+    return folder
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    """A folder with a module whose kernel needs no torch."""
+    (tmp_path / "mine.py").write_text(QUICK)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def recorded(folder: Path) -> Recorded:
+    """A script that launches all kinds of kernels and fails."""
+    return record(folder, "--jit", "my_kernels:fi*", "--json", program=(PYTHON, "train.py", "--lr", "3"))
+
+
+@pytest.fixture(scope="module")
+def kernels(recorded: Recorded) -> dict[str, Kernel]:
+    assert recorded.recording is not None, recorded.stderr
+    return {kernel.name.rpartition(":")[2]: kernel for kernel in recorded.recording.kernels}
+
+
+def test_the_exit_code_is_the_programs_and_json_is_all_of_stdout(recorded: Recorded) -> None:
+    assert recorded.returncode == 3, recorded.stderr
+    assert "the program's own output ['--lr', '3']" in recorded.stderr
+    assert "no GPU here" in recorded.stderr
+    said = told(recorded)
+    assert set(said) == {"recording", "device", "arch", "processes", "kernels", "next"}
+    assert "--recording" in str(said["next"])
+
+
+def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
+    softmax = kernels["softmax"]
+    assert softmax.name == "my_kernels:softmax"
+    assert [(launch.arguments[0].shape, launch.count) for launch in softmax.launches] == [((4, 64), 3), ((2, 128), 1)]
+    assert softmax.key == ("columns",)
+    assert [launch.key for launch in softmax.launches] == [
+        (64, "torch.float32", "torch.float32"),
+        (128, "torch.float32", "torch.float32"),
+    ]
+    assert [config.kwargs for config in softmax.configs] == [
+        {"BLOCK": 64},
+        {"BLOCK": 64},
+        {"BLOCK": 128},
+        {"BLOCK": 128},
+    ]
+    assert softmax.launches[0].grid.axes == ()
+    assert softmax.launches[0].grid.of({"BLOCK": 64}) == (4,)
+    assert softmax.launches[0].config == softmax.configs[0]
+    assert len(softmax.source_hash) == 16
+
+
+def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
+    (launch, infinite) = kernels["gather"].launches
+    x, index, count = launch.arguments[:3]
+    assert isinstance(x, Tensor)
+    assert (x.dtype, x.shape, x.alignment, x.is_loaded, x.is_stored) == ("bfloat16", (100,), 8, True, True)
+    assert (x.least, x.most, x.mean, x.deviation, x.zeros, x.not_finite) == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    assert isinstance(index, Tensor)
+    assert (index.integers, index.is_sorted, index.is_loaded, index.is_stored) == (tuple(range(100)), True, True, False)
+    assert isinstance(count, Tensor)
+    assert (count.values, count.is_loaded, count.is_stored) == ((0,), True, True)
+    assert launch.arguments[3:] == (
+        Scalar("n", 100),
+        Scalar("scale", 2.0),
+        Scalar("DTYPE", {"dtype": "tl.float32"}, is_constexpr=True),
+        Scalar("FUNCTION", {"function": "my_kernels:twice"}, is_constexpr=True),
+    )
+    assert infinite.arguments[4] == Scalar("scale", {"float": "inf"})
+    assert launch.grid.axes == ("BLOCK",)
+    assert (launch.grid.of({"BLOCK": 64}), launch.grid.of({"BLOCK": 8})) == ((2,), (13,))
+
+
+def test_bare_kernels_are_recorded_where_a_pattern_names_them(kernels: dict[str, Kernel]) -> None:
+    fill = kernels["fill"]
+    assert (fill.is_autotuned, fill.configs) == (False, ())
+    (launch,) = fill.launches
+    assert (launch.count, launch.options) == (2, {"num_warps": 2})
+    assert launch.arguments[2] == Scalar("BLOCK", 64, is_constexpr=True)
+    assert "twice" not in kernels
+
+
+def test_an_autotuner_of_a_subclass_is_recorded_once_with_all_it_declares(kernels: dict[str, Kernel]) -> None:
+    cached = kernels["cached"]
+    assert [launch.count for launch in cached.launches] == [2]
+    assert len(cached.configs) == 4
+
+
+def test_an_argument_of_an_unknown_type_is_named(kernels: dict[str, Kernel]) -> None:
+    (reason,) = kernels["cached"].skipped
+    assert reason.startswith("argument n is of type __main__.Odd")
+
+
+def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict[str, Kernel]) -> None:
+    assert "defined in __main__" in kernels["in_main"].refusal
+    assert "closure, made inside make" in kernels["make.<locals>.closed"].refusal
+    assert not kernels["softmax"].refusal
+
+
+def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(QUICK + '\nif __name__ == "__main__":\n    run(640)\n')
+    for program, name in (((PYTHON, "mine.py"), "mine.py"), ((PYTHON, "-m", "mine"), "mine")):
+        done = record(tmp_path, program=program)
+        assert done.recording is not None, done.stderr
+        (kernel,) = done.recording.kernels
+        assert (kernel.name, kernel.refusal) == (f"{name}:quick", "")
+        assert f"fp8tune sweep --kernel {name}:quick --recording" in done.stdout
+
+
+def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
+    """Ranks by fork and by a new Python, two of which skip all clean-up."""
+    (quick / "ranks.py").write_text(
+        "import os, subprocess, sys, mine\n"
+        "mine.run(64)\n"
+        "if 'RANK' not in os.environ:\n"
+        "    other = subprocess.Popen([sys.executable, 'ranks.py'], env={**os.environ, 'RANK': '1'})\n"
+        "    if os.fork() == 0:\n"
+        "        mine.run(64)\n"
+        "        os._exit(0)\n"
+        "    os.wait(), os.wait()\n"
+        "else:\n"
+        "    os._exit(0)\n"
+    )
+    done = record(quick, program=(PYTHON, "ranks.py"))
+    assert quick_count(done) == 3
+    assert done.recording is not None
+    assert done.recording.processes == 3
+
+
+def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
+    (quick / "own").mkdir()
+    (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
+    program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
+    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
+    assert str(quick / "own" / "sitecustomize.py") in done.stdout
+    assert quick_count(done) == 1
+
+
+def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
+    done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
+    assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
+    assert "no process of the program imported Triton" in done.stderr
+
+
+def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("print('never run')\n")
+    recorded = fp8tune("record", "-o", program, "--", PYTHON, program)
+    assert recorded.returncode == 2
+    assert "is no recording, and is left as it is" in recorded.stderr
+    assert program.read_text() == "print('never run')\n"
+
+
+def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> None:
+    earlier = tmp_path / "run.json"
+    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
+    before = earlier.read_bytes()
+    program = "import triton.runtime.autotuner"
+    recorded = fp8tune("record", "-o", earlier, "--", PYTHON, "-c", program)
+    assert recorded.returncode == 2
+    assert earlier.read_bytes() == before
+
+
+def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    done = record(tmp_path, program=("./no-such-program",))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot run './no-such-program'" in done.stderr
+
+
+def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
+    done = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
+    assert (done.returncode, done.stderr.count("\n")) == (137, 1)
+    assert "was killed before its recording was first written" in done.stderr
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sent: signal.Signals, code: int) -> None:
+    (quick / "long.py").write_text(
+        "import mine, pathlib, time, signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "mine.run(64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+    )
+    command = [PYTHON, "-m", "fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]
+    running = subprocess.Popen(
+        command,
+        cwd=quick,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    started, deadline = quick / "started", time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    started.unlink()
+    running.send_signal(sent)
+    assert running.wait(60) == code
+    (kernel,) = read(quick / "ended.json").kernels
+    assert kernel.launches[0].count == 1
+
+
+POINTERS = """
+import torch, triton, triton.language as tl
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+
+
+@triton.autotune(CONFIGS, key=[])
+@triton.jit
+def double_all(at_ptr, sizes_ptr, BLOCK: tl.constexpr):
+    data = tl.load(at_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    size = tl.load(sizes_ptr + tl.program_id(0))
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(data + at, 2 * tl.load(data + at, mask=at < size), mask=at < size)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def fill(to, n, x_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(tl.cast(to, tl.pointer_type(tl.float32)) + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def add_seed(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + (seed % 7), mask=at < n)
+
+
+def run():
+    parts = [torch.ones(size) for size in (300, 70)]
+    at = torch.tensor([part.data_ptr() for part in parts])
+    double_all[(2,)](at, torch.tensor([300, 70], dtype=torch.int32))
+    x, y = torch.rand(256), torch.empty(256)
+    grid = lambda meta: (triton.cdiv(256, meta["BLOCK"]),)
+    fill[grid](y.data_ptr(), 256, x)
+    add_seed[grid](x, y, 256, 2**46 + 1)
+"""
+
+
+def test_addresses_of_the_recorded_process_are_never_swept(tmp_path: Path) -> None:
+    """Kernels that cast integers of a tensor, or a number, to pointers are named; the other kernels are swept."""
+    (tmp_path / "pointers.py").write_text(POINTERS)
+    done = record(tmp_path, program=(PYTHON, "-c", "import pointers; pointers.run()"))
+    assert done.recording is not None
+    found = {kernel.name: kernel.launches[0].addresses for kernel in done.recording.kernels}
+    assert found == {"pointers:double_all": ("at_ptr",), "pointers:fill": ("to",), "pointers:add_seed": ()}
+    options = ("--recording", "run.json", "--timer", "simulated:1", "--quick", "--db", "rows.db")
+    swept = fp8tune("sweep", *options, cwd=tmp_path)
+    assert swept.returncode == 0
+    for kernel, name in (("double_all", "at_ptr"), ("fill", "to")):
+        (line,) = [line for line in swept.stderr.splitlines() if line.startswith(f"pointers:{kernel} ")]
+        assert f"{name} holds addresses of the recorded process" in line
+        alone = fp8tune("sweep", "--kernel", f"pointers:{kernel}", *options, cwd=tmp_path)
+        assert (alone.returncode, alone.stdout) == (2, "")
+        assert name in alone.stderr
+    assert "pointers:add_seed" in swept.stdout
+
+
+FITTED = """
+import os, torch, triton, triton.language as tl
+
+
+def fitted(configs, args, **rest):
+    for config in configs:
+        block = min(config.kwargs["B"], triton.next_power_of_2(args["n"]))
+        yield triton.Config({"B": block, "EVEN": args["n"] % block == 0}, num_warps=config.num_warps)
+
+
+def declared(configs, args, **rest):
+    most = int(os.environ.get("LARGEST", 100_000))
+    return [config for config in configs if args["n"] <= most]
+
+
+def tuned(prune):
+    configs = [triton.Config({"B": 1024}), triton.Config({"B": 512})]
+    return triton.autotune(configs, key=["n"], prune_configs_by={"early_config_prune": prune})
+
+
+@tuned(lambda *args, **rest: list(fitted(*args, **rest)))
+@triton.jit
+def increment(x, y, n, B: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    if EVEN:
+        tl.store(y + at, tl.load(x + at) + 1)
+    else:
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+@tuned(declared)
+@triton.jit
+def copied(x, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def run(kernel, *sizes):
+    for n in sizes:
+        x = torch.rand(n)
+        y = torch.empty_like(x)
+        kernel[lambda config: (triton.cdiv(n, config["B"]),)](x, y, n)
+        assert torch.equal(y, x + (kernel is increment))
+"""
+
+
+def run_fitted(folder: Path, kernel: str, *sizes: int, before: str = "pass") -> Recorded:
+    (folder / "fits.py").write_text(FITTED)
+    return record(folder, program=(PYTHON, "-c", f"import fits; {before}; fits.run(fits.{kernel}, *{sizes})"))
+
+
+@pytest.mark.parametrize("clock", [("--timer", "simulated:1"), ()], ids=["simulated", "interpreter"])
+def test_configs_that_a_pruner_makes_are_swept_and_given_back(tmp_path: Path, clock: tuple[str, ...]) -> None:
+    """Triton times whatever early_config_prune returns. Picks of such configs are exported and pinned as others are."""
+    assert run_fitted(tmp_path, "increment", 5000, 4096, 100).returncode == 0
+    swept = fp8tune("sweep", "--recording", "run.json", *clock, "--db", "rows.db", cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    assert "early_config_prune makes configs" in swept.stderr
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        tried = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows()]
+    right = {(n, config["B"], config["EVEN"]) for n, config, status in tried if config and status is Status.OK}
+    assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
+    if not clock:
+        return
+    where = ("--arch", "simulated", "--kernel", "fits:increment", "--db", "rows.db")
+    written = fp8tune("export", "--for", "python", *where, "--output", "tables", cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    (table,) = (tmp_path / "tables").glob("*.py")
+    text = table.read_text().replace('"simulated:1": {', '"": {')
+    assert '"EVEN": True' in text
+    table.write_text(text)
+    pin = f"import fp8tune; fp8tune.pin(fits.increment, {str(table)!r}, unknown='strict')"
+    assert run_fitted(tmp_path, "increment", 5000, 4096, 100, before=pin).returncode == 0
+    shrunk = fp8tune("export", "--for", "diff", *where, cwd=tmp_path)
+    assert shrunk.returncode == 2
+    assert "early_config_prune" in shrunk.stderr
+
+
+def test_a_sweep_that_ends_without_a_pick_says_so_and_exits_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every config of one problem is pruned where it is swept: it was exit code 0, without a word."""
+    assert run_fitted(tmp_path, "copied", 700, 5000).returncode == 0
+    monkeypatch.setenv("LARGEST", "1000")
+    options = ("--recording", "run.json", "--timer", "simulated:1", "--db", "rows.db")
+    for _ in range(2):  # the second is answered from the database
+        swept = fp8tune("sweep", *options, cwd=tmp_path)
+        assert swept.returncode == 1
+        (line,) = [line for line in swept.stderr.splitlines() if line.startswith("fits:copied: every config is pruned")]
+        assert "on 1 of 2 problems, first n=5000" in line
+        assert "early_config_prune" in line

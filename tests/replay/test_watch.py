@@ -1,0 +1,215 @@
+"""Launches are told apart by what Triton tells them apart by, grids are asked once for each config."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fp8tune.replay.naming import attribute_of
+from fp8tune.replay.values import Unrecordable, encoded
+from fp8tune.replay.watch import patches
+from fp8tune.replay.watch.grids import grid_of
+from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel
+from fp8tune.replay.watch.memory import described, with_values
+from fp8tune.replay.watch.process import Process
+from fp8tune.replay.watch.signatures import Signatures, WarmsUp
+
+
+def _signature(signatures: Signatures) -> Callable[..., Any]:
+    def of(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {"grid": (1,), "warmup": False, **kwargs}
+        signatures.add(args, kwargs)
+        return signatures.of(args, kwargs)
+
+    return of
+
+
+def test_signatures_differ_where_a_launch_does() -> None:
+    of = _signature(Signatures(["x", "y", "n"]))
+    x, y = torch.zeros(8, 8), torch.zeros(8, 8)
+    same = of(x, y, 3)
+    assert of(x.clone(), y.clone(), 3) == same
+    others = [
+        of(x, y, 4),
+        of(x.t(), y, 3),
+        of(x.bfloat16(), y, 3),
+        of(x, x, 3),
+        of(x.view(-1)[1:], y, 3),
+        of(x, y[:4], 3),
+        of(x, None, 3),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert of(x, y, 3) == of(x, y=y, n=3) == same
+
+
+def test_a_call_of_each_known_kind_is_answered_at_once() -> None:
+    signatures = Signatures(["x", "n"])
+    of = _signature(signatures)
+    x = torch.zeros(4)
+    kinds = [of(x, 1), of(None, 1), of(x, n=1)]
+    for args, kwargs, expected in (((x, 1), {}, kinds[0]), ((None, 1), {}, kinds[1]), ((x,), {"n": 1}, kinds[2])):
+        assert signatures.of(args, {"grid": (1,), "warmup": False, **kwargs}) == expected
+    with pytest.raises(WarmsUp):
+        signatures.of((x, 1), {"grid": (1,), "warmup": True})
+
+
+def test_a_seed_can_be_ignored() -> None:
+    signatures = Signatures(["x", "seed"])
+    of = _signature(signatures)
+    x = torch.zeros(4)
+    assert of(x, 1) != of(x, 2)
+    signatures.ignore({"seed"})
+    assert of(x, 1) == of(x, 2)
+
+
+def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
+    def grid(meta: Any) -> tuple[int, int]:
+        if meta["BLOCK"] > 512:
+            raise ValueError
+        return -(-meta["n"] // meta["BLOCK"]), meta.get("SPLITS", 1) * meta["IS_EVEN"]
+
+    configs = [{"BLOCK": block, "SPLITS": 3, "UNUSED": 1} for block in (64, 256)]
+    found = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
+    assert found.axes == ("BLOCK", "SPLITS")
+    assert found.of({"BLOCK": 64, "SPLITS": 3}) == (16, 3)
+    assert found.of({"BLOCK": 8, "SPLITS": 8}) == (125, 8)
+    assert found.of({"BLOCK": 1024, "SPLITS": 3}) is None
+    assert grid_of((4, 2), {}, configs, {}).of({"BLOCK": 64}) == (4, 2)
+
+
+def test_a_grid_that_raises_for_every_config_is_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        grid_of(lambda meta: (1 // 0,), {}, [{"BLOCK": 64}], {})
+
+
+def test_views_of_one_buffer_share_storage() -> None:
+    packed = torch.arange(24, dtype=torch.float32)
+    found = described({"out": torch.zeros(3), "k": packed[8:16], "q": packed[4:8]})
+    assert [(one.storage, one.offset, one.alignment) for one in found.values()] == [(0, 0, 16), (1, 4, 16), (1, 0, 16)]
+
+
+def test_integers_are_stored_whole_large_ones_compressed() -> None:
+    tensors = {
+        "ends": torch.tensor([2, 2, 9], dtype=torch.int32),
+        "large": torch.arange(20_000, dtype=torch.int64).flip(0),
+        "flags": torch.tensor([True, False]),
+        "x": torch.tensor([1.0, 3.0, float("nan"), 0.0]),
+        "codes": torch.ones(4).to(torch.float8_e4m3fn),
+        "empty": torch.empty(0),
+    }
+    found = with_values(described(tensors), tensors)
+    assert (found["ends"].values, found["ends"].is_sorted, found["ends"].most) == ((2, 2, 9), True, 9.0)
+    large = found["large"]
+    assert (large.values, large.least, large.most, large.is_sorted) == (None, 0.0, 19_999.0, False)
+    assert large.integers == tuple(range(19_999, -1, -1))
+    assert len(large.packed) < 20_000 * 8
+    assert found["flags"].values == (1, 0)
+    x = found["x"]
+    assert (x.least, x.most, x.zeros, x.not_finite) == (0.0, 3.0, 0.25, 0.25)
+    assert x.mean == pytest.approx(4 / 3)
+    assert found["codes"].mean == 1.0
+    assert found["empty"].least is None
+
+
+def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = torch.arange(128, dtype=torch.float32).view(8, 16)
+    blocks = TensorDescriptor.from_tensor(base, [4, 16])
+    of = _signature(Signatures(["x"]))
+    assert of(blocks) == of(TensorDescriptor.from_tensor(base.clone(), [4, 16]))
+    assert of(blocks) != of(TensorDescriptor.from_tensor(base, [8, 16]))
+    (found,) = with_values(described({"x": blocks}), {"x": blocks}).values()
+    assert (found.shape, found.strides, found.descriptor, found.most) == ((8, 16), (16, 1), (4, 16), 127.0)
+    with pytest.raises(Unrecordable, match="with options"):
+        described({"x": TensorDescriptor.from_tensor(base, [4, 16], padding="nan")})
+    monkeypatch.delattr(TensorDescriptor, "round_f32_to_tf32", raising=False)  # Triton 3.6 has none
+    vars(blocks).pop("round_f32_to_tf32", None)
+    assert described({"x": blocks})["x"].descriptor == (4, 16)
+
+
+def test_values_that_json_lacks() -> None:
+    assert encoded(float("-inf"), "") == {"float": "-inf"}
+    assert encoded((1, (None, torch.float16)), "") == {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}
+    with pytest.raises(Unrecordable, match=r"argument x is of type list"):
+        encoded([1], "argument x")
+
+
+def test_a_search_for_a_kernels_name_runs_no_code_of_what_modules_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Touchy:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(f"{name} is deprecated")
+
+    @triton.jit
+    def nowhere(x: Any) -> None:
+        pass
+
+    monkeypatch.setattr(sys.modules[__name__], "TOUCHY", Touchy(), raising=False)
+    assert attribute_of(nowhere) is None
+    monkeypatch.setattr(sys.modules[__name__], "LISTED", [None, nowhere], raising=False)
+    assert attribute_of(nowhere) == f"{__name__}:LISTED[1]"
+
+
+def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
+    tensors = {
+        "least": torch.full((4,), -math.inf),
+        "unset": torch.full((4,), math.nan),
+        "half": torch.full((2, 3), 0.5),
+        "mixed": torch.tensor([math.inf, -math.inf]),
+    }
+    found = with_values(described(tensors), tensors)
+    assert {name: one.constant for name, one in found.items()} == {
+        "least": {"float": "-inf"},
+        "unset": {"float": "nan"},
+        "half": 0.5,
+        "mixed": None,
+    }
+
+
+def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
+    declared, beside = [triton.Config({"BLOCK": block}) for block in (64, 128)], triton.Config({"BLOCK": 256})
+
+    def kernel(x: Any, BLOCK: tl.constexpr) -> None:
+        pass
+
+    tuner = triton.autotune(declared, key=[])(triton.jit(kernel))
+    DECLARED[tuner] = tuple(declared)
+    watched = WatchedKernel(tuner, is_autotuned=True)
+    for listed in (declared, [declared[1]], [beside]):
+        tuner.configs = listed
+        x = torch.zeros(len(watched.entries) + 1)
+        watched.run(lambda *args, **kwargs: None, (x,), {"grid": (1,)})
+    document = watched.document({})
+    every, fewer, other = document.launches
+    assert [config.kwargs["BLOCK"] for config in document.configs] == [64, 128, 256]
+    assert every.configs is None
+    assert fewer.configs == document.configs[1:2]
+    assert other.configs == document.configs[2:]
+
+
+def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:
+    def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        pass
+
+    tuner = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel))
+    watched = WatchedKernel(tuner, is_autotuned=True)
+    process = Process(tmp_path)
+    process.watched[type(tuner)][id(tuner)] = watched
+    run = patches.recorded_run(lambda *args, **kwargs: None, type(tuner), process)
+    x = torch.zeros(64)
+    for number in range(6 * patches.CALM):
+        run(tuner, x, 2 + number % 3, grid=(1,), warmup=False)
+    counts = [entry.count for entry in watched.entries.values()]
+    assert counts == pytest.approx([2 * patches.CALM] * 3, rel=0.05)
+    assert watched.calm < 2 * patches.CALM
+    for _ in range(max(patches.STRIDES) + 1):
+        run(tuner, x, 7, grid=(1,), warmup=False)
+    assert len(watched.entries) == 4, "a new launch that comes again is found"
+    assert watched.weight == 1, "and the kernel is watched closely again"

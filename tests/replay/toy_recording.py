@@ -1,0 +1,95 @@
+"""What ``fp8tune record`` would write of the toy kernels, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Recording, Scalar, Tensor, text_of
+
+MODULE = "toy_kernels"
+FOLDER = Path(__file__).parent
+
+
+def floats(name: str, *shape: int, **given: Any) -> Tensor:
+    strides = tuple([shape[1], 1] if len(shape) == 2 else [1])
+    described = {"least": -3.0, "most": 3.0, "mean": 0.0, "deviation": 1.0, "is_loaded": True, "is_stored": False}
+    return Tensor(name, **{"dtype": "float32", "shape": shape, "strides": strides, **described, **given})
+
+
+def written(name: str, *shape: int, **given: Any) -> Tensor:
+    return floats(name, *shape, **{"is_loaded": False, "is_stored": True, **given})
+
+
+def by_blocks(n: int, blocks: Sequence[int]) -> Grid:
+    return Grid(("BLOCK",), tuple(((block,), (-(-n // block),)) for block in blocks))
+
+
+def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **given: Any) -> Kernel:
+    configs = tuple(Config({"BLOCK": block}, has_pre_hook=attribute == "hooked") for block in blocks)
+    return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **given}, launches=launches)
+
+
+def copies(attribute: str, n: int = 256, blocks: Sequence[int] = (64, 128), **given: Any) -> Kernel:
+    """A kernel that writes ``y`` from ``x``."""
+    extra = given.pop("extra", ())
+    storage = {"storage": 1}
+    arguments = (floats("x", n), written("y", n, **storage), Scalar("n", n), *extra)
+    return kernel(attribute, blocks, Launch(arguments, by_blocks(n, [*blocks, 512])), **given)
+
+
+def softmax(rows: int = 64, columns: int = 96) -> Kernel:
+    arguments = (
+        floats("x", rows, columns),
+        written("y", rows, columns, storage=1),
+        *(Scalar("n_rows", rows), Scalar("n_cols", columns), Scalar("stride", columns)),
+    )
+    grid = Grid(("ROWS",), tuple(((count,), (-(-rows // count),)) for count in (1, 2, 4)))
+    return Kernel(
+        f"{MODULE}:softmax",
+        key=("n_cols",),
+        configs=(Config({"ROWS": 1}), Config({"ROWS": 2})),
+        launches=(Launch(arguments, grid, key=(columns, "torch.float32", "torch.float32")),),
+    )
+
+
+def accumulate(n: int = 256) -> Kernel:
+    total = written("total", 1, is_loaded=True, storage=1, least=7.0, most=7.0)
+    return kernel("accumulate", (64, 128), Launch((floats("x", n), total, Scalar("n", n)), by_blocks(n, (64, 128))))
+
+
+def in_place(n: int = 256) -> Kernel:
+    both = floats("x", n, is_stored=True)
+    return kernel("double_in_place", (64, 128), Launch((both, Scalar("n", n)), by_blocks(n, (64, 128))))
+
+
+def keyed(n: int = 256) -> Kernel:
+    blocks, grid = (64, 128), by_blocks(n, (64, 128))
+    rest = (Scalar("n", n), Scalar("FLAG", True, True), Scalar("MODE", "sum", True))
+    launches = [
+        Launch((floats("x", n, dtype=dtype), written("y", n, dtype=dtype, storage=1), *rest), grid)
+        for dtype in ("float32", "float16")
+    ]
+    return kernel("keyed", blocks, *launches, key=("n", "FLAG", "MODE"))
+
+
+def bare(n: int = 256) -> Kernel:
+    arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("BLOCK", 64, True))
+    launch = Launch(arguments, by_blocks(n, (64, 128)), options={"num_warps": 2})
+    return Kernel(f"{MODULE}:bare", is_autotuned=False, launches=(launch,))
+
+
+def everything() -> Recording:
+    refused = Kernel("__main__:local", refusal="it is defined in __main__")
+    kernels = (
+        *(softmax(), accumulate(), in_place(), copies("hooked"), copies("pruned", blocks=(64, 4096)), keyed(), bare()),
+        *(copies("wrong_block", blocks=(64, 128, 256)), copies("drops_tail"), refused),
+    )
+    return Recording(command="python toy.py", kernels=kernels)
+
+
+def write(folder: Path, *kernels: Kernel) -> Path:
+    path = folder / "run.json"
+    path.write_text(text_of(Recording(kernels=kernels) if kernels else everything()))
+    return path
