@@ -165,8 +165,8 @@ def _absolute(text: str) -> KernelReference:
         return f"{Path(path).absolute()}{colon}{attribute}" if path.endswith(".py") else name
 
     kernel = KernelReference.parse(text).absolute_paths()
-    names = {name: absolute(getattr(kernel, name)) for name in ("kernel", "reference", "inputs")}
-    return replace(kernel, **names)
+    names = absolute(kernel.kernel), absolute(kernel.reference), absolute(kernel.inputs)
+    return replace(kernel, kernel=names[0], reference=names[1], inputs=names[2])
 
 
 def of_unit(plan: Plan, known: Mapping[str, ProblemPlan], unit: Unit, time_budget_s: float | None = None) -> Plan:

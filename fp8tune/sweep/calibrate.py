@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fp8tune.errors import MachineError
-from fp8tune.measure import device, trial
+from fp8tune.measure import device as devices
+from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.plan import grids
@@ -66,7 +67,7 @@ def arms_of(backend: Backend) -> list[KernelArm]:
     """Return the declared default, and for each axis the first config that differs from it in this axis only."""
     spec = load_spec(KERNEL)
     problem = Problem(spec.name, SHAPE, "balanced")
-    grid = grids.configs(spec, problem, spec.axes, device.limits(backend.device))
+    grid = grids.configs(spec, problem, spec.axes, devices.limits(backend.device))
     tried = [config for config, pruned in grid.items() if not pruned]
     near = [[c for c in tried if {name for name in c if c[name] != spec.default[name]} == {axis}] for axis in spec.axes]
     configs = dict.fromkeys([spec.default, *(found[0] for found in near if found)])
@@ -83,8 +84,8 @@ def calibrate(
     """
     if not backend.times:
         raise MachineError("there is no GPU here to calibrate; --timer simulated:SEED calibrates a fake one")
-    named = {"command": command, "commit": commit, "timer": backend.timer}
-    sweep = store.begin_sweep("calibrate", backend.device, **named, seed=0)
+    timer, device = backend.timer, backend.device
+    sweep = store.begin_sweep("calibrate", device, command=command, commit=commit, timer=timer, seed=0)
     try:
         arms, values, blocks, ticks_us = arms_of(backend), _idle(backend), list[Block](), list[float]()
         for turn in measure(backend, [Group(None, arms)], Schedule(range(1, PROCESSES + 1), ROUNDS, _order)):
@@ -100,10 +101,10 @@ def calibrate(
         values |= spreads(blocks) | {REFERENCE_US: reference_us(blocks, arms[0].config)}
         values[COUNTED] = float(len({block.process for block in blocks}))
         for name, value in values.items():
-            store.record_calibration(sweep, backend.device, name, value)
+            store.record_calibration(sweep, device, name, value)
     finally:
         store.finish_sweep(sweep)
-    yield Calibration(backend.device, values, plan_for(values))
+    yield Calibration(device, values, plan_for(values))
 
 
 def reference_us(blocks: Sequence[Block], config: NamedInts) -> float:
