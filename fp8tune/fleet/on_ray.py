@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.worker import usable_cores
 from fp8tune.store import database
+from fp8tune.store.results import Store
 
 MOST_RESTARTS = 5
 # Ray's own niceness of 15 would let workers wait for every other process of the host.
@@ -37,7 +39,7 @@ class RayFleet:
     def __init__(self, db: str, options: Sequence[str], timer: str | None = None) -> None:
         """Take the options of each worker; a simulated ``timer`` makes a simulated GPU of each core."""
         self.db, self.options, self.timer = db, options, timer
-        self.count = 0
+        self.count, self.name = 0, f"ray-{uuid.uuid4().hex[:4]}"
         self.workers: dict[Any, int] = {}
         """Ray's reference to a running worker -> its number."""
         self.failures: list[str] = []
@@ -73,8 +75,11 @@ class RayFleet:
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
-            self._ray.cancel(worker, force=True)  # the worker's process hears of it, and gives its unit back
+            self._ray.cancel(worker, force=True)
         self._ray.shutdown()
+        with Store.open(self.db, wait=True) as store:
+            for number in self.workers.values():
+                store.return_units_of(f"{self.name}-{number}", "the sweep was told to end", counts=False)
 
     def is_over(self) -> bool:
         """Start workers on new GPUs and see which have ended; True once none is left. To be asked every second."""
@@ -101,7 +106,8 @@ class RayFleet:
         environment = {name: value for name, value in os.environ.items() if name.startswith(("PG", "TRITON_"))}
         retries = {"max_retries": MOST_RESTARTS, "retry_exceptions": [ChildProcessError]}
         run = self._ray.remote(num_gpus=1, num_cpus=0, **retries)(run_worker)
-        self.workers[run.remote(options, {**environment, "FP8TUNE_DB": self.db}, str(Path.cwd()))] = self.count
+        environment |= {"FP8TUNE_DB": self.db, "FP8TUNE_WORKER": f"{self.name}-{self.count}"}
+        self.workers[run.remote(options, environment, str(Path.cwd()))] = self.count
         self.count += 1
 
     def _check_database(self) -> None:

@@ -103,12 +103,15 @@ class Worker:
         planning.make_ready(backend)
         if backend.kind is Kind.MEASURED:
             importlib.import_module("torch")  # seconds or, over a network, a minute: before there is a unit to lose
-        device = backend.device.name
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{backend.device.uuid_hash[:4]}".rstrip(":")
+        device, gpu = backend.device.name, backend.device.uuid_hash[:4]
+        name = os.environ.get("FP8TUNE_WORKER", "")
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{gpu}".rstrip(":")
         self.done = self.failed = self.failures_in_row = 0
         self.refused: dict[str, str] = {}
         with Store.open(self.db, create=True, wait=True) as self.store:
             yield QueueEvent("started", self.name)
+            if name:
+                self.store.return_units_of(name, "its worker was lost")
             is_waiting = False
             while self.left_s() >= LEAST_S:
                 if lease := self.store.take_unit(device, self.name, without=[*self.refused], lease_s=self.lease_s):
