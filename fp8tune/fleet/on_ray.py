@@ -50,7 +50,7 @@ class RayFleet:
             self._ray = importlib.import_module("ray")
         except ImportError:
             raise UsageError("--on ray needs Ray: pip install 'fp8tune[ray]', or use --on queue") from None
-        address = os.environ.get("RAY_ADDRESS", "local")
+        address = os.environ.get("RAY_ADDRESS") or "local"
         options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
         if address == "local":
             options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES, "num_cpus": usable_cores()}
