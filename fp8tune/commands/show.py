@@ -153,12 +153,12 @@ def _show_recording(options: ShowOptions, path: str) -> None:
 
 
 def _show_picks(options: ShowOptions) -> None:
-    from fp8tune.render.evidence import print_single_bests
-    from fp8tune.render.winners import print_winners
-
     is_table = options.format in (Format.TABLE, Format.MARKDOWN)
     if is_table and not options.kernels and not options.rows_only and _show_overview(options):
         return
+    from fp8tune.render.evidence import print_single_bests  # these load numpy, which the overview does not need
+    from fp8tune.render.winners import print_winners
+
     studies, db = _studies(options)
     chosen = ordered(_filtered(options, studies))
     if not chosen and is_table:

@@ -456,17 +456,33 @@ class _Results:
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
-            id = row.study_id
+            id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
             if id not in self.studies:
                 continue
             counts[id] += 1
-            status, config = _STATUSES[row.status], self.names.configs[row.config_id]
+            status, config = _STATUSES[status_text], self.names.configs[config_id]
             if status is not Status.OK:
                 failures.setdefault(id, {})[config] = status
-            result = self._result(row, config, status, blocks.get(row.id, ()), shared[id])
+            run, of_study = shared[id]
+            of_result = blocks.get(result_id)
+            by_stage = self._finals(of_result, run) if of_result else {}
+            finals = by_stage.get(db.FINAL, ())
             is_timed = self.studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
-            if not is_timed or (status is Status.OK and (result.finals or result.coarse_us is not None)):
-                results.setdefault(id, []).append(result)
+            if is_timed and (status is not Status.OK or (not finals and coarse_us is None)):
+                continue
+            result = Result(
+                config=None if source and not config else config,  # a publication that names none
+                status=status,
+                coarse_us=coarse_us,
+                figures=len(finals) or max(1, processes),
+                finals=finals,
+                control=by_stage.get(db.CONTROL, ()),
+                source=source,
+                note=note,
+                facts=Facts(*facts, self.codes.get(result_id)),
+                **of_study,
+            )
+            results.setdefault(id, []).append(result)
         for id in self.studies:  # checksums notice no row that is missing
             stored = self.names.rows[id]
             if (counts[id], len(self.names.runs.get(id, ()))) != (stored.results, stored.runs):
@@ -488,8 +504,8 @@ class _Results:
             blocks.setdefault(result, []).append(tuple(block))
         return blocks
 
-    def _shared(self, id: int) -> dict[str, Any]:
-        """Return the fields that all results of a study have in common."""
+    def _shared(self, id: int) -> tuple[tuple[int, FinalsRun] | None, dict[str, Any]]:
+        """Return the finals of a study that count, and the fields that all of its results have in common."""
         study, runs, device_id = self.studies[id], self.names.runs.get(id, []), self.names.rows[id].device_id
         sweep = runs[0].sweep_id if len(runs) == 1 else None
 
@@ -498,32 +514,13 @@ class _Results:
             return self.calibrations.get((name, sweep, device_id), newest)
 
         copy, checks = calibrated(COPY_CEILING), {run.check_used for run in runs} or {CHECKS[0]}
-        return {
+        return self.names.finals(id), {
             # Of several checks the least strict counts.
             "check": max(checks, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check)),
             "ceiling_gb_per_s": copy and self._ceiling(copy, study),
             "copy_gb_per_s": copy,
             "peak_flop_per_s": None if study.flops is None else calibrated(FLOP_PER_S + study.problem.in_dtype),
-            "run": self.names.finals(id),
         }
-
-    def _result(
-        self, row: Any, config: NamedInts, status: Status, blocks: Sequence[Any], shared: Mapping[str, Any]
-    ) -> Result:
-        by_stage = self._finals(blocks, shared["run"]) if blocks else {}
-        finals = by_stage.get(db.FINAL, ())
-        return Result(
-            config=None if row.source and not config else config,  # a publication that names none
-            status=status,
-            coarse_us=row.coarse_us,
-            figures=len(finals) or max(1, row.coarse_processes),
-            finals=finals,
-            control=by_stage.get(db.CONTROL, ()),
-            source=row.source,
-            note=row.note,
-            facts=_facts(row._mapping, self.codes.get(row.id)),
-            **{name: value for name, value in shared.items() if name != "run"},
-        )
 
     def _finals(self, blocks: Sequence[Any], run: tuple[int, FinalsRun] | None) -> dict[int, tuple[ProcessTimes, ...]]:
         by_process: dict[tuple[int, str], list[tuple[int, float]]] = {}

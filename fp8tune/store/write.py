@@ -281,9 +281,7 @@ class Writing(Database):
         of_rows = zip(studies, rows, strict=True)
         results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in of_rows])
         trials, timed = [], set()
-        for (sweep_id, row), study, result in zip(rows, studies, results, strict=True):
-            key = {"sweep_id": sweep_id, "name": row.process, "git_commit": row.commit}
-            process = self._id(db.Processes, key, {"started_at": time.time()})
+        for (sweep_id, row), study, result, process in zip(rows, studies, results, self._processes(rows), strict=True):
             trials.append({**_trial(row, result, process), "sweep_id": sweep_id})
             if row.outcome.time_us is not None or row.kind in (Kind.STATIC, Kind.INTERPRETER):
                 timed.add(study)
@@ -305,6 +303,18 @@ class Writing(Database):
         study = self._study(row, **{name: value for name, value in newer.items() if value is not None})
         self._run_of(sweep_id, study, **self._facts_of(sweep_id, row.version or KernelVersion(row.problem.kernel, "")))
         return study
+
+    def _processes(self, rows: Sequence[tuple[int, Row]]) -> list[int]:
+        """Return the id of the process of each row, inserted where it is new."""
+        of, names = db.Processes.c, unique_names(db.Processes)
+        keys = [(sweep_id, row.process, row.commit) for sweep_id, row in rows]
+        new = [{**dict(zip(names, key, strict=True)), "started_at": time.time()} for key in dict.fromkeys(keys)]
+        self._insert(db.Processes, [{**row, "crc": row_checksum(db.Processes, row)} for row in new])
+        query = select(of.id, *(of[name] for name in names)).where(of.sweep_id.in_({sweep_id for sweep_id, _ in rows}))
+        if len(new) == 1:
+            query = query.where(of.name == keys[0][1])
+        ids = {tuple(row[1:]): int(row[0]) for row in self._connection.execute(query)}
+        return [ids[key] for key in keys]
 
     def _results(self, rows: Sequence[Values]) -> list[int]:
         """Return the ids of results, inserted where they are new. Facts of the compiler replace older ones."""
