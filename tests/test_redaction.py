@@ -112,11 +112,7 @@ def stored_with(path: Path, command: str) -> None:
         of = schema.Sweeps
         row = connection.execute("select * from sweeps").fetchone()
         values = {**dict(zip(of.c.keys(), row, strict=True)), "command": command}
-        (device,) = connection.execute("select * from devices").fetchall()
-        identity = schema.row_checksum(
-            schema.Devices, dict(zip(schema.Devices.c.keys(), device, strict=True)), {}, identity=True
-        )
-        crc = schema.row_checksum(of, values, {"device_id": identity})
+        crc = schema.row_checksum(of, values)
         connection.execute("update sweeps set command = ?, crc = ?", (command, crc))
     connection.close()
 

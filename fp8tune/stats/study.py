@@ -172,6 +172,8 @@ class Study:
     results: tuple[Result, ...] = ()  # results with a time; for compiled kernels, all results
     failures: Mapping[NamedInts, Status] = field(default_factory=dict)
     """Configs that were tried without getting a time, each with the status that gives the reason."""
+    untimed: tuple[NamedInts, ...] = ()
+    """Configs of correct results without a time, such as those that a publication names without one."""
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
     flops: int | None = None
@@ -191,8 +193,8 @@ class Study:
 
     @property
     def configs(self) -> list[NamedInts]:
-        """Named configs of the results."""
-        return [result.config for result in self.results if result.config is not None]
+        """Named configs of the results, and those without a time."""
+        return [*(result.config for result in self.results if result.config is not None), *self.untimed]
 
     @property
     def default(self) -> NamedInts:

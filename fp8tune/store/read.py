@@ -454,6 +454,7 @@ class _Results:
         """Return the studies with their results, in the order they were begun."""
         few = list(self.studies) if len(self.studies) <= _FEW else None
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
+        untimed: dict[int, list[NamedInts]] = {}
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
             id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
@@ -469,6 +470,8 @@ class _Results:
             finals = by_stage.get(db.FINAL, ())
             is_timed = self.studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
             if is_timed and (status is not Status.OK or (not finals and coarse_us is None)):
+                if status is Status.OK and config:
+                    untimed.setdefault(id, []).append(config)
                 continue
             result = Result(
                 config=None if source and not config else config,  # a publication that names none
@@ -487,10 +490,12 @@ class _Results:
             stored = self.names.rows[id]
             if (counts[id], len(self.names.runs.get(id, ()))) != (stored.results, stored.runs):
                 raise damaged("studies", id, "rows of it are missing")
-        return [
-            replace(study, results=tuple(sorted(results.get(id, ()), key=result_order)), failures=failures.get(id, {}))
-            for id, study in self.studies.items()
-        ]
+        studies = []
+        for id, study in self.studies.items():
+            of_study = tuple(sorted(results.get(id, ()), key=result_order))
+            others = {"failures": failures.get(id, {}), "untimed": tuple(untimed.get(id, ()))}
+            studies.append(replace(study, results=of_study, **others))
+        return studies
 
     def _blocks(self, studies: Sequence[int] | None) -> dict[int, list[Any]]:
         """Return the final blocks of each result: stage, process, round, time."""
