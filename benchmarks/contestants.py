@@ -17,6 +17,7 @@ from typing import Any
 
 from fp8tune.measure import device
 from fp8tune.measure.worker import usable_cores
+from fp8tune.plan import grids
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
@@ -56,8 +57,8 @@ class Course:
         problem = plan.problems(spec, [ROW])[0]
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
-        axes = plan.parse_grid(GRID, spec.axes)
-        kept = [config for config, pruned in plan.configs(spec, problem, axes, limits).items() if not pruned]
+        axes = grids.parse_grid(GRID, spec.axes)
+        kept = [config for config, pruned in grids.configs(spec, problem, axes, limits).items() if not pruned]
         in_grid = tuple(config for config in kept if all(config[axis] in axes[axis] for axis in axes))  # no default
         return cls(spec, problem, axes, in_grid, "cuda" if torch.cuda.is_available() else "meta")
 

@@ -29,8 +29,9 @@ from places import PLANTED, PUBLISHED
 from fp8tune.check import doctor
 from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning
+from fp8tune.sweep.events import TrialDone
+from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "10"))
@@ -63,8 +64,8 @@ def run_sweep(path: Path, options: Options = OPTIONS, stands_after: int | None =
     def go() -> None:
         lines = itertools.count(1)
         with Store.open(str(path), create=True) as store:
-            for event in sweep.sweep(store, plan):
-                if isinstance(event, sweep.TrialDone):
+            for event in sweep(store, plan):
+                if isinstance(event, TrialDone):
                     row = event.row
                     process = row.process if row.stage != "screen" else ""
                     say(json.dumps([str(row.problem.shape), str(row.config), row.round, row.stage, process]))
@@ -117,7 +118,7 @@ class Unbroken:
             path = self._folder / f"{len(self._swept)}.db"
             plan, begun = planned(options), time.monotonic()
             with workers_forked_from_here(), Store.open(str(path), create=True) as store:
-                for _ in sweep.sweep(store, plan):
+                for _ in sweep(store, plan):
                     pass
             self._swept[options] = path, time.monotonic() - begun
         return self._swept[options]

@@ -19,7 +19,7 @@ from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Group, Schedule, measure
-from fp8tune.plan import problems, shapes
+from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import check_reference, load_spec
@@ -31,7 +31,8 @@ from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
 from fp8tune.studies import decided as decided_studies
 from fp8tune.sweep import session
-from fp8tune.sweep.loop import Event, sweep
+from fp8tune.sweep.events import Event
+from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
 from fp8tune_kernels.spec import KernelSpec
@@ -149,10 +150,10 @@ def _keyed(spec: KernelSpec, problem: Problem) -> KeyedProblem:
 def _problem_plans(plan: Plan, spec: KernelSpec, keyed: Sequence[KeyedProblem]) -> tuple[ProblemPlan, ...]:
     """Each problem and then its variations, so that a time budget leaves out whole problems, nearly."""
     (reference,), limits = plan.options.kernels, device.limits(plan.backend.device)
-    axes, version = problems.parse_grid(plan.options.grid, spec.axes), version_of(reference, spec)
+    axes, version = grids.parse_grid(plan.options.grid, spec.axes), version_of(reference, spec)
     every = dict.fromkeys(p for one in keyed for p in (one.problem, *(v.problem for v in one.variations)))
     return tuple(
-        ProblemPlan.of(reference, spec, version, problem, problems.configs(spec, problem, axes, limits))
+        ProblemPlan.of(reference, spec, version, problem, grids.configs(spec, problem, axes, limits))
         for problem in every
     )
 

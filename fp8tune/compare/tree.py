@@ -18,7 +18,7 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.plan import problems
+from fp8tune.plan import grids, problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
@@ -76,7 +76,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     spec = _spec(reference)
     result = []
     for arm in arms:
-        grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
+        grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]

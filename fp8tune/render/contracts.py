@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.fleet.events import OwnEvent
+    from fp8tune.fleet.worker import QueueEvent
     from fp8tune.lookups import Lookup
     from fp8tune.stats.explanation import Explanation
     from fp8tune.stats.study import Study
     from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
-    from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
+    from fp8tune.store.units import Queue, QueuedSweep, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
     from fp8tune.tables.merge import Merged
 
@@ -430,21 +430,17 @@ def compared(row: ComparedRow) -> Object:
 # Workers and their queue
 
 
-def worker_event(event: OwnEvent) -> Object:
+def worker_event(event: QueueEvent) -> Object:
     """``worker``: what became of one unit, or of the worker; what does not apply is null."""
-    from fp8tune.fleet.events import NAMES
-
-    unit: Unit | None = getattr(event, "unit", None)
-    number = ("attempt", "seconds", "trials", "done", "failed", "running", "waiting", "left_s")
+    unit = event.unit
     return {
-        "event": NAMES[type(event)],
-        "worker": getattr(event, "worker", None),
+        **_fields(event, "event", "worker"),
         "unit": unit and unit.key,
-        "sweep": unit.sweep_key if unit else getattr(event, "sweep_key", None),
+        "sweep": unit and unit.sweep_key,
         "kernel": unit and unit.kernel,
         "shapes": unit and list(unit.shapes),
-        "reason": redacted(getattr(event, "reason", "") or getattr(event, "text", "")),
-        **{name: getattr(event, name, None) for name in number},
+        "reason": redacted(event.reason),
+        **_fields(event, "attempt", "seconds", "trials", "done", "failed", "running", "waiting"),
     }
 
 
@@ -466,5 +462,5 @@ def _queued_unit(of: UnitStatus, sweep: QueuedSweep) -> Object:
         "shapes": list(unit.shapes),
         "state": str(of.state),
         **_fields(of, "worker", "attempts", "since_s", "seconds", "lease_left_s", "reason"),
-        **_fields(unit, "worth", "expected_s"),
+        **_fields(unit, "expected_s"),
     }

@@ -242,7 +242,6 @@ QUEUED_UNIT = (
     field("seconds", "number or null", "that it took; null unless done", "s"),
     field("lease_left_s", "number or null", "until its lease ends; null unless running"),
     field("reason", "text", "why it failed or came back, or that no config is right on a problem; empty otherwise"),
-    field("worth", "number", "units of more worth are taken first"),
     field("expected_s", "number", "about what it takes on one device"),
 )
 
@@ -268,15 +267,14 @@ DOCUMENTS: Mapping[str, Document] = {
             field(
                 "event",
                 "text",
-                "`started`, `preparing`, `notice`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or "
-                "`ended`",
+                "`started`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or `ended`",
             ),
             field("worker", "text or null", "host, process and the GPU's first digits"),
             field("unit", "text or null", "the unit's key"),
             field("sweep", "text or null", "the key of the sweep it is of"),
             replace(KERNEL, type="text or null"),
             UNIT_SHAPES,
-            field("reason", "text", "why it failed, went back or ended; what was found when done; or a notice"),
+            field("reason", "text", "why it failed, went back or ended; what was found when done"),
             field("attempt", "integer or null", "counted from 1"),
             field("seconds", "number or null", "that the unit took", "s"),
             field("trials", "integer or null", "of the unit, stored by this worker"),
@@ -284,12 +282,11 @@ DOCUMENTS: Mapping[str, Document] = {
             field("failed", "integer or null", "units that failed here"),
             field("running", "integer or null", "units that other workers have"),
             field("waiting", "integer or null", "units that wait for this device name"),
-            field("left_s", "number or null", "about what these take on one device"),
         ),
     ),
     "queue": Document(
         "queue",
-        "What is queued, and which GPUs are left out.",
+        "What is queued.",
         (field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),),
     ),
     "winner": Document("show", "The pick of one problem.", WINNER),

@@ -7,7 +7,9 @@ import functools
 import logging
 import os
 import sqlite3
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -97,6 +99,9 @@ _CLIENT_LINES = {
 
 _logger = logging.getLogger("fp8tune")
 _reached: set[str] = set()
+_open_files: Counter[tuple[int, int] | None] = Counter()
+"""Number of databases that this process has open, by file."""
+_opening = threading.Lock()
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
@@ -134,19 +139,21 @@ class Database:
         self._open: Connection | None = None
         self._fence: Callable[[Connection], None] | None = None
         """Called at the beginning of each write; raises to store nothing."""
-        if self.path is not None:
-            _check_path(self.path, create=create and writable, writable=writable)
-        self._mode = "ro" if not writable else "rwc" if create else "rw"
-        self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
-        try:
-            self._check_tables(create=create and writable)
-        except BaseException:
-            self._engine.dispose()
-            raise
-        self._is_ours = True
-        if self.path is not None:
-            self._engine.dispose()  # connections from now on use a write-ahead log
-            self._inode = _inode(self.path)
+        with contextlib.nullcontext() if self.path is None else _opening:
+            if self.path is not None:
+                _check_path(self.path, create=create and writable, writable=writable)
+            self._mode = "ro" if not writable else "rwc" if create else "rw"
+            self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
+            try:
+                self._check_tables(create=create and writable)
+            except BaseException:
+                self._engine.dispose()
+                raise
+            self._is_ours = True
+            if self.path is not None:
+                self._engine.dispose()  # connections from now on use a write-ahead log
+                self._inode = self._file = _inode(self.path)
+                _open_files[self._file] += 1
 
     @classmethod
     def open(
@@ -197,6 +204,8 @@ class Database:
                 with contextlib.closing(raw):
                     raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     raw.execute("PRAGMA journal_mode=DELETE")
+        if self.path is not None:
+            _open_files[self._file] -= 1
 
     @property
     def _connection(self) -> Connection:
@@ -461,6 +470,11 @@ def _check_path(path: Path, *, create: bool, writable: bool) -> None:
 
 
 def _write_version(path: Path) -> int:
+    """Return the header's write version: 1 for a rollback journal, 2 for WAL, 0 if it is not known."""
+    # Closing any descriptor of a file drops all locks of this process on it, those of SQLite's connections too: other
+    # processes would then write, or remove the log, while these are in use.
+    if _open_files[_inode(path)]:
+        return 0
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(19)[18:].ljust(1, b"\0")[0]
     return 0

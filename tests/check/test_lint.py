@@ -16,8 +16,8 @@ from fp8tune.check.lint import KeyedProblem, KeyVerdict, Report, VariationResult
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.replay.loading import load_spec
@@ -35,7 +35,7 @@ def linted(reference: str, problems: int, configs: int) -> list[VariationResult]
     spec, clock = load_spec(reference), SimulatedBackend("simulated:0")
     found = plan.problems(spec, shapes.load("llama4").rows)[:problems]
     subjects = [KeyedProblem(of, spec.lookup_key(of), tuple(variations(spec, of))) for of in found]
-    tried = list(plan.configs(spec, found[0], spec.axes, None))[:configs]
+    tried = list(grids.configs(spec, found[0], spec.axes, None))[:configs]
     version = KernelVersion(spec.name, "aaaa", spec.default, tuple(spec.axes.items()), spec.key)
 
     def time_us(of: Problem, chosen: NamedInts, process: int, number: int) -> float:

@@ -9,14 +9,11 @@ from dataclasses import replace
 
 import pytest
 from database_rows import H100, begin, row
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fp8tune.fleet.run import left_s
 from fp8tune.store import units
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit, UnitStatus
+from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit
 
 SWEEP = QueuedSweep("sweep", "NVIDIA H100", '{"options": {}}', "fp8tune sweep --db postgresql://me:hunter2@host/db")
 
@@ -169,22 +166,3 @@ def test_a_forgotten_sweep_takes_its_units_along_and_leaves_rows(db: str) -> Non
         assert store.forget_units(SWEEP.key) == 2
         assert store.queue() == Queue()
         assert len(list(store.rows())) == 1
-
-
-SECONDS = st.floats(0.001, 1e4)
-
-
-@given(done=st.lists(st.tuples(SECONDS, SECONDS)), waiting=st.lists(SECONDS), workers=st.integers(1, 64))
-def test_what_is_left_takes_as_long_as_the_longest_unit_at_least(
-    done: list[tuple[float, float]], waiting: list[float], workers: int
-) -> None:
-    ended = [UnitStatus(unit(0, expected_s=e), UnitState.DONE, seconds=s, since_s=0.0) for e, s in done]
-    queue = Queue(units=(*ended, *(UnitStatus(unit(1, expected_s=e), UnitState.WAITING) for e in waiting)))
-    found = left_s(queue, workers)
-    if not waiting:
-        assert found == 0
-    elif not done:
-        assert found is None
-    else:
-        pace = sum(s for _, s in done) / sum(e for e, _ in done)
-        assert found == pytest.approx(max(pace * max(waiting), pace * sum(waiting) / workers))

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.gemm import grouped_configs
@@ -60,7 +60,7 @@ def test_few_configs_are_left_on_each_shape() -> None:
     counts = []
     for kernel, problem in of_sets():
         spec = catalog.load(kernel)
-        tried = plan.configs(spec, problem, spec.axes, HOPPER)
+        tried = grids.configs(spec, problem, spec.axes, HOPPER)
         counts.append(sum(not reason for reason in tried.values()))
         assert 3 <= counts[-1] <= 30, problem
         assert all("\n" not in reason for reason in tried.values())

@@ -1,4 +1,4 @@
-"""Finals on the simulated clock: who plays, how often, what is stored, and what a fault or a stop costs."""
+"""Confirmation on the simulated clock: finalists, processes, rows, and the cost of a fault or a stop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from fp8tune.stats.explanation import Explanation, reasons
 from fp8tune.stats.study import OPEN, SETTLED, Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
 from fp8tune.studies import decided, summarize
-from fp8tune.sweep import finals, picks, planning, session
-from fp8tune.sweep import loop as sweep
+from fp8tune.sweep import picks, planning, session
+from fp8tune.sweep.confirmation import process_name
+from fp8tune.sweep.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
@@ -57,41 +58,30 @@ def planned(options: Options, gpu: FakeGpu | None = None) -> Plan:
     return plan if gpu is None else replace(plan, backend=gpu)
 
 
-def events(store: Store, options: Options, gpu: FakeGpu | None = None) -> list[sweep.Event]:
+def events(store: Store, options: Options, gpu: FakeGpu | None = None) -> list[Event]:
     with store.adding_together(1.0):
         return list(session.run(store, planned(options, gpu)))
 
 
-def budgeted(store: Store, options: Options, turns: int, answer: Answer = lambda *_: None) -> sweep.Finished:
+def budgeted(store: Store, options: Options, turns: int, answer: Answer = lambda *_: None) -> Finished:
     """The end of a sweep whose time is up once its finals' processes have begun with so many problems."""
     gpu = FakeGpu(TIMER, answer)
     plan = planned(replace(options, time_budget_s=1e9), gpu)
     *_, last = session.run(store, plan, clock=lambda: math.inf if gpu.turns >= turns else 0.0)
-    assert isinstance(last, sweep.Finished)
+    assert isinstance(last, Finished)
     return last
 
 
-def rows(found: list[sweep.Event]) -> list[Row]:
-    return [event.row for event in found if isinstance(event, sweep.TrialDone)]
+def rows(found: list[Event]) -> list[Row]:
+    return [event.row for event in found if isinstance(event, TrialDone)]
 
 
 def studies(store: Store, options: Options) -> list[Study]:
-    plan = planning.planned(options)
-    return session.studies(store, plan.backend, session.finished_problems(store, plan))
+    return session.studies(store, planned(options))
 
 
 def decisions(store: Store, options: Options) -> list[object]:
     return [(study.problem, study.choice, study.noise) for study in studies(store, options)]
-
-
-def announced(found: list[sweep.Event]) -> int:
-    """Trials that progress counts up to."""
-    count = 0
-    for event in found:
-        match event:
-            case sweep.Started(planned=trials) | sweep.Added(trials) | sweep.FinalsStarted(trials=trials):
-                count += trials
-    return count
 
 
 def timed(store: Store) -> list[tuple[object, ...]]:
@@ -111,9 +101,7 @@ def timed(store: Store) -> list[tuple[object, ...]]:
 
 
 def test_finals_are_the_default(store: Store, options: Options) -> None:
-    seen = events(store, options)
-    found = rows(seen)
-    assert announced(seen) == len(found)
+    found = rows(events(store, options))
     screened = [row for row in found if row.stage == "screen"]
     played = [row for row in found if row.stage == "final"]
     assert len(screened) > 0
@@ -122,7 +110,7 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         configs, processes = {row.config for row in mine}, {row.process for row in mine}
         assert 2 <= len(configs) <= PROTOCOL.finalists
         assert len(processes) in (PROTOCOL.processes, *PROTOCOL.more_processes)
-        assert processes == {finals.process_name(number) for number in range(1, len(processes) + 1)}
+        assert processes == {process_name(number) for number in range(1, len(processes) + 1)}
         assert len(mine) == len(configs) * len(processes) * PROTOCOL.rounds
         assert {row.round for row in mine} == set(range(PROTOCOL.rounds))
         default = mine[0].version.default if mine[0].version else None
@@ -173,7 +161,7 @@ def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: 
     assert {row.stage for row in screened} == {"screen"}
     assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
     found = events(store, options)
-    kept = [event for event in found if isinstance(event, sweep.TrialDone) and event.from_database]
+    kept = [event for event in found if isinstance(event, TrialDone) and event.from_database]
     assert len(kept) == len(screened)
     assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
 
@@ -194,32 +182,23 @@ def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: 
     running = session.run(store, plan)
     seen = 0
     for event in running:
-        seen += isinstance(event, sweep.TrialDone) and event.row.stage == "final"
+        seen += isinstance(event, TrialDone) and event.row.stage == "final"
         if seen == 100:
             break
     running.close()  # type: ignore[attr-defined]
-    assert {study.choice.verdict for study in session.studies(store, plan.backend, [event.row.problem])} == {
-        Verdict.QUICK
-    }
+    assert {study.choice.verdict for study in session.studies(store, plan)} == {Verdict.QUICK}
     events(store, options)
     with Store.open(str(tmp_path / "whole.db"), create=True) as whole:
         events(whole, options)
         assert timed(whole) == timed(store)
 
 
-def test_a_finished_sweep_is_answered_from_its_rows(options: Options, tmp_path: Path) -> None:
-    database, plan = str(tmp_path / "finished.db"), planning.planned(options)
-    with Store.open(database, create=True) as store:
-        found = rows(events(store, options))
-    assert session.is_stored(database, plan)
-    assert not session.is_stored(database, planning.planned(replace(options, quick=True)))
-    with Store.open(database) as opened:
-        again = list(session.run(opened, plan))
-        assert sorted(str(row.config) for row in rows(again)) == sorted(str(row.config) for row in found)
-        planned_again = events(opened, options)
-        assert all(event.from_database for event in planned_again if isinstance(event, sweep.TrialDone))
-        assert len(rows(planned_again)) == len(found)
-        assert announced(planned_again) == len(found)
+def test_a_finished_sweep_times_nothing(store: Store, options: Options) -> None:
+    events(store, options)
+    gpu = FakeGpu(TIMER)
+    again = events(store, options, gpu)
+    assert all(event.from_database for event in again if isinstance(event, TrialDone))
+    assert (gpu.turns, again[-1].is_whole) == (0, True)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT])
@@ -246,22 +225,24 @@ def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options
 def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: Options) -> None:
     gpu = FakeGpu(TIMER, unbuilt=Outcome(Status.OUT_OF_MEMORY, reason="out of memory"))
     found = events(store, options, gpu)
-    assert [event.reason for event in found if isinstance(event, sweep.NoFinals)] == ["out of memory"] * 2
-    assert session.finished_problems(store, planning.planned(options)) == []
-    events(store, options)
-    assert len(session.finished_problems(store, planning.planned(options))) == 2
+    assert [event.reason for event in found if isinstance(event, ConfirmationSkipped)] == ["out of memory"] * 2
+    assert isinstance(found[-1], Finished)
+    assert not found[-1].is_whole
+    *_, last = events(store, options)
+    assert isinstance(last, Finished)
+    assert last.is_whole
 
 
 def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: Options) -> None:
     assert budgeted(store, options, 3).left_out > 0
     *_, last = events(store, options)
-    assert isinstance(last, sweep.Finished)
+    assert isinstance(last, Finished)
     assert last.left_out == 0
     assert Verdict.QUICK not in {study.choice.verdict for study in studies(store, options)}
 
 
 def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
-    return session.studies(store, plan.backend, [plan.problems[number].problem])[0].choice.verdict
+    return session.studies(store, replace(plan, problems=plan.problems[number : number + 1]))[0].choice.verdict
 
 
 def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: Options) -> None:
@@ -295,11 +276,11 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
     turns = 2 * PROTOCOL.processes + 1  # one more than the first judgement takes
     assert budgeted(store, options, turns, ambiguous).left_out > 0
     plan = planned(options)
-    cut = [session.studies(store, plan.backend, [of.problem])[0] for of in plan.problems]
+    cut = [session.studies(store, replace(plan, problems=(problem,)))[0] for problem in plan.problems]
     assert [study.choice.processes for study in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
     assert Verdict.QUICK not in {study.choice.verdict for study in cut}
     *_, last = events(store, options, FakeGpu(TIMER, clear if settles else ambiguous))
-    assert isinstance(last, sweep.Finished)
+    assert isinstance(last, Finished)
     assert last.left_out == 0
     found = [study.choice.processes for study in studies(store, options)]
     if settles:
@@ -324,7 +305,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: O
         return math.inf if len(timed) > PROTOCOL.processes else 0.0
 
     *_, last = session.run(store, replace(planned(replace(options, time_budget_s=1e9)), backend=gpu), clock)
-    assert isinstance(last, sweep.Finished)
+    assert isinstance(last, Finished)
     assert last.left_out > 0
     assert verdict_of(store, plan, 0) is Verdict.QUICK
     assert verdict_of(store, plan, 1) is not Verdict.QUICK
@@ -368,6 +349,6 @@ def test_the_numbers_of_a_calibration_are_used(store: Store, options: Options) -
     for name, value in {"process_sd": 0.0005, "block_sd": 0.0002}.items():
         store.record_calibration(calibrated, device, name, value)
     store.finish_sweep(calibrated)
-    (started,) = [event for event in events(store, options) if isinstance(event, sweep.FinalsStarted)][:1]
+    (started,) = [event for event in events(store, options) if isinstance(event, ConfirmationStarted)][:1]
     assert started.is_calibrated
     assert (started.processes, started.protocol.rounds) == (4, 4)
