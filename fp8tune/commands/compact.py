@@ -35,7 +35,7 @@ def compact(
 ) -> None:
     """Make a database small enough to commit.
 
-    Keeps picks, confirmations, the 20 fastest other configs of each problem, configs that are picked anywhere for the
+    Keeps picks, confirmations, the 28 fastest other configs of each problem, configs that are picked anywhere for the
     kernel, and counts of the rest. Samples and the trials of coarse passes go: --archive keeps everything in a file
     that fp8tune import reads.
     """
