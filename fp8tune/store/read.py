@@ -482,7 +482,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=Facts(*facts[:4], self.codes.get(result_id)),
+                facts=Facts(*facts, code=self.codes.get(result_id)),
                 **of_study,
             )
             results.setdefault(id, []).append(result)
