@@ -38,7 +38,6 @@ from fp8tune.render import terminal as render
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
-from fp8tune.store.write import blocks_checksum
 from fp8tune.sweep import picks
 from fp8tune.sweep.published import lookup_key
 
@@ -112,20 +111,13 @@ def planted(source: Path, target: Path, table: str, column: str, text: str) -> P
 def renew_checksums(connection: sqlite3.Connection) -> None:
     """Make the checksums fit the rows, as somebody would who knows this program."""
     connection.row_factory = sqlite3.Row
-    identities: dict[str, dict[int, int]] = {}
     for table in METADATA.sorted_tables:
-        links = {column.name: key.column.table.name for column in table.c for key in column.foreign_keys}
         for values in map(dict, connection.execute(f"SELECT * FROM {table}").fetchall() if "crc" in table.c else ()):
-            references = {name: identities[of][values[name]] for name, of in links.items() if values[name] is not None}
-            crc = row_checksum(table, values, references)
-            if "id" in values:
-                identities.setdefault(table.name, {})[values["id"]] = row_checksum(
-                    table, values, references, identity=True
-                )
+            more: list[object] = []
             if table is Results:
                 query = "SELECT stage, process_id, round, time_us FROM trials WHERE stage AND time_us AND result_id = ?"
-                blocks = connection.execute(query, (values["id"],)).fetchall()
-                crc ^= blocks_checksum([(a, identities["processes"][process], c, d) for a, process, c, d in blocks])
+                more = [sorted(map(tuple, connection.execute(query, (values["id"],))))]
+            crc = row_checksum(table, values, *more)
             keys = [column.name for column in table.primary_key]
             where = " AND ".join(f'"{name}" = ?' for name in keys)
             connection.execute(f"UPDATE {table} SET crc = ? WHERE {where}", (crc, *(values[name] for name in keys)))

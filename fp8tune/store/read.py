@@ -482,7 +482,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=Facts(*facts, self.codes.get(result_id)),
+                facts=Facts(*facts, code=self.codes.get(result_id)),
                 **of_study,
             )
             results.setdefault(id, []).append(result)
@@ -492,9 +492,8 @@ class _Results:
                 raise damaged("studies", id, "rows of it are missing")
         studies = []
         for id, study in self.studies.items():
-            of_study = tuple(sorted(results.get(id, ()), key=result_order))
-            others = {"failures": failures.get(id, {}), "untimed": tuple(untimed.get(id, ()))}
-            studies.append(replace(study, results=of_study, **others))
+            ordered, no_time = tuple(sorted(results.get(id, ()), key=result_order)), tuple(untimed.get(id, ()))
+            studies.append(replace(study, results=ordered, failures=failures.get(id, {}), untimed=no_time))
         return studies
 
     def _blocks(self, studies: Sequence[int] | None) -> dict[int, list[Any]]:

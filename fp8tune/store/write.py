@@ -397,7 +397,7 @@ class Writing(Database):
         if rows:
             names = [name for name in rows[0] if name != "row"]
             statement = update(table).where(table.c["id"] == bindparam("row"))
-            values = {name: bindparam(f"new_{name}") for name in names}
+            values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
             new = [{"row": row["row"], **{f"new_{name}": row[name] for name in names}} for row in rows]
             self._connection.execute(statement.values(values), new)
 
