@@ -167,21 +167,23 @@ def main() -> None:
     folder = Path(os.environ.get("OUT") or tempfile.mkdtemp())
     runs: list[Run] = []
     several = f"{gpus} workers"
-    for name, workers in (("one worker", 1), (several, gpus), ("one killed", gpus), ("plain sweep", 1)):
+    for name, workers in ((several, gpus), ("one killed", gpus), ("one worker", 1), ("plain sweep", 1)):
         if name == "1 workers":
             continue
-        if time.monotonic() - begun + (runs[0].seconds if runs else 0.0) > options.seconds:
+        if time.monotonic() - begun + max((item.seconds for item in runs), default=0.0) > options.seconds:
             print(f"{name}: left out, no time", flush=True)
             continue
         runs.append(run(name, workers, gpus, options.sizes, folder))
         print(f"{name}: {runs[-1].seconds:.1f} s", flush=True)
     print("\nrun          GPUs  seconds  speedup   rows  units  attempts  device")
     for item in runs:
-        speedup = runs[0].seconds / item.seconds
+        one = next((other.seconds for other in runs if other.name == "one worker"), item.seconds)
+        speedup = one / item.seconds
         numbers = f"{item.gpus:4}  {item.seconds:7.1f}  {speedup:6.2f}x  {item.rows:5}  {item.units:5}"
         print(f"{item.name:11}  {numbers}  {item.attempts:8}  {item.device}")
-    for item in runs[1:]:
-        print(compared(folder, "one worker", item.name))
+    for item in runs:
+        if item.name != "one worker" and any(other.name == "one worker" for other in runs):
+            print(compared(folder, "one worker", item.name))
     (folder / "fleet_on_gpus.json").write_text(json.dumps([asdict(item) for item in runs], indent=1))
 
 
