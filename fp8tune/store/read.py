@@ -457,7 +457,7 @@ class _Results:
         untimed: dict[int, list[NamedInts]] = {}
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
-            id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
+            id, config_id, source, note, status_text, coarse_us, processes, *_, result_id = row
             if id not in self.studies:
                 continue
             counts[id] += 1
@@ -482,7 +482,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=Facts(*facts, code=self.codes.get(result_id)),
+                facts=_facts(row._mapping, self.codes.get(result_id)),
                 **of_study,
             )
             results.setdefault(id, []).append(result)
