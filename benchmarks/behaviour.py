@@ -226,7 +226,7 @@ def planted_faults() -> Values:
     rows = [row for row in document(text) if "config" in row]
     values = {f"FAULT={row['config']['FAULT']}": f"{row['status']}: {_plain(row['reason'])}" for row in rows}
     sys.path[:0] = [str(folder / "kernels")]
-    faults, edges, planting = map(importlib.import_module, ("faults", "on_edges", "planting"))
+    faults, edges, planting = map(importlib.import_module, ("kernel_faults", "on_edges", "planting"))
     for title in [*faults.FAULTS][::8]:
         spec = catalog.load(title.partition(":")[0].split(", ")[0])
         with tempfile.TemporaryDirectory() as copy, warnings.catch_warnings(action="ignore"):

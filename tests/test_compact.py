@@ -9,6 +9,7 @@ import pytest
 from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
 
+from fp8tune.store.prune import FASTEST
 from fp8tune.store.results import Store
 
 BLOCKS, WARPS = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16)
@@ -39,8 +40,9 @@ def test_compact_keeps_what_picks_rest_on_and_the_archive_keeps_everything(fille
     done = fp8tune("compact", "--archive", "all.db.xz", "--db", filled, "--format", "json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    # Of 30 configs on each problem the 20 fastest stay, and the pick of the other problem.
-    assert (report["results_removed"], report["trials_removed"], report["results_kept"]) == (18, 60, 42)
+    # Of 30 configs on each problem the fastest stay, and the pick of the other problem.
+    removed = 2 * (30 - FASTEST - 1)
+    assert (report["results_removed"], report["trials_removed"], report["results_kept"]) == (removed, 60, 60 - removed)
     assert output(filled) == before
     assert json.loads(fp8tune("compact", "--db", filled, "--format", "json").stdout)["results_removed"] == 0
     assert fp8tune("import", "all.db.xz", "--db", "again.db").returncode == 0

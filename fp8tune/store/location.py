@@ -98,9 +98,10 @@ def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = Tr
 
     Raises:
         UsageError: The variable names the shipped results, or a file that git tracks: the next pull would conflict.
-        DatabaseError: The folder cannot be made.
+        DatabaseError: No such database can be used, or the folder cannot be made.
     """
     if db is not None:
+        database.parse(db)  # before a sweep is planned: a database that cannot be used is refused at once
         return db
     mine, below = own(), base()
     if below is not None and _is_same(mine, below):

@@ -38,7 +38,7 @@ from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
 sys.path.append(str(ROOT / "tests" / "kernels"))
 
-from faults import DESCRIPTORS, FAULTS
+from kernel_faults import DESCRIPTORS, FAULTS
 from on_edges import smallest
 from planting import plant_foreign
 

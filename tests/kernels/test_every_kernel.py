@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import DESCRIPTORS, FAULTS
+from kernel_faults import DESCRIPTORS, FAULTS
 from on_edges import (
     faults_found,
     is_small,
