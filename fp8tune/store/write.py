@@ -14,8 +14,19 @@ from typing import Any
 
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 
-from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, Published, Row, Subject
+from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.records import (
+    ClockLimits,
+    Device,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Problem,
+    Published,
+    Row,
+    Subject,
+)
 from fp8tune.redaction import redacted
 from fp8tune.store import schema as db
 from fp8tune.store.database import Database, insert_ignoring, writes
@@ -63,18 +74,27 @@ class Writing(Database):
         seed: int,
         again: bool = False,
         uid: str | None = None,
+        limits: ClockLimits = ClockLimits(),
     ) -> int:
         """Return the id of an unfinished sweep of this request, device and ``again``, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
+
+        Raises:
+            MachineError: The unfinished sweep was timed at other clocks or another power limit than ``limits``.
         """
         of, device_id = db.Sweeps.c, self._device(device)
         same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
-        unfinished = select(of.id).where(*same).order_by(of.id.desc()).limit(1)
-        if uid is None and (id := self._connection.scalar(unfinished)) is not None:
-            return int(id)
+        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc()).limit(1)
+        if uid is None and (row := self._connection.execute(unfinished).first()) is not None:
+            if difference := ClockLimits(*row[1:]).difference(limits):
+                raise MachineError(
+                    f"the GPU's {difference}, so this sweep cannot go on: set it back, or measure anew with --again"
+                )
+            return int(row.id)
         values = {"device_id": device_id, "request": request, "command": stored_command(command), "git_commit": commit}
         values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
+        values |= vars(limits)
         return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
 
     @writes

@@ -53,6 +53,7 @@ def sweep(
         timer=backend.timer,
         seed=options.seed,
         again=options.again,
+        limits=backend.limits,
     )
     _record_kernels(store, plan, sweep_id)
     configs = sum(problem.count for problem in plan.problems)

@@ -21,8 +21,8 @@ from database_rows import (
 )
 from sqlalchemy import event
 
-from fp8tune.errors import DatabaseError
-from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
+from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.records import ClockLimits, Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
 from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
 
@@ -40,6 +40,19 @@ def store(each_database):
 
 def siblings(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_a_sweep_does_not_go_on_at_another_power_limit(store):
+    def begin_at(watts: float | None, again: bool = False) -> int:
+        limits = ClockLimits(1980, 2619, watts)
+        return store.begin_sweep("r", H100, command="", commit="", timer="t", seed=0, again=again, limits=limits)
+
+    sweep = begin_at(700.0)
+    assert begin_at(700.0) == sweep
+    assert begin_at(None) == sweep  # a machine that does not tell
+    with pytest.raises(MachineError, match="power limit was 700 W and is 500 W"):
+        begin_at(500.0)
+    assert begin_at(500.0, again=True) != sweep
 
 
 def test_a_row_comes_back_whole(store):

@@ -11,6 +11,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
+from fp8tune.measure.device import clock_limits
 from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
@@ -27,6 +28,7 @@ class GpuBackend(ProcessBackend):
         self, device: Device, shared_limit: int | None, torch_device: str = "cuda", timeout_s: float = TRIAL_TIMEOUT_S
     ) -> None:
         super().__init__(device, torch_device, shared_limit=shared_limit, trial_timeout_s=timeout_s)
+        self.limits = clock_limits() if torch_device == "cuda" else self.limits
         self._copy: Future[float] | None = None
         self._is_warm = torch_device != "cuda"
         self._gemm_dtypes: set[str] = set()

@@ -14,7 +14,7 @@ from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
-from fp8tune.records import Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Kind, Outcome, Status
 
 if TYPE_CHECKING:
     from fp8tune.measure.simulated import SimulatedClock
@@ -35,6 +35,7 @@ class SimulatedBackend:
 
     kind = Kind.SIMULATED
     times = True
+    limits = ClockLimits()
 
     def __init__(self, timer: str) -> None:
         """Raises UsageError for a text of another form."""
