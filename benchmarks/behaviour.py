@@ -32,6 +32,7 @@ from unittest import mock
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, when the first kernel is imported
 
 from benchmarks import printed
+from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import user_tables
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -225,12 +226,13 @@ def planted_faults() -> Values:
     rows = [row for row in document(text) if "config" in row]
     values = {f"FAULT={row['config']['FAULT']}": f"{row['status']}: {_plain(row['reason'])}" for row in rows}
     sys.path[:0] = [str(folder / "kernels")]
-    mutants, checks, planting = map(importlib.import_module, ("mutants", "test_mutations", "planting"))
-    for title in [*mutants.FAULTS][::8]:
-        kernel = title.partition(":")[0].split(", ")[0]
+    faults, edges, planting = map(importlib.import_module, ("kernel_faults", "on_edges", "planting"))
+    for title in [*faults.FAULTS][::8]:
+        spec = catalog.load(title.partition(":")[0].split(", ")[0])
         with tempfile.TemporaryDirectory() as copy, warnings.catch_warnings(action="ignore"):
-            wrong = checks.check(planting.planted(title, Path(copy), *mutants.FAULTS[title]), kernel, "cpu")
-        values[title] = _plain(wrong or "passes")
+            faulty = planting.planted(title, Path(copy), *faults.FAULTS[title])
+            wrong = next(edges.faults_found(faulty, edges.problem_of(spec), edges.smallest(spec)), "passes")
+        values[title] = _plain(wrong)
     return values
 
 

@@ -10,13 +10,14 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fp8tune.measure import device
 from fp8tune.measure.worker import usable_cores
+from fp8tune.plan import grids
 from fp8tune.plan import problems as plan
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
@@ -56,8 +57,8 @@ class Course:
         problem = plan.problems(spec, [ROW])[0]
         found = device.probe()
         limits = ARCHES[ARCH_WITHOUT_GPU].limits() if found is None else device.limits(found)
-        axes = plan.parse_grid(GRID, spec.axes)
-        kept = [config for config, pruned in plan.configs(spec, problem, axes, limits).items() if not pruned]
+        axes = grids.parse_grid(GRID, spec.axes)
+        kept = [config for config, pruned in grids.configs(spec, problem, axes, limits).items() if not pruned]
         in_grid = tuple(config for config in kept if all(config[axis] in axes[axis] for axis in axes))  # no default
         return cls(spec, problem, axes, in_grid, "cuda" if torch.cuda.is_available() else "meta")
 
@@ -148,10 +149,10 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.adapter import studies_of
     from fp8tune.cli import app
     from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
+    from fp8tune.studies import decided
 
     folder = Path(tempfile.mkdtemp())
     shapes, db = str(folder / "race.toml"), str(folder / "race.db")
@@ -163,10 +164,10 @@ def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     def search() -> Found:
         app(command, standalone_mode=False)
         with Store.open(db, writable=False) as store:
-            evidence = store.evidence(keep=competing)
+            (study,) = store.studies(keep=competing)
         fixed = {axis: values[0] for axis, values in course.axes.items() if len(values) == 1}
-        raced = [row for row in evidence if fixed.items() <= dict(row.config or {}).items()]  # less the default
-        (study,) = studies_of(raced)
+        raced = [r for r in study.results if fixed.items() <= dict(r.config or {}).items()]  # less the default
+        (study,) = decided([replace(study, results=tuple(raced))])
         return Found(course.as_config(study.pick.config or {}), len(study.times_us))
 
     return search

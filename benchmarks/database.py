@@ -24,7 +24,6 @@ from pathlib import Path
 
 from fp8tune import scratch
 from fp8tune.records import (
-    Decided,
     Device,
     FinalsRun,
     KernelVersion,
@@ -38,6 +37,7 @@ from fp8tune.records import (
 )
 from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store
+from fp8tune.sweep.picks import keep_current
 
 SIZES = (32, 64, 128, 256)
 AXES = (("BLOCK_SIZE", SIZES), ("BLOCK_SIZE_ITER", SIZES), ("num_warps", (4, 8)), ("num_stages", (1, 2, 3)))
@@ -181,11 +181,11 @@ def compare(path: Path, server: str, runs: int) -> None:
     }
     for picks in ("kept", "decided anew"):
         for db in (str(path), server):
-            if picks == "kept":
-                run("doctor", "--repair", "--db", db)
-            else:
-                with Store.open(db) as store:
-                    store.keep_picks(Decided((), ()), "", "")
+            with Store.open(db) as store:
+                if picks == "kept":
+                    keep_current(store)
+                else:
+                    store.keep_picks([], "")
         for name, arguments in commands.items():
             times = [(run(*arguments, "--db", path)[1], run(*arguments, "--db", server)[1]) for _ in range(runs)]
             file_s, server_s = map(min, zip(*times, strict=True))

@@ -1,142 +1,191 @@
-"""``python -m benchmarks.fleet_on_gpus``: the same units on one GPU and on several of one host: how long, which picks.
+"""Workers on the GPUs of one host against one GPU: seconds, rows, picks, and the loss of a worker.
 
-Each run begins with an empty database and an empty Triton cache of its own. Its seconds go from the start of its
-workers to the end of the last, calibration included; queueing the work is told apart. The time budget is shared out:
-each of several workers has a part of what one has for all the work. Several go first: that run is the shorter one.
-With ``--run`` the two can be hours apart, in one folder: the second to end compares them.
+    python -m benchmarks.fleet_on_gpus                 # all GPUs that torch sees; about five minutes
+    python -m benchmarks.fleet_on_gpus --sizes 12 --gpus 4
 
-    python -m benchmarks.fleet_on_gpus --gpus 0,1 --cores 16 --time-budget 600 --folder out --sweep '--kernel colwise'
+Each run has its own database and Triton cache. A worker has a GPU and an equal share of the host's cores, also where it
+is alone. In the last run one worker is killed when a third of the units is done; on a host with one GPU another worker
+takes its place.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
 import json
 import os
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any
 
-from fp8tune.records import Pick
-from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.fleet import units
+from fp8tune.fleet.worker import QueueEvent, Worker
+from fp8tune.records import NamedInts, Pick, Problem
 from fp8tune.store.results import Store
-from fp8tune.sweep import picks
+from fp8tune.store.schema import UnitState
+from fp8tune.sweep import picks, planning, session
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
 
-FP8TUNE = (sys.executable, "-m", "fp8tune")
-
-RUNS = ("several", "one")
+GRID = ("num_warps=4,8", "BLOCK_SIZE=64,128", "BLOCK_SIZE_ITER=512", "LEAD=0,192", "num_stages=1,2", "maxnreg=0")
+LEASE_S = 10.0
+TIE_BAND = 0.01
 
 
 @dataclass
 class Run:
-    """One run's workers, what they told, and when."""
+    """One run on some GPUs."""
 
-    db: Path
-    queued_s: float
-    seconds: float = 0.0
-    told: list[list[tuple[float, Mapping[str, Any]]]] = field(default_factory=list)
-    """Of each worker: seconds since the workers were started, and an event."""
+    name: str
+    gpus: int
+    seconds: float
+    rows: int
+    units: int
+    attempts: int
+    """Times that units were taken."""
+    device: str
 
 
-def run(folder: Path, name: str, gpus: Sequence[str], cores: int, budget_s: float, sweeps: Sequence[str]) -> Run:
-    """Queue the work, and have a worker on each GPU do it, each on cores of its own."""
-    db = folder / f"{name}.db"
-    cache = tempfile.mkdtemp(prefix="fp8tune-triton-")
-    environment = {**os.environ, "TRITON_CACHE_DIR": cache, "FP8TUNE_DB": str(db)}
+def timer_of(gpu: int) -> str | None:
+    """Return the simulated clock of a GPU if the variable ``FLEET_SEED`` is set, to try this program without one."""
+    seed = os.environ.get("FLEET_SEED")
+    return f"simulated:{seed},gpu={gpu}" if seed else None
+
+
+def plan_of(sizes: int) -> Plan:
+    """Return a sweep of ``colwise`` with confirmation on so many problem sizes."""
+    shapes = itertools.product((16640, 8192), (2048, 5120, 4096), (4, 16))
+    rows = tuple(NamedInts(M=m, K=k, N=2048, E=e) for m, k, e in itertools.islice(shapes, sizes))
+    short = planning.planned(Options(("colwise",), shapes=(), grid=GRID, timer=timer_of(0)))
+    plan = planning.expanded(replace(short, rows=rows))
+    return replace(plan, problems=tuple({problem.problem: problem for problem in plan.problems}.values())[:sizes])
+
+
+def environment(gpu: int, cache: str) -> dict[str, str]:
+    """Return the environment of a process on one GPU."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu), "TRITON_CACHE_DIR": cache}
+
+
+def share_cores(gpu: int, gpus: int) -> None:
+    """Use this GPU's share of the cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[len(cores) * gpu // gpus : len(cores) * (gpu + 1) // gpus])
+
+
+def child(action: str, db: str, sizes: int, gpu: int, gpus: int, cache: str) -> subprocess.Popen[bytes]:
+    """Start this program on one GPU."""
+    command = [sys.executable, "-m", "benchmarks.fleet_on_gpus", "--do", action, "--db", db, "--sizes", str(sizes)]
+    command += ["--gpu", str(gpu), "--gpus", str(gpus)]
+    return subprocess.Popen(command, env=environment(gpu, cache), start_new_session=True)
+
+
+def run(name: str, workers: int, gpus: int, sizes: int, folder: Path) -> Run:
+    """Queue the units and let workers do them, or sweep in one process."""
+    kill, plain = name == "one killed", name == "plain sweep"
+    db, cache = str(folder / f"{name.replace(' ', '_')}.db"), tempfile.mkdtemp(prefix="fp8tune-triton-")
+    if not plain:
+        assert child("queue", db, sizes, 0, gpus, cache).wait() == 0
     begun = time.monotonic()
-    for sweep in sweeps:
-        queue = [*FP8TUNE, "sweep", "--on", "queue", *shlex.split(sweep)]
-        subprocess.run(queue, env={**environment, "CUDA_VISIBLE_DEVICES": gpus[0]}, check=True)
-    done = Run(db, time.monotonic() - begun)
-    begun, threads = time.monotonic(), []
-    for place, gpu in enumerate(gpus):
-        own = f"{place * cores}-{(place + 1) * cores - 1}"
-        command = ["taskset", "-c", own, *FP8TUNE, "worker", "--format", "json"]
-        command += ["--time-budget", f"{budget_s / len(gpus):.0f}"]
-        child = subprocess.Popen(
-            command, env={**environment, "CUDA_VISIBLE_DEVICES": gpu}, stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        done.told.append([])
-        threads.append(threading.Thread(target=_listen, args=(child.stdout, begun, done.told[-1])))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    done.seconds = time.monotonic() - begun
-    shutil.rmtree(cache)
-    return done
+    children = [child("sweep" if plain else "work", db, sizes, gpu, gpus, cache) for gpu in range(workers)]
+    while kill and any(process.poll() is None for process in children):
+        time.sleep(0.2)
+        with Store.open(db, writable=False) as store:
+            counts = store.count_units()
+        if 3 * counts[UnitState.DONE] >= counts.total() and counts[UnitState.RUNNING] == workers:
+            os.killpg(children[-1].pid, signal.SIGKILL)
+            children.pop().wait()
+            if not children:
+                children.append(child("work", db, sizes, 0, gpus, cache))
+            break
+    codes = [process.wait() for process in children]
+    seconds = time.monotonic() - begun
+    shutil.rmtree(cache, ignore_errors=True)
+    with Store.open(db, writable=False) as store:
+        queue, rows = store.queue(), list(store.rows())
+    assert not any(codes), codes
+    attempts, device = sum(status.attempts for status in queue.units), rows[0].device.name
+    return Run(name, workers, seconds, len(rows), len(queue.units), attempts, device)
 
 
-def _listen(lines: IO[str], begun: float, told: list[tuple[float, Mapping[str, Any]]]) -> None:
-    for line in lines:
-        told.append((time.monotonic() - begun, json.loads(line)))
+def act(action: str, db: str, sizes: int, gpu: int, gpus: int) -> None:
+    """Queue the units, work on them, or sweep without units."""
+    share_cores(gpu, gpus)
+    if action == "work":
+        for event in Worker(db, timer_of(gpu), lease_s=LEASE_S).run():
+            if isinstance(event, QueueEvent):
+                unit = f"{len(event.unit.problems)} sizes, {event.unit.expected_s:.0f} s expected" if event.unit else ""
+                print(f"    GPU {gpu}: {event.event} {unit} {event.seconds or ''} {event.reason}", flush=True)
+        return
+    plan = plan_of(sizes)
+    with Store.open(db, create=True) as store:
+        if action == "queue":
+            units.add(store, plan)
+        else:
+            for _ in session.run(store, plan):
+                pass
 
 
-def told_lines(found: Run) -> list[str]:
-    """When each worker took and ended its units, and what these were expected to take."""
-    lines = []
-    for worker, told in enumerate(found.told):
-        for at_s, event in told:
-            unit = f"{event.get('kernel') or ''} {len(event.get('shapes') or ())} problems"
-            lines.append(f"  {at_s:7.1f} s  worker {worker}  {event['event']:10}  {unit}  {event.get('reason') or ''}")
-    return lines
+def picks_of(folder: Path, name: str) -> Mapping[Problem, Pick]:
+    """Return the picks of a run by problem size."""
+    with Store.open(str(folder / f"{name.replace(' ', '_')}.db"), writable=False) as store:
+        return {pick.problem: pick for pick in picks.read(store)}
 
 
-def compared(one: Path, several: Path) -> str:
-    """How many picks of two databases are the same, or within the tie band of each other."""
-    mine, theirs = (_picks(path) for path in (one, several))
-    both = mine.keys() & theirs.keys()
-    band = MeasuringPlan().tie_band
-    same = sum(mine[key].config == theirs[key].config for key in both)
-    ratios = [theirs[key].time_us / mine[key].time_us for key in both]
-    near = sum(abs(ratio - 1) <= band for ratio in ratios)
-    off = max((abs(ratio - 1) for ratio in ratios), default=0.0)
-    return (
-        f"{len(both)} problems in both ({len(mine)} and {len(theirs)} in all): {same} picks the same config, "
-        f"{near} times within {band:.0%} of each other, at most {off:.1%} apart"
-    )
+def compared(folder: Path, one: str, other: str) -> str:
+    """Compare the picks of two runs."""
+    first, second = picks_of(folder, one), picks_of(folder, other)
+    both = first.keys() & second.keys()
+    same = sum(first[problem].config == second[problem].config for problem in both)
+    ratios = [abs(second[problem].time_us / first[problem].time_us - 1) for problem in both]
+    near = sum(ratio <= TIE_BAND for ratio in ratios)
+    worst = max(ratios, default=0.0)
+    sizes = f"{len(first)} and {len(second)} sizes"
+    return f"{one} / {other}: {sizes}, {same} same configs, {near} times within 1 %, at most {worst:.1%} apart"
 
 
-def _picks(path: Path) -> dict[object, Pick]:
-    with Store.open(str(path), writable=False) as store:
-        return {(of.problem, of.device.name): of for of in picks.read(store).picks}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print both runs' seconds, their ratio, and how the picks agree."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpus", required=True, help="of one host, as CUDA_VISIBLE_DEVICES has them: 0,1")
-    parser.add_argument("--cores", type=int, required=True, help="of each worker")
-    parser.add_argument("--time-budget", type=float, required=True, help="seconds of the run on one GPU")
-    parser.add_argument("--folder", type=Path, required=True, help="an empty one")
-    parser.add_argument("--sweep", action="append", required=True, help="options of fp8tune sweep; repeatable")
-    parser.add_argument("--run", action="append", choices=RUNS, help="one of the two alone [default: both]")
-    given = parser.parse_args(arguments)
-    gpus = given.gpus.split(",")
-    for name in given.run or RUNS:
-        mine = gpus if name == "several" else gpus[:1]
-        found = run(given.folder, name, mine, given.cores, given.time_budget, given.sweep)
-        print(f"{len(mine)} GPUs: {found.seconds:.1f} s, after {found.queued_s:.1f} s to queue")
-        print(*told_lines(found), sep="\n", flush=True)
-        _told_of(given.folder, name).write_text(json.dumps(asdict(found), default=str))
-    if all(_told_of(given.folder, name).exists() for name in RUNS):
-        seconds = {name: json.loads(_told_of(given.folder, name).read_text())["seconds"] for name in RUNS}
-        print(f"{seconds['one'] / seconds['several']:.2f} times as fast on {len(gpus)} GPUs")
-        print(compared(given.folder / "one.db", given.folder / "several.db"))
-    return 0
-
-
-def _told_of(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
+def main() -> None:
+    """Print a table of runs and comparisons of their picks."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", type=int, default=6, help="problem sizes, at most 12")
+    parser.add_argument("--gpus", type=int, default=0, help="default: all")
+    parser.add_argument("--seconds", type=float, default=290.0, help="begin no other run after this many seconds")
+    parser.add_argument("--do", choices=["queue", "work", "sweep"], help=argparse.SUPPRESS)
+    parser.add_argument("--db", help=argparse.SUPPRESS)
+    parser.add_argument("--gpu", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.do:
+        act(options.do, options.db, options.sizes, options.gpu, options.gpus)
+        return
+    gpus, begun = options.gpus or importlib.import_module("torch").cuda.device_count(), time.monotonic()
+    folder = Path(os.environ.get("OUT") or tempfile.mkdtemp())
+    runs: list[Run] = []
+    several = f"{gpus} workers"
+    for name, workers in ((several, gpus), ("one killed", gpus), ("one worker", 1), ("plain sweep", 1)):
+        if name == "1 workers":
+            continue
+        if time.monotonic() - begun + max((item.seconds for item in runs), default=0.0) > options.seconds:
+            print(f"{name}: left out, no time", flush=True)
+            continue
+        runs.append(run(name, workers, gpus, options.sizes, folder))
+        print(f"{name}: {runs[-1].seconds:.1f} s", flush=True)
+    print("\nrun          GPUs  seconds  speedup   rows  units  attempts  device")
+    for item in runs:
+        one = next((other.seconds for other in runs if other.name == "one worker"), item.seconds)
+        speedup = one / item.seconds
+        numbers = f"{item.gpus:4}  {item.seconds:7.1f}  {speedup:6.2f}x  {item.rows:5}  {item.units:5}"
+        print(f"{item.name:11}  {numbers}  {item.attempts:8}  {item.device}")
+    for item in runs:
+        if item.name != "one worker" and any(other.name == "one worker" for other in runs):
+            print(compared(folder, "one worker", item.name))
+    (folder / "fleet_on_gpus.json").write_text(json.dumps([asdict(item) for item in runs], indent=1))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

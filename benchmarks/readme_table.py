@@ -11,12 +11,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import Kind
 from fp8tune.render.terminal import microseconds, share
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.studies import read_studies
+from fp8tune.tables.current import NO_TABLES
 from fp8tune_kernels.catalog import KERNELS
 
 ROOT = Path(__file__).resolve().parent.parent

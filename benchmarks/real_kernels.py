@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.errors import Fp8tuneError
 from fp8tune.records import Kind, NamedInts, Subject
 from fp8tune.render.report import Report, left, right
@@ -30,6 +29,8 @@ from fp8tune.stats.means import geomean
 from fp8tune.stats.shared import cover
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
+from fp8tune.studies import read_studies
+from fp8tune.tables.current import NO_TABLES
 
 BOUNDS = (0.01, 0.02, 0.05)
 """What a covering set may lose on any launch."""

@@ -19,16 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, read_studies, select_rows
 from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.exporting import select_rows
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render.terminal import notice
 from fp8tune.stats.calibration import is_calibrated
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.studies import read_studies
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import expanded, planned
+from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune_kernels.tables import Table
 
 TOGETHER_S = 1.0

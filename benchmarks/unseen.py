@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fp8tune.adapter import NO_TABLES, read_studies
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.render.report import Report, left, right
 from fp8tune.render.terminal import microseconds, notice
@@ -21,6 +20,8 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import geomean
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.studies import read_studies
+from fp8tune.tables.current import NO_TABLES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.spec import KernelSpec

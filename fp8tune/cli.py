@@ -97,10 +97,6 @@ for _heading, _modules in COMMANDS.items():
 
 def main() -> None:
     """The console script."""
-    if any(":/" in argument for argument in sys.argv):  # a URL, which may hold a password
-        from fp8tune import process_arguments
-
-        process_arguments.hide_passwords()
     if completing.VARIABLE in os.environ:
         completing.answer_shell(program())
     gc.set_threshold(100_000)  # at Python's own, a tenth of a short command's time is garbage collection

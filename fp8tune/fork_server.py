@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from multiprocessing import forkserver
 from typing import Any
 
@@ -22,6 +23,9 @@ PRELOAD = [
 
 def start_server() -> None:
     """Start the server now, beside whatever this process does next: its imports take seconds."""
+    # Workers are killed, and semaphores of what they import (tqdm, data loaders) are left to Python's resource tracker.
+    # It removes them, and need not warn about it.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with kept_from_signals():
         forkserver.ensure_running()

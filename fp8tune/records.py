@@ -161,6 +161,31 @@ class Telemetry:
 
 
 @dataclass(frozen=True)
+class ClockLimits:
+    """Clocks and power limit that a GPU was set to while a block was timed; None where that cannot be read.
+
+    Two blocks may be compared only if these agree where both are known.
+    """
+
+    sm_clock_limit_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+
+    def difference(self, later: ClockLimits) -> str:
+        """Describe the first limit that is known and differs later, such as ``power limit was 700 W and is 500 W``."""
+        names = (("SM clock limit", "MHz"), ("memory clock", "MHz"), ("power limit", "W"))
+        for (name, unit), before, after in zip(names, vars(self).values(), vars(later).values(), strict=True):
+            if before is not None and after is not None and before != after:
+                return f"{name} was {before:g} {unit} and is {after:g} {unit}"
+        return ""
+
+    def merged(self, later: ClockLimits) -> ClockLimits:
+        """Return these limits, with later ones where these are unknown."""
+        pairs = zip(vars(self).values(), vars(later).values(), strict=True)
+        return ClockLimits(*(after if before is None else before for before, after in pairs))
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one trial."""
 
@@ -174,6 +199,7 @@ class Outcome:
     telemetry: Telemetry = Telemetry()
     process: str = ""
     """The worker process it ran in: the unit of replication."""
+    limits: ClockLimits = ClockLimits()
 
     def __post_init__(self) -> None:
         """Make the reason, which may quote a compiler, one line that can be stored and shown."""
@@ -210,21 +236,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class ComparableRows:
-    """Rows that may be compared with each other: of one problem, kernel version, device and kind."""
-
-    problem: Problem
-    device: Device
-    kind: Kind
-    version: KernelVersion | None
-    complete: bool
-    newest: float
-    """When its last time was stored, seconds since the epoch; 0 where it has none."""
-    has_finals: bool = False
-    """Whether there were finals; otherwise a screen decides."""
-
-
-@dataclass(frozen=True)
 class FinalsRun:
     """The finals of one problem in one sweep, run to their end, with the numbers that the sweep went by."""
 
@@ -244,49 +255,6 @@ class ProcessTimes:
     process: str
     blocks: tuple[tuple[int, float], ...]
     """(round, microseconds), in the order of the rounds."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All that is stored of one config on one problem and device, from one kernel version: what ranking compares."""
-
-    problem: Problem
-    config: NamedInts | None
-    device: Device
-    kind: Kind
-    status: Status
-    times_us: tuple[float, ...] = ()
-    """One value a worker process: the middle of its blocks, averaged. Empty unless ok and timed."""
-    version: KernelVersion | None = None
-    lookup_key: NamedInts | None = None
-    bytes_moved: int | None = None
-    flops: int | None = None
-    """Floating-point operations of the problem, where its kernel declares them."""
-    source: str = ""
-    note: str = ""
-    facts: Facts = Facts()
-    check: str = "exact"
-    """By which its outputs were right: see :data:`fp8tune_kernels.spec.CHECKS`. Of several the least strict."""
-    complete: bool = True
-    """False while a sweep of this problem was begun and not finished: its best so far is no pick."""
-    ceiling_gb_per_s: float | None = None
-    """What memory gives on the device: see :mod:`fp8tune.ceiling`."""
-    copy_gb_per_s: float | None = None
-    """The copy measured in the sweep that the row comes from."""
-    peak_flop_per_s: float | None = None
-    """The dense GEMM measured in that sweep, where the problem has ``flops``."""
-    stage: str = "screen"
-    """``final`` where ``times_us`` come from finals: screening times are not compared with those."""
-    screen_us: float | None = None
-    """What the screen said, where ``stage`` is ``final``: for comparing with configs that were only screened."""
-    finals: tuple[ProcessTimes, ...] = ()
-    """Of the finals that count, by the process's name; none where the stage is ``screen``."""
-    duplicate: tuple[ProcessTimes, ...] = ()
-    """The same under its second name; the declared default only."""
-    newest: float = field(default=0.0, compare=False)
-    """When the last of the rows was stored, seconds since the epoch: the newest kernel version wins."""
-    has_finals: bool = False
-    """Whether there were finals among what it is compared with, its own or not."""
 
 
 @dataclass(frozen=True)
@@ -382,14 +350,6 @@ class Finalist:
     """Whether the shipped table holds it."""
     newest: float
     """When the last of its rows was stored, seconds since the epoch."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """All picks of a database with their finalists."""
-
-    picks: tuple[Pick, ...]
-    finalists: tuple[Finalist, ...]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from filelock import FileLock
 from hypothesis import settings
 from servers import Server, lacking, running
 
+from fp8tune import interpreter
 from fp8tune.store.results import Store
 
 # A busy machine, or a first import inside a test, is no failure. The same 40 examples each time: what fails in CI fails
@@ -46,6 +47,7 @@ if torch.cuda.is_available():
     os.environ.pop("TRITON_INTERPRET", None)
 else:
     os.environ["TRITON_INTERPRET"] = "1"
+    interpreter.install()
 
 
 gc.freeze()  # what is imported stays: no collection looks at it again, nor the two at the end, of half a second each

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
 from fp8tune.records import (
     Device,
-    Evidence,
     Facts,
     FinalsRun,
     KernelVersion,
@@ -19,14 +20,18 @@ from fp8tune.records import (
     Status,
     Subject,
 )
-from fp8tune.stats.study import Study
+from fp8tune.stats.study import Result, Study
+from fp8tune.store.read import identity, result_order
 from fp8tune.store.results import Store
-from fp8tune.tables.select import CurrentTable, select
+from fp8tune.studies import NO_CONFIGS, decided
+from fp8tune.tables.current import NO_TABLES, CurrentTables
+from fp8tune.tables.select import select
 from fp8tune_kernels import tables
 from fp8tune_kernels.tables import Table
 
 H100 = Device("sm_90", "NVIDIA H100 80GB HBM3", "0123456789abcdef", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 H200 = Device("sm_90", "NVIDIA H200", "fedcba9876543210", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
+STUDY_FIELDS = {field.name for field in fields(Study)}
 AXES = (("BLOCK_SIZE", (32, 64, 128)), ("num_warps", (4, 8)), ("num_stages", (1, 2)))
 KERNEL = KernelVersion("colwise", "aaaa", NamedInts(BLOCK_SIZE=64, num_warps=4, num_stages=2), AXES, ("K", "G"))
 
@@ -88,10 +93,55 @@ def evidence(
     kind: Kind = Kind.MEASURED,
     status: Status = Status.OK,
     version: KernelVersion | None = KERNEL,
-    **others: object,
-) -> Evidence:
+    **others: Any,
+) -> Study:
+    """A study with one result, of which ``others`` are fields of either."""
     of = of or problem()
-    return Evidence(of, config, device, kind, status, tuple(times_us), version, key_of(of), **others)
+    return study_of(of, config, device, kind, status, times_us, version, key_of(of), **others)
+
+
+def study_of(
+    problem: Problem,
+    config: NamedInts | None,
+    device: Device,
+    kind: Kind,
+    status: Status = Status.OK,
+    times_us: tuple[float, ...] = (),
+    version: KernelVersion | None = None,
+    lookup_key: NamedInts | None = None,
+    **others: Any,
+) -> Study:
+    """A study with one result, of which ``others`` are fields of either."""
+    of_study = {name: others.pop(name) for name in list(others) if name in STUDY_FIELDS}
+    values = {"coarse_us": statistics.median(times_us) if times_us else None, "figures": max(1, len(times_us))}
+    result = Result(config, status, **{**values, **others})
+    is_timed = status is Status.OK and (times_us or result.finals)
+    of_study |= {"results": (result,) if is_timed or kind is Kind.STATIC else (), "lookup_key": lookup_key}
+    of_study |= {"failures": {} if status is Status.OK or config is None else {config: status}}
+    return Study(problem, device, kind, version, **{"has_finals": bool(result.finals), **of_study})
+
+
+def merged(rows: Iterable[Study]) -> list[Study]:
+    """Studies as the store reads them: of the same problem, device, kind and code, the results together."""
+    groups: dict[object, list[Study]] = {}
+    for study in rows:
+        groups.setdefault(identity(study), []).append(study)
+    studies = []
+    for group in groups.values():
+        timed = sorted((study for study in group if study.results), key=lambda study: result_order(study.results[0]))
+        failures = {config: status for study in group for config, status in study.failures.items()}
+        results = tuple(sorted((result for study in group for result in study.results), key=result_order))
+        has_finals, newest = any(study.has_finals for study in group), max(study.newest for study in group)
+        values = {"results": results, "failures": failures, "has_finals": has_finals, "newest": newest}
+        studies.append(replace((timed or group)[0], **values))
+    return studies
+
+
+def studies_of(
+    rows: Iterable[Study], tables: CurrentTables = NO_TABLES, recorded: Mapping[Problem, NamedInts] = NO_CONFIGS
+) -> list[Study]:
+    """Decided studies of rows of :func:`evidence`."""
+    return decided(merged(rows), tables, recorded)
 
 
 def subject(of: Problem | None = None, device: Device = H100, version: KernelVersion = KERNEL) -> Subject:
@@ -120,14 +170,22 @@ def finished_sweep(
     store.finish_sweep(sweep)
 
 
-def only_study(*rows: Evidence) -> Study:
+def only_study(*rows: Study) -> Study:
     """The one study that some rows give."""
     (study,) = studies_of(rows)
     return study
 
 
-def table_text(rows: Iterable[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> str:
+def table_text(rows: Iterable[Study], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> str:
     """The module of a table of some rows alone."""
     rows = list(rows)
-    current = CurrentTable(tables.table(arch))
-    return select(studies_of(rows, tables), compiled_studies(rows), arch, current).table.render()
+    return select(studies_of(rows, tables), compiled_studies(rows), arch, tables.current(arch)).table.render()
+
+
+def compiled_studies(rows: Iterable[Study]) -> list[Study]:
+    return [study for study in merged(rows) if study.kind is Kind.STATIC]
+
+
+def stored_results(store: Store, **filters: Any) -> list[Result]:
+    """The results of all studies, one after the other."""
+    return [result for study in store.studies(**filters) for result in study.results]

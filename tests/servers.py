@@ -101,6 +101,11 @@ class Server:
         for pid in (parent, *map(int, children)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:  # its socket outlives it for a moment
+                with contextlib.suppress(ConnectionResetError):
+                    socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
+                time.sleep(0.01)
 
     def database(self) -> str:
         """The URL of a new, empty database."""
@@ -114,7 +119,7 @@ class Server:
         if name not in self._to_empty:
             tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
             counters = "SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'"
-            kept = {"meta", "migrations"}
+            kept = {"meta"}
             removed = [f"DELETE FROM {table}" for (table,) in self.execute(tables, name) if table not in kept]
             reset = [f"ALTER SEQUENCE {counter} RESTART" for (counter,) in self.execute(counters, name)]
             unlinked = "SET session_replication_role = replica"  # rows go in any order

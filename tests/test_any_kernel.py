@@ -56,7 +56,7 @@ def test_a_table_names_its_dims_and_dtypes(folder: Path) -> None:
 
 def test_a_share_is_of_the_higher_bound(folder: Path) -> None:
     with Store.open(str(folder / "swept.db")) as store:
-        (device,) = {item.device for item in store.evidence(kinds=[Kind.SIMULATED])}
+        (device,) = {item.device for item in store.studies(kinds=[Kind.SIMULATED])}
         store.record_ceiling(1, device, 3000.0)
         for dtype, flop_per_s in (("bfloat16", 1e12), ("float32", 1e15)):
             store.record_calibration(1, device, FLOP_PER_S + dtype, flop_per_s)

@@ -10,14 +10,14 @@ from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 import fp8tune
 import fp8tune_kernels
-from fp8tune.store.importing import import_file
+from fp8tune.importing.files import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 
 HEAVY = ("torch", "triton")
 
-GPU_MODULES = ("fp8tune.measure.gate",)
-"""Modules that declare a Triton kernel: only processes that have a GPU import them."""
+HEAVY_MODULES = ("fp8tune.measure.gate", "fp8tune.interpreter.quick")
+"""Modules that only processes import that launch kernels."""
 
 LIGHT_KERNEL_MODULES = tuple(f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "arches", "tables"))
 
@@ -66,7 +66,7 @@ def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_pa
     ]
     start = (*HEAVY, "pandas", "scipy", "numpy", "sqlalchemy")
     light_modules = [name for name in modules(fp8tune_kernels) if name.startswith(LIGHT_KERNEL_MODULES)]
-    ours = [name for name in modules(fp8tune) if name not in GPU_MODULES]
+    ours = [name for name in modules(fp8tune) if name not in HEAVY_MODULES]
     steps = json.dumps([start, commands, ["fp8tune_kernels", *light_modules, *ours], HEAVY])
     done = subprocess.run([sys.executable, "-c", WATCHED], input=steps, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

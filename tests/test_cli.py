@@ -18,8 +18,8 @@ from forked import Forked, workers_forked_from_here
 from places import PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
+from fp8tune.importing import files as importing
 from fp8tune.replay.loading import load_spec
-from fp8tune.store import importing
 from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
@@ -232,8 +232,8 @@ def test_killed_sweep_continues_without_loss_or_double(tmp_path: Path) -> None:
 def contents(database: Path) -> list[tuple[object, ...]]:
     query = """
         SELECT problems.canonical, configs.canonical, trials.round, trials.status, trials.time_us
-        FROM trials JOIN candidates ON candidates.id = trials.candidate_id
-        JOIN problems ON problems.id = candidates.problem_id JOIN configs ON configs.id = candidates.config_id
+        FROM trials JOIN results ON results.id = result_id JOIN studies ON studies.id = study_id
+        JOIN problems ON problems.id = problem_id JOIN configs ON configs.id = config_id
         ORDER BY 1, 2, 3, 4, 5
     """
     with sqlite3.connect(database) as connection:
@@ -251,7 +251,7 @@ def test_sweep_without_gpu_checks_bytes_and_times_nothing(tmp_path: Path) -> Non
     if rows[0]["kind"] == "measured":
         pytest.skip("there is a GPU here")
     assert {(row["arch"], row["status"], row["time_us"]) for row in rows} == {("interpreter", "ok", None)}
-    assert "scaled down" in done.stderr
+    assert "on small shapes" in done.stderr
     done = fp8tune("export", "--arch", "sm_90", "--db", database, "--output", tmp_path / "t.py")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "nothing to export for sm_90" in done.stderr

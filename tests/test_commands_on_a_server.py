@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
-import time
 from pathlib import Path
 from unittest import mock
 from urllib.parse import quote, quote_plus
@@ -21,7 +17,6 @@ from servers import PASSWORD, USER, Server
 
 import fp8tune as package
 from fp8tune.errors import DatabaseError
-from fp8tune.process_arguments import hide_passwords
 from fp8tune.report import page
 from fp8tune.store.results import Store
 
@@ -31,8 +26,9 @@ SECRETS = (PASSWORD, quote(PASSWORD, safe=""), quote_plus(PASSWORD), "se cret", 
 
 
 def ran(db: str, *command: object, cwd: Path) -> Ended:
-    """A command on a database, which never says the password."""
-    done = fp8tune(*command, "--db", db, cwd=cwd)
+    """Run a command on the database that the environment names; it never prints the password."""
+    with mock.patch.dict(os.environ, FP8TUNE_DB=db):
+        done = fp8tune(*command, cwd=cwd)
     for secret in SECRETS:
         assert secret not in done.stdout + done.stderr, done
     return done
@@ -48,7 +44,6 @@ def both(tmp_path_factory: pytest.TempPathFactory, postgresql: Server) -> dict[s
         assert done.returncode == 0, done
     with Store.open(file) as store:
         finished_sweep(store, {problem(): {config(): 100.0, config(64): 101.0}})
-    ran(file, "doctor", "--repair", cwd=folder)
     done = ran(server, "import", file, cwd=folder)
     assert done.returncode == 0, done
     return {"a file": file, "a server": server}
@@ -67,8 +62,6 @@ READING = [
     ("show", "--format", "json"),
     ("show", "--format", "csv", "--sort", "gain"),
     ("show", "--kernel", "colwise", "--arch", "sm_90"),
-    ("show", "--conflicts"),
-    ("show", "--published"),
     ("show", "--failed"),
     ("show", "--op", "grouped-mm"),
     ("explain", "colwise", "M=16640,K=5120,G=64"),
@@ -112,9 +105,7 @@ def test_commands_that_write_do_the_same(postgresql: Server, tmp_path: Path) -> 
         ("calibrate", "--timer", "simulated:5"),
         ("import", csv),
         ("import", csv),  # brings nothing
-        ("forget", "trials:1"),
-        ("forget", "--unreadable"),
-        ("doctor", "--repair"),
+        ("forget", "results:1"),
         ("show", "--format", "csv"),
     ]
     databases = {"a file": str(tmp_path / "rows.db"), "a server": postgresql.database()}
@@ -136,10 +127,8 @@ def test_commands_that_write_do_the_same(postgresql: Server, tmp_path: Path) -> 
 
 def test_rows_of_a_server_go_into_a_small_file(both: dict[str, str], tmp_path: Path) -> None:
     done = ran(both["a server"], "compact", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "fp8tune: a server looks after its own space: -o FILE writes its rows into a small file\n",
-    )
+    assert done.returncode == 2
+    assert "-o FILE writes its rows into a small file" in done.stderr
     done = ran(both["a server"], "compact", "-o", "small.db", "--archive", "all.db.xz", cwd=tmp_path)
     assert done.returncode == 0, done
     for name in ("small.db", "all.db.xz"):
@@ -159,30 +148,13 @@ def test_python_reads_it_as_a_file(both: dict[str, str]) -> None:
         assert frames["a server"].equals(frames["a file"]), name
 
 
-def test_views_show_the_same(both: dict[str, str], postgresql: Server) -> None:
-    import sqlite3
-
-    name = both["a server"].rpartition("/")[2]
-    with sqlite3.connect(both["a file"]) as file:
-        for view in ("v_picks", "v_finals", "v_packed", "v_trials"):
-            columns = "*" if view != "v_trials" else "kernel, shape, config, stage, time_us, measured_at"
-            query = f"SELECT {columns} FROM {view} ORDER BY 1, 2, 3, 4, 5"
-            mine, theirs = file.execute(query).fetchall(), postgresql.execute(query, name)
-            if view == "v_picks":  # the moment of deciding is each database's own
-                mine, theirs = [row[:-2] for row in mine], [row[:-2] for row in theirs]
-            theirs = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in row) for row in theirs]
-            for one, other in zip(sorted(map(repr, theirs)), sorted(map(repr, mine)), strict=True):
-                assert one == other
-    file.close()
-
-
 def test_no_password_is_in_a_row_or_the_server_s_log(postgresql: Server, tmp_path: Path) -> None:
     db = postgresql.database()
     assert ran(db, *SWEEP, "--quick", cwd=tmp_path).returncode == 0
     name = db.rpartition("/")[2]
     tables = postgresql.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", name)
     everything = "\n".join(str(postgresql.execute(f"SELECT * FROM {table}", name)) for (table,) in tables)
-    assert f"{USER}:***@127.0.0.1" in everything
+    assert "fp8tune sweep" in everything
     log = (postgresql.folder / "log").read_text()
     for secret in SECRETS:
         assert secret not in everything
@@ -210,70 +182,23 @@ def test_the_password_may_be_in_the_environment_or_a_file(
     assert (without.returncode, without.stderr.count("\n")) == (2, 1), without.stderr
 
 
-def test_ps_does_not_list_the_password(postgresql: Server) -> None:
-    db = postgresql.database()
-    code = (
-        "import sys, time; from fp8tune import process_arguments; process_arguments.hide_passwords(); "
-        "print(sys.argv[-1], flush=True); time.sleep(60)"
-    )
-    arguments = [sys.executable, "-c", code, "--db", db, f"--db={db}?sslpassword=hunter2&x=1", "plain:/text"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        listed = Path(f"/proc/{child.pid}/cmdline").read_text()
-        child.kill()
-    for secret in (*SECRETS, "hunter2"):
-        assert secret not in listed
-    assert f"{USER}:***" in listed
-    assert listed.endswith("&x=1\0plain:/text\0")
-    assert len(listed.encode()) == len("\0".join(arguments).encode()) + 1
-    hide_passwords()  # of these tests, which have none
-
-
-def test_no_process_of_a_sweep_has_the_password_among_its_arguments(postgresql: Server, tmp_path: Path) -> None:
-    db = postgresql.database()
-    command = [sys.executable, "-m", "fp8tune.cli", *SWEEP, "--db", db]
-    command[command.index(FAULTS)] = UNTOUCHED  # starts without torch
-    listed: set[str] = set()
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
-        began = time.monotonic()
-        while sweep.poll() is None and time.monotonic() - began < 30:
-            group = [sweep.pid, *_children(sweep.pid)]
-            for pid in group:
-                with contextlib.suppress(OSError):
-                    listed.add(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
-            if time.monotonic() - began > 1 and any("***" in line for line in listed):
-                break
-            time.sleep(0.05)
-        sweep.kill()
-    last = [line for line in listed if "***" in line]
-    assert last
-    assert [line for line in listed if any(secret in line for secret in SECRETS)] in ([], [_typed(command)])
-
-
-def _typed(command: list[str]) -> str:
-    return "\0".join(command) + "\0"
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            found += [child, *_children(child)]
-    except OSError:
-        pass
-    return found
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    for command in (SWEEP, ("show",), ("doctor",), ("import", PUBLISHED)):
+        for url in ("postgresql://me:hunter2@host/name", "postgresql://me@host/name?password=hunter2"):
+            done = fp8tune(*command, "--db", url, cwd=tmp_path)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+            assert "FP8TUNE_DB" in done.stderr
+            assert "hunter2" not in done.stderr
 
 
 @pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql", "mariadb", "mssql+pyodbc", "oracle", "postgres"])
 def test_other_servers_are_refused_with_one_line(scheme: str, tmp_path: Path) -> None:
-    db = f"{scheme}://me:hunter2@host:3306/db?password=hunter2"
+    db = f"{scheme}://me@host:3306/db"
     line = f"fp8tune: {scheme}://... cannot be used: tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
-    for command in (SWEEP, ("show",), ("import", PUBLISHED), ("forget", "trials:1"), ("calibrate",), ("compact",)):
+    for command in (SWEEP, ("show",), ("import", PUBLISHED), ("forget", "results:1"), ("calibrate",), ("compact",)):
         done = fp8tune(*command, "--db", db, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{line}\n")
-    done = fp8tune("doctor", "--db", db, cwd=tmp_path)
-    assert (done.returncode, "hunter2" in done.stdout + done.stderr) == (1, False)
+    assert fp8tune("doctor", "--db", db, cwd=tmp_path).returncode == 1
 
 
 def test_what_a_server_repeats_is_said_without_the_password(postgresql: Server) -> None:

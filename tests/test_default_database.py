@@ -145,8 +145,7 @@ def test_commands_that_write_leave_the_committed_database_as_it_is(checkout: Pat
     assert fp8tune(*SWEEP, *SMALL).returncode == 0
     assert fp8tune("import", str(ROOT / "sweeps" / "published" / "grouped_mm.csv")).returncode == 0
     assert fp8tune("calibrate", "--timer", "simulated:1").returncode == 0
-    assert fp8tune("forget", "trials:1").returncode == 0
-    assert fp8tune("doctor", "--repair").returncode == 0
+    assert fp8tune("forget", "results:1").returncode == 0
     assert git("status", "--porcelain") == ""
     assert (home / "fp8tune" / "fp8tune.db").exists()
     again = fp8tune(*SWEEP, *SMALL)
@@ -227,7 +226,7 @@ def test_a_base_that_cannot_be_read_is_left_out_beside_own_rows(base: Path) -> N
     base.write_bytes(b"SQLite format 3\0" + bytes(5000))
     assert fp8tune(*SHOW).returncode == 2
     filled("fp8tune.db", {1024: 90.0})
-    assert "left out the rows that come with fp8tune" in fp8tune(*SHOW).stderr
+    assert "left out the results that come with fp8tune" in fp8tune(*SHOW).stderr
     assert shown() == {1024: 90.0}
 
 

@@ -20,7 +20,7 @@ from places import PLANTED, ROOT
 
 from fp8tune.records import Status
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
 from fp8tune.sweep import planning, session
 from fp8tune.sweep.options import Options
 

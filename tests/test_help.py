@@ -58,7 +58,7 @@ def test_every_example_parses(example: Example) -> None:
     assert arguments.pop(0) == "fp8tune"
     command = COMMANDS[arguments[0]]
     if "-h" not in arguments:
-        command.make_context(arguments[0], arguments[1:]).close()
+        command.make_context(arguments[0], arguments[1:], help_option_names=["-h", "--help"]).close()
 
 
 def test_every_command_has_examples_and_a_format() -> None:

@@ -10,7 +10,6 @@ import ast
 import contextlib
 import csv
 import functools
-import itertools
 import re
 import shutil
 import sqlite3
@@ -18,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -27,20 +25,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PUBLISHED_OPERATIONS
 from sqlalchemy import String
-from sqlalchemy.dialects import sqlite
 
 from fp8tune import cli
 from fp8tune.check import machine, tables
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
+from fp8tune.importing.files import COLUMNS, import_file
+from fp8tune.importing.published import read_operations
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
-from fp8tune.store.columns import LARGEST, CommandLine
-from fp8tune.store.importing import COLUMNS, import_file
-from fp8tune.store.published import read_operations
 from fp8tune.store.results import Store
-from fp8tune.store.schema import METADATA
+from fp8tune.store.schema import METADATA, Results, row_checksum
+from fp8tune.store.texts import LARGEST
 from fp8tune.sweep import picks
 from fp8tune.sweep.published import lookup_key
 
@@ -69,12 +66,6 @@ TEXT_COLUMNS = [
     for column in table.columns
     if isinstance(getattr(column.type, "impl", column.type), String)
 ]
-ANY_TEXT = [
-    (table, column)
-    for table, column in TEXT_COLUMNS
-    if type(METADATA.tables[table].c[column].type) in (String, CommandLine)
-]
-"""Whose type checks nothing: what is in them is escaped by whoever prints it."""
 DB = ("--db", "results.db")
 COMMANDS = [
     ("show", *DB),
@@ -104,15 +95,32 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def planted(source: Path, target: Path, table: str, column: str, text: str) -> Path:
-    """A copy of a database with a text of our choice in one row, past everything that checks."""
+    """Copy a database with a text of our choice in one row, past constraints, and with fitting checksums."""
     shutil.copy(source, target)
     with contextlib.closing(sqlite3.connect(target)) as connection, connection:
         connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA ignore_check_constraints = ON")
         keys = ", ".join(f'"{name}"' for _, name, *_, key in connection.execute(f"PRAGMA table_info({table})") if key)
         # not in every row: a unique column holds it once
         first = f"SELECT {keys} FROM {table} ORDER BY {keys} LIMIT 1"
         connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE ({keys}) = ({first})', (text,))
+        renew_checksums(connection)
     return target
+
+
+def renew_checksums(connection: sqlite3.Connection) -> None:
+    """Make the checksums fit the rows, as somebody would who knows this program."""
+    connection.row_factory = sqlite3.Row
+    for table in METADATA.sorted_tables:
+        for values in map(dict, connection.execute(f"SELECT * FROM {table}").fetchall() if "crc" in table.c else ()):
+            more: list[object] = []
+            if table is Results:
+                query = "SELECT stage, process_id, round, time_us FROM trials WHERE stage AND time_us AND result_id = ?"
+                more = [sorted(map(tuple, connection.execute(query, (values["id"],))))]
+            crc = row_checksum(table, values, *more)
+            keys = [column.name for column in table.primary_key]
+            where = " AND ".join(f'"{name}" = ?' for name in keys)
+            connection.execute(f"UPDATE {table} SET crc = ? WHERE {where}", (crc, *(values[name] for name in keys)))
 
 
 def fp8tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -150,8 +158,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch.setattr(tables, "check_tables", no_tables)  # to merge with the shipped ones takes a second
     commands = [*COMMANDS, DOCTOR, *(OF_OPERATIONS if table in READ_BY_THEM else [])]
     place = TEXT_COLUMNS.index((table, column))
-    # Each column meets each command, not with each text. What one with a type of ours refuses is up to that: see below.
-    texts = HOSTILE if (table, column) in ANY_TEXT else HOSTILE[place % 3 :: 3]
+    texts = HOSTILE[place % 3 :: 3]  # each column meets each command, not with each text
     assert len(texts) >= len(commands) - (place % 3 == 2)
     for number, text in enumerate(texts):
         planted(filled, tmp_path / "results.db", table, column, text)
@@ -163,14 +170,6 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
         if Path("table.py").exists():
             rows_of(Path("table.py").read_text())
     assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py"}
-
-
-def test_all_other_columns_refuse_what_controls_a_terminal() -> None:
-    for (table, column), text in itertools.product(TEXT_COLUMNS, HOSTILE):
-        kind: Any = METADATA.tables[table].c[column].type
-        if (table, column) not in ANY_TEXT:
-            with contextlib.suppress(DatabaseError):
-                assert not UNSEEN.search(str(kind.process_result_value(text, sqlite.dialect()))), (table, column)
 
 
 def test_what_a_name_may_hold_is_shown_as_it_is(
@@ -228,7 +227,7 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
                 theirs.add(sweep, made)
                 theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, of), 1)
             import_file(ours, path)
-            module = table_text(ours.evidence(), "sm_90")
+            module = table_text(ours.studies(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -248,7 +247,7 @@ def test_a_tampered_database_exports_names_and_integers_or_is_refused(
             return
         try:
             import_file(ours, path)
-            module = table_text(ours.evidence(), "sm_90")
+            module = table_text(ours.studies(), "sm_90")
         except DatabaseError as error:
             assert "\n" not in str(error)
             return
@@ -293,7 +292,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
                 return
             compiled = KernelVersion("colwise", "aaaa")
             ours.add(begin(ours), _static(published, compiled))
-            module = table_text(ours.evidence(), "gfx942")
+            module = table_text(ours.studies(), "gfx942")
         except (Fp8tuneError, UnicodeEncodeError) as error:
             assert isinstance(error, UnicodeEncodeError) or "\n" not in str(error)
             return
@@ -314,5 +313,5 @@ def test_the_fuzz_reaches_the_table() -> None:
         with Store.open(str(path), create=True) as theirs:
             finished_sweep(theirs, {problem(): {config(): 100.0}})
         import_file(ours, path)
-        rows = rows_of(table_text(ours.evidence(), "sm_90"))
+        rows = rows_of(table_text(ours.studies(), "sm_90"))
     assert [row[2] for row in rows] == [tuple(sorted(key_of(problem()).items())), None]

@@ -1,30 +1,24 @@
 """What is shipped: wheel and sdist hold what they should, work from anywhere, and leave other packages alone."""
 
-import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
-import hatchling
 import pytest
 from database_rows import config, finished_sweep, problem
 from places import ROOT
 
-from fp8tune.adapter import read_studies
 from fp8tune.plan import shapes
 from fp8tune.store.results import Store
 
 ROWS = "fp8tune/_results.db"
-"""Where a wheel and an sdist have the rows that come with fp8tune."""
+"""Where a wheel has the results that come with fp8tune."""
 
 STRAYS = (
     "fp8tune.db",
@@ -42,9 +36,6 @@ STRAYS = (
     ".venv/pyvenv.cfg",
 )
 """What lies around in a tree that somebody works in."""
-
-LARGEST_ROWS = 5_000_000
-"""Bytes of the rows in a wheel, which compresses its files."""
 
 
 def build(source: Path, target: str, into: Path) -> Path:
@@ -114,12 +105,12 @@ def members(sdist: Path) -> set[str]:
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
-def test_the_sdist_holds_the_tree_and_no_database_but_the_reduced_one(sdist):
+def test_the_sdist_holds_the_tree_and_no_database_but_the_committed_one(sdist):
     names = members(sdist)
-    assert {"LICENSE", "README.md", "pyproject.toml", "hatch_build.py", "sweeps/llama4.toml", "fp8tune/cli.py"} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml", "sweeps/llama4.toml", "fp8tune/cli.py"} <= names
     assert {"kernels/fp8tune_kernels/catalog.py", "fp8tune/report/assets/page.js"} <= names
     assert not names & set(STRAYS)
-    assert [name for name in names if ".db" in name] == [ROWS]
+    assert [name for name in names if ".db" in name] == ["results.db"]
 
 
 def test_the_tests_are_in_the_sdist_of_this_tree():
@@ -163,80 +154,6 @@ def test_show_in_an_empty_folder_reads_the_wheels_rows(site, tmp_path):
     (shown,) = json.loads(ran(site, tmp_path, "-m", "fp8tune", "show", "--kernel", "colwise", "--format", "json"))
     assert (shown["config"]["BLOCK_SIZE"], shown["time_us"]) == (32, 100.0)
     assert list(tmp_path.iterdir()) == []  # reading makes no database
-
-
-def test_an_editable_installation_reads_results_db_itself(tree, tmp_path):
-    command = "from hatchling.build import build_editable; print(build_editable(r'{}'))"
-    subprocess.run([sys.executable, "-c", command.format(tmp_path)], cwd=tree, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    assert not [name for name in zipfile.ZipFile(wheel).namelist() if ".db" in name]
-
-
-def test_the_rows_are_reduced_without_the_packages_that_fp8tune_needs(tree, tmp_path):
-    code = f"""
-import sys, pathlib
-sys.path += [".", {str(Path(hatchling.__file__).parents[1])!r}]
-import hatch_build
-hatch_build.reduce(pathlib.Path("results.db"), pathlib.Path({str(tmp_path / "rows.db")!r}))
-assert not {{"sqlalchemy", "torch", "fp8tune"}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-I", "-c", code], cwd=tree, check=True)
-    assert picks(tmp_path / "rows.db") == picks(tree / "results.db") != []
-
-
-def test_what_a_damaged_database_needs_is_said_in_one_line(tree, tmp_path):
-    damaged = shutil.copytree(tree, tmp_path / "tree")
-    (damaged / "results.db").write_bytes(b"SQLite format 3\0" + bytes(5000))
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    done = subprocess.run(command, cwd=damaged, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "fp8tune doctor --repair" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_committed_rows_come_small_without_samples_and_with_the_same_picks(tmp_path):
-    """Of the smallest kernel that was swept on two devices: each is ranked in the same way."""
-    committed, rows = ROOT / "results.db", tmp_path / "rows.db"
-    before = committed.stat().st_mtime_ns
-    hatch_build().reduce(committed, rows)
-    assert committed.stat().st_mtime_ns == before
-    assert len(zlib.compress(rows.read_bytes(), 1)) < LARGEST_ROWS
-    with contextlib.closing(sqlite3.connect(rows)) as connection:
-        assert connection.execute("SELECT count(*) FROM trials WHERE samples != x''").fetchone() == (0,)
-    assert picks(rows, "colwise-transpose-3d") == picks(committed, "colwise-transpose-3d") != []
-
-
-def test_packed_trials_lose_the_same_columns():
-    """The bytes are those that fp8tune.store.packing describes: a line of columns, then the bytes of each."""
-    kept = [["trials.id", "d", 0, 1, 3, 0, None], b"\x0a\x02\x06"], [["trials.status", "c", 0, 0, 3, 0, ["ok"]], b""]
-    gone = (
-        [["candidates.compile_s", "r", 0, 8, 2, 3, None], b"\x40" + bytes(16)],
-        [
-            ["trials.tick_us", "f", 6, 2, 1, 3, None],
-            b"\xa0\x01\x02",
-        ],
-    )
-
-    def packed(*columns):
-        line = json.dumps([head for head, _ in columns], separators=(",", ":")).encode() + b"\n"
-        return zlib.compress(line + b"".join(body for _, body in columns), 9)
-
-    left = hatch_build().without_left_out(packed(gone[0], kept[0], gone[1], kept[1]))
-    assert left == packed(*kept)
-
-
-def hatch_build():
-    """The build hook's module, which is no part of a package."""
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def picks(path, kernel=None):
-    with Store.open(str(path), writable=False) as store:
-        studies = read_studies(store, kernel)
-    return [(study.problem, study.device, study.pick.config, study.choice.time_us) for study in studies]
 
 
 def test_ci_runs_the_line_that_the_readme_gives():

@@ -82,7 +82,7 @@ def test_every_command_of_the_project_pages_parses(path: Path) -> None:
     lines = re.findall(r"^\s*(?:.*&& )?fp8tune ([a-z].*)$", path.read_text(), re.MULTILINE)
     lines += re.findall(r"`fp8tune ([a-z][^`]*)`", path.read_text())
     for name, *arguments in map(shlex.split, lines):
-        program.commands[name].make_context(name, arguments).close()  # type: ignore[attr-defined]
+        program.commands[name].make_context(name, arguments, help_option_names=["-h", "--help"]).close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -114,15 +114,6 @@ def test_a_release_is_of_the_tagged_version_with_its_notes(tmp_path: Path) -> No
     assert "Added" in notes
     assert "## 0.1.0" not in notes.replace("###", "")
     assert ended("What changed", "v0.0.9") != 0
-
-
-def test_the_samples_of_a_release_are_in_the_history() -> None:
-    commit = loaded(GITHUB / "workflows" / "release.yml")["env"]["FULL_RESULTS"]
-    asked = ["git", "cat-file", "-s", f"{commit}:results.db"]
-    found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
-    if found.returncode != 0:
-        pytest.skip("this is no clone with its history")
-    assert int(found.stdout) > 40_000_000
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)

@@ -25,13 +25,13 @@ from command_line import fp8tune
 from database_rows import begin, config, finished_sweep, problem, row
 from forked import Forked, say, workers_forked_from_here
 from places import PLANTED, PUBLISHED
-from sqlalchemy import Connection
 
 from fp8tune.check import doctor
 from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning
+from fp8tune.sweep.events import TrialDone
+from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "10"))
@@ -64,8 +64,8 @@ def run_sweep(path: Path, options: Options = OPTIONS, stands_after: int | None =
     def go() -> None:
         lines = itertools.count(1)
         with Store.open(str(path), create=True) as store:
-            for event in sweep.sweep(store, plan):
-                if isinstance(event, sweep.TrialDone):
+            for event in sweep(store, plan):
+                if isinstance(event, TrialDone):
                     row = event.row
                     process = row.process if row.stage != "screen" else ""
                     say(json.dumps([str(row.problem.shape), str(row.config), row.round, row.stage, process]))
@@ -81,11 +81,12 @@ def announced(output: str) -> set[tuple[object, ...]]:
 
 
 STORED = """
-    SELECT problems.shape, configs.items, trials.round, trials.stage,
-        CASE trials.stage WHEN 'screen' THEN '' ELSE workers.process END, trials.status, trials.time_us
-    FROM trials JOIN workers ON workers.id = trials.worker_id
-    JOIN candidates ON candidates.id = trials.candidate_id JOIN problems ON problems.id = candidates.problem_id
-    JOIN configs ON configs.id = candidates.config_id ORDER BY 1, 2, 3, 4, 5, 6
+    SELECT problems.shape, configs.text, trials.round,
+        CASE trials.stage WHEN 0 THEN 'screen' WHEN 1 THEN 'final' ELSE 'duplicate' END,
+        CASE trials.stage WHEN 0 THEN '' ELSE processes.name END, trials.status, trials.time_us
+    FROM trials JOIN processes ON processes.id = process_id JOIN results ON results.id = result_id
+    JOIN studies ON studies.id = study_id JOIN problems ON problems.id = problem_id
+    JOIN configs ON configs.id = config_id ORDER BY 1, 2, 3, 4, 5, 6
 """
 
 
@@ -117,7 +118,7 @@ class Unbroken:
             path = self._folder / f"{len(self._swept)}.db"
             plan, begun = planned(options), time.monotonic()
             with workers_forked_from_here(), Store.open(str(path), create=True) as store:
-                for _ in sweep.sweep(store, plan):
+                for _ in sweep(store, plan):
                     pass
             self._swept[options] = path, time.monotonic() - begun
         return self._swept[options]
@@ -231,7 +232,7 @@ def test_rows_of_many_writers_are_all_there_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_opening_waits_for_whoever_writes(tmp_path: Path) -> None:
+def test_a_first_write_waits_for_whoever_writes(tmp_path: Path) -> None:
     """SQLite refuses the change to WAL at once where another connection is writing."""
     path = tmp_path / "results.db"
     with Store.open(str(path), create=True) as store:
@@ -241,7 +242,8 @@ def test_opening_waits_for_whoever_writes(tmp_path: Path) -> None:
         ending = threading.Event()
         timer = threading.Timer(0.3, lambda: (ending.set(), writer.rollback()))
         timer.start()
-        with Store.open(str(path)):
+        with Store.open(str(path)) as store:
+            begin(store, request="second")
             assert ending.is_set()
         timer.join()
 
@@ -270,14 +272,15 @@ def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, unbroken: Unbroke
 
 def test_a_full_disk_keeps_what_it_has(unbroken: Unbroken, tmp_path: Path) -> None:
     path = tmp_path / "results.db"
-    sweeping, begin_writing = run_sweep(path), database.begin_writing
+    sweeping, connect = run_sweep(path), database.Database._connect
+    pages = unbroken.of(OPTIONS)[0].stat().st_size // 4096 - 5
 
-    def fill_soon(connection: Connection) -> None:
-        begin_writing(connection)
-        connection.exec_driver_sql(f"PRAGMA max_page_count={unbroken.of(OPTIONS)[0].stat().st_size // 4096 - 5}")
-        connection.rollback()
+    def connect_to_small_disk(self: database.Database) -> sqlite3.Connection:
+        connection = connect(self)
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        return connection
 
-    with mock.patch("fp8tune.store.database.begin_writing", fill_soon):
+    with mock.patch.object(database.Database, "_connect", connect_to_small_disk):
         code, output = Forked(sweeping).wait()
     assert code == 2
     assert "the disk is full: free some space" in output.splitlines()[-1]

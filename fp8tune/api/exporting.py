@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fp8tune import adapter
+from fp8tune import names
 from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
-from fp8tune.store import names
+from fp8tune.exporting import format_files, read_for_format, select_rows
 from fp8tune.tables import files
 from fp8tune.tables.formats import DIFF, Options, check_options, diff
 from fp8tune.tables.formats.by_size import parse_sizes
@@ -74,7 +74,7 @@ def export(
 def _module(results: Results, arch: str, kernels: Sequence[str], into: Path | None, prune: bool) -> Exported:
     with results.reading() as reader:
         names.check_arch(arch, reader)
-        selection = adapter.select_rows(reader, arch, names.stored_kernels(kernels, reader) if kernels else ())
+        selection = select_rows(reader, arch, names.stored_kernels(kernels, reader) if kernels else ())
     if not selection.table.entries:
         why = selection.notices[0] if selection.notices else "run a sweep, or open another database"
         raise UsageError(f"the database has nothing to export for {arch}: {why}")
@@ -97,11 +97,11 @@ def _formatted(
     requested = {"sizes": sizes, "dtype": dtype, "within": within}
     check_options(format, [name for name, value in requested.items() if value not in (None, [])], kernels)
     with results.reading() as reader:
-        picks = adapter.read_for_format(reader, arch, kernels, device, format)
+        picks = read_for_format(reader, arch, kernels, device, format)
     notices = [line for kernel in picks for line in kernel.notices]
     within = Options.within if within is None else within
     if format == DIFF:
         shrunk = diff.shrink(picks[0], within)
         return Exported({"configs.diff": shrunk.diff}, (*notices, *shrunk.notes, shrunk.headline))
-    written = adapter.format_files(picks, format, Options(parse_sizes(sizes), dtype, within, notices.append))
+    written = format_files(picks, format, Options(parse_sizes(sizes), dtype, within, notices.append))
     return Exported({str(file.path): file.text for file in written}, tuple(notices))

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fp8tune.ceiling import gb_per_s
 from fp8tune.records import Device, Finalist, NamedInts, Outcome, Pick, Problem, Row, Status
 from fp8tune.store.results import COPY_CEILING, Tally
+from fp8tune.store.texts import parse_named_ints
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +35,8 @@ class Column(Generic[T]):
     dtype: str
     says: str
     """What it holds, for the reference."""
-    value: Callable[[T], object]
+    value: Callable[[T], object] = lambda item: None
+    """Makes it from a record; not where the store makes the whole table."""
 
 
 def table(
@@ -67,6 +68,18 @@ def _series(column: Column[T], values: Iterable[Any]) -> Any:
 def text(named: NamedInts | None) -> str | None:
     """``BLOCK_SIZE=32 num_warps=4``; None for what is not named."""
     return None if named is None else str(named)
+
+
+def expanded(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The trials with a column for each size and each axis of a config: ``shape.K`` and ``config.num_warps``."""
+    import pandas
+
+    for name in ("shape", "config"):
+        texts = frame[name].dropna().unique()
+        values = pandas.DataFrame([parse_named_ints(text) for text in texts], index=texts, dtype=WHOLE)
+        columns = values.add_prefix(f"{name}.").reindex(frame[name]).reset_index(drop=True)
+        frame = pandas.concat([frame, columns], axis="columns")
+    return frame
 
 
 def sizes(problem: Problem, config: NamedInts | None) -> dict[str, int]:
@@ -103,22 +116,6 @@ def _about(problem: Callable[[T], Problem], device: Callable[[T], Device]) -> tu
     )
 
 
-def _outcome(name: str, dtype: str, says: str) -> Column[Row]:
-    return Column(name, dtype, says, lambda row: getattr(row.outcome, name))
-
-
-def _fact(name: str, dtype: str, says: str) -> Column[Row]:
-    return Column(name, dtype, says, lambda row: getattr(row.outcome.facts, name))
-
-
-def _telemetry(name: str, dtype: str, says: str) -> Column[Row]:
-    return Column(name, dtype, says, lambda row: getattr(row.outcome.telemetry, name))
-
-
-def _of_samples(function: Callable[[Sequence[float]], float]) -> Callable[[Row], float | None]:
-    return lambda row: function(row.outcome.samples_us) if row.outcome.samples_us else None
-
-
 TRIALS: tuple[Column[Row], ...] = (
     *_about(lambda row: row.problem, lambda row: row.device),
     Column("config", TEXT, "the launch config, as NAME=VALUE", lambda row: text(row.config)),
@@ -126,29 +123,29 @@ TRIALS: tuple[Column[Row], ...] = (
     Column("stage", TEXT, "screen, final, or duplicate: the default's second name in finals", lambda row: row.stage),
     Column("round", WHOLE, "counted from 0", lambda row: row.round),
     Column("process", TEXT, "the worker process, the unit of replication", lambda row: row.process),
-    Column("position", WHOLE, "place in the order of the round", lambda row: row.position),
-    Column("status", TEXT, "ok, wrong, compile_error, pruned, ...", lambda row: str(row.outcome.status)),
-    _outcome("reason", TEXT, "why it is not ok"),
-    _outcome("time_us", REAL, "the block's value: the mean of the middle half of its samples"),
-    Column("median_us", REAL, "of its samples", _of_samples(median)),
-    Column("min_us", REAL, "the least sample", _of_samples(min)),
-    Column("max_us", REAL, "the largest sample", _of_samples(max)),
-    Column("samples", WHOLE, "how many samples are kept", lambda row: len(row.outcome.samples_us)),
-    _outcome("tick_us", REAL, "the smallest step between two samples"),
-    Column("gb_per_s", REAL, "bytes moved over time_us", lambda row: _rate(row.bytes_moved, row.outcome.time_us)),
-    Column("bytes_moved", WHOLE, "the least that an implementation moves", lambda row: row.bytes_moved),
-    _fact("registers", WHOLE, "a thread"),
-    _fact("spill_bytes", WHOLE, "a thread"),
-    _fact("shared_bytes", WHOLE, "a block"),
-    _fact("compile_s", REAL, "seconds to compile"),
-    _telemetry("sm_clock_mhz", WHOLE, "around the block"),
-    _telemetry("memory_clock_mhz", WHOLE, "around the block"),
-    _telemetry("temperature_c", WHOLE, "around the block"),
-    _telemetry("power_w", REAL, "around the block"),
-    Column("source", TEXT, "the publication; empty for own rows", lambda row: row.source),
-    Column("note", TEXT, "what the publication says besides", lambda row: row.note),
-    Column("git_commit", TEXT, "of the working tree; + where it had changes", lambda row: row.commit),
-    Column("source_hash", TEXT, "of the kernel's code", lambda row: row.version and row.version.source_hash),
+    Column("position", WHOLE, "place in the order of the round"),
+    Column("status", TEXT, "ok, wrong, compile_error, pruned, ..."),
+    Column("reason", TEXT, "why it is not ok"),
+    Column("time_us", REAL, "the block's value: the mean of the middle half of its samples"),
+    Column("median_us", REAL, "of its samples"),
+    Column("min_us", REAL, "the least sample"),
+    Column("max_us", REAL, "the largest sample"),
+    Column("samples", WHOLE, "how many samples are kept"),
+    Column("tick_us", REAL, "the smallest step between two samples"),
+    Column("gb_per_s", REAL, "bytes moved over time_us"),
+    Column("bytes_moved", WHOLE, "the least that an implementation moves"),
+    Column("registers", WHOLE, "a thread"),
+    Column("spill_bytes", WHOLE, "a thread"),
+    Column("shared_bytes", WHOLE, "a block"),
+    Column("compile_s", REAL, "seconds to compile"),
+    Column("sm_clock_mhz", WHOLE, "around the block"),
+    Column("memory_clock_mhz", WHOLE, "around the block"),
+    Column("temperature_c", WHOLE, "around the block"),
+    Column("power_w", REAL, "around the block"),
+    Column("source", TEXT, "the publication; empty for own rows"),
+    Column("note", TEXT, "what the publication says besides"),
+    Column("git_commit", TEXT, "of the working tree; + where it had changes"),
+    Column("source_hash", TEXT, "of the kernel's code"),
 )
 """A row a trial: one timed block, one check or one compilation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8tune import names
 from fp8tune.api.results import Shape, sizes_of
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.lookups import Lookup as Lookup
@@ -10,7 +11,6 @@ from fp8tune.measure import device as machine
 from fp8tune.plan import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
-from fp8tune.store import names
 from fp8tune_kernels.spec import KernelSpec
 
 

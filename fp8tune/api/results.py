@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from fp8tune import options
+from fp8tune import names, options
 from fp8tune.api import frames
 from fp8tune.errors import UsageError, unknown
-from fp8tune.records import Decided, Device, Finalist, NamedInts, Pick, Problem, Row
-from fp8tune.store import layers, location, names
-from fp8tune.store.columns import parse_named_ints
+from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row, Subject
+from fp8tune.stats.study import Study
+from fp8tune.store import layers, location
 from fp8tune.store.layers import Reader
-from fp8tune.store.schema import STAGES
+from fp8tune.store.read import subjects_of
+from fp8tune.store.texts import parse_named_ints
+from fp8tune.store.trials import STAGES
 from fp8tune.sweep import picks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 logger = logging.getLogger("fp8tune")
+
+T = TypeVar("T")
 
 Names = str | Sequence[str] | None
 """A name, several, or None for all."""
@@ -66,19 +70,17 @@ class Results:
         device: str | None = None,
         expand: bool = False,
     ) -> DataFrame:
-        """A row a trial, those of the screen and those of the finals: :data:`fp8tune.api.frames.TRIALS`.
-
-        Samples are read for each, so name a kernel where the database is large.
-        """
+        """A row a trial, those of the screen and those of the finals: :data:`fp8tune.api.frames.TRIALS`."""
         wanted = _Wanted.of(shape, device)
         with self.reading() as reader:
-            found = [
-                row
-                for name, of_arch in _places(reader, kernel, arch)
-                for row in reader.rows(name, of_arch)
-                if wanted.has(row.problem, row.device)
-            ]
-        return frames.table(frames.TRIALS, found, expand=_sizes if expand else None)
+            kernels, arches = _checked(reader, kernel, arch)
+
+            def keep(study: Study) -> bool:
+                is_named = kernels is None or study.problem.kernel in kernels
+                return is_named and (arches is None or study.device.arch in arches) and wanted.has(study)
+
+            frame = reader.trials_frame(keep)
+        return frames.expanded(frame) if expand else frame
 
     def samples(
         self,
@@ -92,8 +94,8 @@ class Results:
     ) -> DataFrame:
         """A row a sample of a timed block, in microseconds: :data:`fp8tune.api.frames.SAMPLES`.
 
-        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. Of a
-        compacted database the screen's samples are gone. A large kernel has millions: name a shape, too.
+        ``config`` has the values that a config must have. ``stage`` is ``final``, ``screen`` or None for both. A
+        compacted database has no samples. A large kernel has millions: name a shape, too.
         """
         wanted, values = _Wanted.of(shape, device), sizes_of(config).items()
         if stage not in (None, *STAGES):
@@ -103,9 +105,7 @@ class Results:
                 row
                 for at in _places(reader, kernel, arch)
                 for row in reader.rows(*at)
-                if wanted.has(row.problem, row.device)
-                and stage in (None, row.stage)
-                and values <= (row.config or NamedInts()).items()
+                if wanted.has(row) and stage in (None, row.stage) and values <= (row.config or NamedInts()).items()
             ]
         return frames.samples(found)
 
@@ -120,7 +120,7 @@ class Results:
     ) -> DataFrame:
         """A row a problem and device, its best config, as ``fp8tune show``: :data:`fp8tune.api.frames.PICKS`."""
         wanted = _Wanted.of(shape, device)
-        found = [pick for pick in self._decided(kernel, arch).picks if wanted.has(pick.problem, pick.device)]
+        found = [pick for pick in self._read(picks.read, kernel, arch) if wanted.has(pick)]
         return frames.table(frames.PICKS, found, expand=_sizes if expand else None)
 
     def finals(
@@ -137,7 +137,7 @@ class Results:
         The blocks behind it are the trials whose stage is ``final``.
         """
         wanted = _Wanted.of(shape, device)
-        found = [one for one in self._decided(kernel, arch).finalists if wanted.has(one.problem, one.device)]
+        found = [one for one in self._read(picks.finalists, kernel, arch) if wanted.has(one)]
         return frames.table(frames.FINALS, found, expand=_sizes if expand else None)
 
     def devices(self, *, kernel: Names = None, arch: Names = None, device: str | None = None) -> DataFrame:
@@ -146,8 +146,8 @@ class Results:
         with self.reading() as reader:
             tried: dict[Device, set[Problem]] = {}
             for name, of_arch in _places(reader, kernel, arch):
-                for subject in reader.tried_subjects(name, of_arch):
-                    if wanted.has(subject.problem, subject.device):
+                for subject in subjects_of(reader.pools(name, of_arch)):
+                    if wanted.has(subject):
                         tried.setdefault(subject.device, set()).add(subject.problem)
             found = [
                 frames.DeviceRows(one, len({of.kernel for of in problems}), len(problems), reader.calibration(one))
@@ -161,9 +161,9 @@ class Results:
         with layers.opened_databases(self._databases, logger.warning) as reader:
             yield reader
 
-    def _decided(self, kernel: Names, arch: Names) -> Decided:
+    def _read(self, read: Callable[..., list[T]], kernel: Names, arch: Names) -> list[T]:
         with self.reading() as reader:
-            return picks.read(reader, *_checked(reader, kernel, arch))
+            return read(reader, *_checked(reader, kernel, arch))
 
 
 class _Wanted:
@@ -176,8 +176,8 @@ class _Wanted:
     def of(cls, shape: Shape, device: str | None) -> _Wanted:
         return cls(sizes_of(shape), (device or "").casefold())
 
-    def has(self, problem: Problem, device: Device) -> bool:
-        return self._device in device.name.casefold() and self._sizes.items() <= problem.shape.items()
+    def has(self, of: Study | Row | Pick | Finalist | Subject) -> bool:
+        return self._device in of.device.name.casefold() and self._sizes.items() <= of.problem.shape.items()
 
 
 def sizes_of(shape: Shape) -> NamedInts:

@@ -13,7 +13,6 @@ from fp8tune.api import frames
 from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
 from fp8tune.options import Option
-from fp8tune.records import Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import location
 from fp8tune.store.results import Store
@@ -117,30 +116,26 @@ def sweep(
     notices: list[str] = []
     plan = planning.planned(options)
     path = location.to_write(options.db, notices.append)
-    if not session.is_stored(path, plan):
-        plan = planning.expanded(plan)
+    plan = planning.expanded(plan)
     return _run(plan, path, callback, [*notices, *plan.notices])
 
 
 def _run(plan: Plan, db: str, callback: Callable[[Event], object] | None, notices: list[str]) -> Swept:
     for line in notices:
         logger.info(line)
-    problems: dict[Problem, None] = {}
     ended = Finished(0, 0.0)
     with Store.open(db, create=True) as store:
         with contextlib.closing(session.run(store, plan)) as events:  # type: ignore[type-var]  # a generator
             for event in events:
-                if (row := session.row_of(event)) is not None:
-                    problems[row.problem] = None
                 if isinstance(event, Finished):
                     ended = event
                 if callback is not None:
                     callback(event)
         tallies = session.tallies(store, plan)
-        found = session.studies(store, plan.backend, problems)
+        found = session.studies(store, plan)
     return Swept(
         db=db,
-        picks=frames.table(frames.PICKS, picks.of(found).picks),
+        picks=frames.table(frames.PICKS, picks.of(found)),
         problems=frames.table(frames.TALLIES, tallies),
         trials=ended.trials,
         seconds=ended.seconds,

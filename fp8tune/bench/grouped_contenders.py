@@ -23,7 +23,7 @@ from fp8tune.bench.operation import (
     elements,
 )
 from fp8tune.bench.operations import OPERATIONS
-from fp8tune.measure import memory
+from fp8tune.measure import tensor_cache
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.records import Problem
 
@@ -292,7 +292,7 @@ def _captured(call: Call) -> Call:
         for _ in range(3):  # binaries are loaded at their first launch, which no capture may contain
             call()
     torch.cuda.current_stream().wait_stream(side)
-    memory.give_back()  # a capture begins so, too, and waits for nothing
+    tensor_cache.give_back_memory()  # a capture begins so, too, and waits for nothing
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()

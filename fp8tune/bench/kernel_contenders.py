@@ -14,13 +14,13 @@ import fp8tune_kernels
 from fp8tune.bench import checking
 from fp8tune.bench.cells import Contender, Timing, guarded
 from fp8tune.bench.counterparts import Implementation, compiled, counterpart
+from fp8tune.bench.host import host_us
 from fp8tune.bench.plain import expression
 from fp8tune.errors import UsageError
-from fp8tune.measure import edges, memory, trial
+from fp8tune.measure import edges, tensor_cache, trial
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import Rule
-from fp8tune.measure.host import host_us
 from fp8tune.plan.problems import problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
@@ -112,14 +112,14 @@ class KernelContender(Contender):
         _made.clear()
         _expected.clear()
         torch.compiler.reset()  # each problem is a first one: no recompilation limit, no dynamic sizes
-        memory.give_back()
+        tensor_cache.give_back_memory()
         _inputs[self.reference, self.problem] = load_spec(self.reference).inputs(self.problem, torch_device)
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Raises MachineError where torchao has nothing, and what ``torch.compile`` raises."""
         if _expected:  # nothing of the check is left beside what is timed
             _expected.clear()
-            memory.give_back()
+            tensor_cache.give_back_memory()
         return self._implementation().launch
 
     def check(self) -> Timing:
@@ -135,7 +135,7 @@ class KernelContender(Contender):
                 if spec.unwritten is not None:
                     spec.unwritten(given, tuple(outputs))
             else:
-                memory.give_back()  # no block is left that held another contender's right answer
+                tensor_cache.give_back_memory()  # no block is left that held another contender's right answer
                 checking.spoil_free_memory(_expected)
             found = checking.compared(mine.read(mine.launch()), _expected, rule)
         return Timing(reason=found.wrong, checked=found)

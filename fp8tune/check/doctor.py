@@ -6,20 +6,36 @@ Without a name nothing reads the rows that come with fp8tune, but for the versio
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.check import machine, stored
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.redaction import redacted
+from fp8tune.records import Kind
 from fp8tune.revisions import source
+from fp8tune.stats.study import Study
 from fp8tune.store import database, location
-from fp8tune.store.database import EmptyDatabaseError
-from fp8tune.store.results import Store, Versions
-from fp8tune.store.sqlite import ForeignLogError
+from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
+from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
+
+
+@dataclass(frozen=True, order=True)
+class Versions:
+    """The torch and Triton that rows were timed with."""
+
+    torch: str
+    triton: str
+
+    def __str__(self) -> str:
+        return f"torch {self.torch or '(none)'} and triton {self.triton or '(none)'}"
+
+    def is_like(self, other: Versions) -> bool:
+        """Return True for the same releases, whatever CUDA their wheels were built for."""
+        return self.triton == other.triton and self.torch.partition("+")[0] == other.torch.partition("+")[0]
 
 
 def diagnose(db: str | None = None) -> list[Finding]:
@@ -42,7 +58,8 @@ def check_base(base: str | None, here: Machine) -> Iterator[Finding]:
         return
     try:
         with Store.open(base, writable=False) as store:
-            timed = store.timed_with()
+            devices = [study.device for study in store.pools(kinds=[Kind.MEASURED])]
+            timed = sorted({Versions(device.torch, device.triton) for device in devices})
     except DatabaseError as error:
         yield Finding.of(error)
         return
@@ -72,11 +89,20 @@ def check_own(own: str) -> list[Finding]:
         if not database.exists(own):
             return [_not_there(own)]
         with Store.open(own, writable=False) as store:
-            findings = [*stored.check(own, store), *stored.check_devices(store)]
-            timed = store.timed_sources()
+            findings = stored.check(own, store)
+            timed = timed_sources(store.pools(kinds=[Kind.MEASURED]))
     except DatabaseError as error:
         return [_failed(own, error)]
     return [*findings, *check_changed(timed)]
+
+
+def timed_sources(studies: Iterable[Study]) -> dict[str, set[str]]:
+    """Return the source hashes of each kernel among some studies."""
+    sources: dict[str, set[str]] = {}
+    for study in studies:
+        if study.version is not None:
+            sources.setdefault(study.version.kernel, set()).add(study.version.source_hash)
+    return sources
 
 
 def check_changed(timed: Mapping[str, Collection[str]]) -> Iterator[Finding]:
@@ -98,22 +124,11 @@ def check_database(db: str) -> list[Finding]:
             findings = stored.check(db, store)
             if any(finding.level is Level.ERROR for finding in findings):
                 return findings
-            findings += stored.check_devices(store)
-            findings += check_picks(db, store)
             findings += tables.check_tables(store)
-            timed = store.timed_sources()
+            timed = timed_sources(store.pools(kinds=[Kind.MEASURED]))
     except DatabaseError as error:
         return [_failed(db, error)]
     return [*findings, *tables.check_sources(timed, tables.current_hashes())]
-
-
-def check_picks(db: str, store: Store) -> Iterator[Finding]:
-    """Are the picks that are kept for SQL those of the rows as they are."""
-    from fp8tune.sweep import picks
-
-    if not picks.are_current(store):
-        what = "the picks kept for SQL (v_picks, v_finals) are older than the rows, or than the kernels' tables"
-        yield Finding(Level.WARNING, what, f"fp8tune doctor --repair --db {redacted(db)}")
 
 
 def _not_there(own: str) -> Finding:

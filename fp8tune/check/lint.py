@@ -14,15 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from fp8tune import scratch
-from fp8tune.adapter import studies_of
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.engine import Group, Schedule, measure
-from fp8tune.plan import problems, shapes
+from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.variations import Variation, key_faults, variations
-from fp8tune.records import Device, Evidence, NamedInts, Problem
+from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import check_reference, load_spec
 from fp8tune.revisions import git
 from fp8tune.stats.decide import PLAN
@@ -30,8 +29,10 @@ from fp8tune.stats.estimate import estimate
 from fp8tune.stats.pairs import Block, process_values
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
+from fp8tune.studies import decided as decided_studies
 from fp8tune.sweep import session
-from fp8tune.sweep.loop import Event, sweep
+from fp8tune.sweep.events import Event
+from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
 from fp8tune_kernels.spec import KernelSpec
@@ -149,10 +150,10 @@ def _keyed(spec: KernelSpec, problem: Problem) -> KeyedProblem:
 def _problem_plans(plan: Plan, spec: KernelSpec, keyed: Sequence[KeyedProblem]) -> tuple[ProblemPlan, ...]:
     """Each problem and then its variations, so that a time budget leaves out whole problems, nearly."""
     (reference,), limits = plan.options.kernels, device.limits(plan.backend.device)
-    axes, version = problems.parse_grid(plan.options.grid, spec.axes), version_of(reference, spec)
+    axes, version = grids.parse_grid(plan.options.grid, spec.axes), version_of(reference, spec)
     every = dict.fromkeys(p for one in keyed for p in (one.problem, *(v.problem for v in one.variations)))
     return tuple(
-        ProblemPlan.of(reference, spec, version, problem, problems.configs(spec, problem, axes, limits))
+        ProblemPlan.of(reference, spec, version, problem, grids.configs(spec, problem, axes, limits))
         for problem in every
     )
 
@@ -168,8 +169,7 @@ def opened(db: str | None) -> Iterator[Store]:
 def run(store: Store, plan: LintPlan) -> Iterator[Event | Report]:
     """Screen, time again what is unclear, and end with a Report. Closing the generator keeps every stored row."""
     yield from sweep(store, plan.sweep)
-    evidence = [item for item in store.evidence(plan.kernel, plan.device.arch) if item.device == plan.device]
-    screened = compared(plan.problems, evidence)
+    screened = compared(plan.problems, store.studies(plan.kernel, device=plan.device))
     unclear = [result for result in screened if result.verdict is KeyVerdict.UNCLEAR]
     again = dict(zip(unclear, _timed_again(plan.sweep, unclear), strict=True))
     results = tuple(again.get(result, result) for result in screened)
@@ -181,9 +181,9 @@ def tallies(store: Store, plan: LintPlan) -> list[Tally]:
     return session.tallies(store, plan.sweep)
 
 
-def compared(keyed: Sequence[KeyedProblem], evidence: Sequence[Evidence]) -> list[VariationResult]:
-    """Each pick on each variation, from evidence of one device; a problem not swept to its end is left out."""
-    found = {study.problem: study for study in studies_of(evidence) if study.is_usable}
+def compared(keyed: Sequence[KeyedProblem], studies: Sequence[Study]) -> list[VariationResult]:
+    """Each pick on each variation, from studies of one device; a problem not swept to its end is left out."""
+    found = {study.problem: study for study in decided_studies(studies) if study.is_usable}
     return [
         _compared(one, variation, found[one.problem], found[variation.problem])
         for one in keyed

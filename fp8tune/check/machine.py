@@ -98,7 +98,7 @@ def check_software(machine: Machine) -> Iterator[Finding]:
 def check_clocks(gpu: Device, state: Telemetry, other_processes: int | None) -> Iterator[Finding]:
     """Can clocks be read, is the GPU slowed down, does somebody else use it."""
     if state.sm_clock_mhz is None or state.power_w is None or state.temperature_c is None:
-        fix = "rows will lack them; install nvidia-ml-py (AMD: amdsmi) and let this user read the device"
+        fix = "rows will lack them; install nvidia-ml-py and let this user read the device"
         yield Finding(Level.WARNING, "clocks, power or temperature cannot be read", fix)
     else:
         yield Finding(Level.OK, f"{state.sm_clock_mhz} MHz, {state.power_w:.0f} W, {state.temperature_c} degrees C")

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from fp8tune.check.finding import Finding, Level
 from fp8tune.redaction import redacted
 from fp8tune.revisions import git
-from fp8tune.store import database, logs
 from fp8tune.store.results import Store
-
-ROWS_NAMED = 10
-"""Rows that cannot be read are named one by one up to here."""
 
 
 def check(db: str, store: Store) -> list[Finding]:
-    """A file's health and, where it is sound, which of its rows cannot be read."""
-    findings = check_store(db, store)
-    if any(finding.level is Level.ERROR for finding in findings):
-        return findings
-    return [*findings, *check_rows(store.unreadable())]
-
-
-def check_store(db: str, store: Store) -> list[Finding]:
     """Integrity, contents, sweeps that were broken off."""
     damage = store.integrity()
     if damage:
@@ -38,36 +24,15 @@ def check_store(db: str, store: Store) -> list[Finding]:
         impossible = sum(bool(row.impossible) for row in published)
         flagged = f" ({impossible} impossible as printed)" if impossible else ""
         rows.append(f"{len(published)} published of operations{flagged}")
-    what = f"{redacted(db)}: schema {store.schema_version}, sound; rows: {', '.join(rows) or 'none'}"
+    what = f"{redacted(db)}: sound; rows: {', '.join(rows) or 'none'}"
     findings = [Finding(Level.OK, what)]
     if "://" not in db and not os.access(db, os.W_OK):
         fix = f"make it writable (chmod u+w {db}), or give sweep another file with --db"
         findings.append(Finding(Level.WARNING, f"{db} cannot be written", fix))
-    if (path := database.path_of(db)) is not None and (log := logs.unmerged(path)) is not None:
-        what = f"{log} holds rows that are not in {db} itself yet"
-        fix = f"let the sweep that writes it end, or run fp8tune doctor --repair --db {db}"
-        findings.append(Finding(Level.WARNING, what, f"{fix}, before you copy or commit it"))
     for command in dict.fromkeys(store.unfinished_sweeps()):
         what = f"a sweep was not finished: {command or 'its command is not known'}"
         findings.append(Finding(Level.WARNING, what, "run the same command again: it continues where it stopped"))
     return findings
-
-
-def check_devices(store: Store) -> Iterator[Finding]:
-    """GPUs that a fleet leaves out."""
-    for out in store.exclusions():
-        what = f"GPU {out.uuid_hash[:4]}... ({out.device}) takes no units, as {out.worker} found: {out.reason}"
-        yield Finding(Level.WARNING, what, "mend it; fp8tune worker looks again before its first unit")
-
-
-def check_rows(unreadable: Mapping[tuple[str, int], str]) -> Iterator[Finding]:
-    """Which rows cannot be read: the others are, so this is nothing but a warning."""
-    for (table, id), reason in itertools.islice(unreadable.items(), ROWS_NAMED):
-        what = f"{table}:{id} cannot be read and is left out: {reason}"
-        yield Finding(Level.WARNING, what, f"fp8tune forget {table}:{id} removes it and what refers to it")
-    if len(unreadable) > ROWS_NAMED:
-        what = f"{len(unreadable) - ROWS_NAMED:,} more rows cannot be read and are left out"
-        yield Finding(Level.WARNING, what, "fp8tune forget --unreadable removes all of them")
 
 
 def way_back(db: str) -> str:
@@ -75,7 +40,11 @@ def way_back(db: str) -> str:
     if "://" in db:
         return "restore it from the server's backup"
     away = [f"mv {db} {db}.damaged"]
-    away += [f"mv {log} {db}.damaged{log.name.removeprefix(Path(db).name)}" for log in logs.beside(Path(db))]
+    away += [
+        f"mv {log} {db}.damaged{log.name.removeprefix(Path(db).name)}"
+        for log in (Path(f"{db}-wal"), Path(f"{db}-shm"))
+        if log.exists()
+    ]
     if git.tracks(Path(db)):
         away.append(f"then git checkout -- {db} for the rows committed last")
     return (

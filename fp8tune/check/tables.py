@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from fp8tune import adapter
 from fp8tune.check.finding import Finding, Level
 from fp8tune.errors import Fp8tuneError
+from fp8tune.exporting import select_rows
 from fp8tune.records import Kind
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
+from fp8tune.tables.current import INSTALLED, SHIPPED
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
 from fp8tune_kernels.arches import ARCHES
@@ -24,8 +25,8 @@ def check_tables(store: Store, table_path: Callable[[str], Path] = default_path)
     for arch in (name for name in ARCHES if name in stored):
         try:
             path = table_path(arch)
-            tables = adapter.SHIPPED if path == shipped_path(arch) else adapter.INSTALLED
-            selection = adapter.select_rows(store, arch, tables=tables)
+            tables = SHIPPED if path == shipped_path(arch) else INSTALLED
+            selection = select_rows(store, arch, tables=tables)
             if not selection.table.entries:
                 continue
             _, is_stale = merge_file(path, selection, prune=True, is_dry=True)

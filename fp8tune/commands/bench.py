@@ -65,9 +65,9 @@ def _bench_kernels(options: BenchOptions, backend: Backend, notices: Iterable[st
 def _bench_operation(options: BenchOptions, backend: Backend, notices: Iterable[str]) -> bool:
     """True if a result of ours is wrong."""
     from fp8tune.bench import grouped as benchmark
+    from fp8tune.importing.published import read_operations
     from fp8tune.plan.shapes import sweeps_dir
     from fp8tune.render import grouped as render_grouped
-    from fp8tune.store.published import read_operations
 
     problems = benchmark.problems_of(options, backend)
     published = read_operations(sweeps_dir() / "published" / "grouped_mm.csv")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.errors import UsageError
 from fp8tune.options import Group, JsonOrTable, Option, TableFormat, WrittenDatabase, examples
 from fp8tune.render.terminal import print_json
 from fp8tune.text import visible
+from fp8tune_kernels.spec import NamedInts
+
+if TYPE_CHECKING:
+    from fp8tune.store.results import Store
 
 
 @examples(
@@ -29,40 +33,68 @@ def compact(
     ] = None,
     format: JsonOrTable = TableFormat.TABLE,
 ) -> None:
-    """Make a database several times smaller.
+    """Make a database small enough to commit.
 
-    The trials of each problem that was swept to its end are packed into one row. All that commands say stays the same.
-    Only the samples of screens are left out; fp8tune import reads them back from an archive into another database.
-
-    A new file replaces the old one whole or not at all. A later sweep goes on as before. Of a server, -o writes a file.
+    Keeps picks, confirmations, the 28 fastest other configs of each problem, configs that are picked anywhere for the
+    kernel, and counts of the rest. Samples and the trials of coarse passes go: --archive keeps everything in a file
+    that fp8tune import reads.
     """
+    from fp8tune.importing import archives
     from fp8tune.render import contracts
-    from fp8tune.render.progress import Display
     from fp8tune.store import database
-    from fp8tune.store.compacting import compact as made_compact
-    from fp8tune.store.compacting import file_of
-    from fp8tune.sweep.picks import keep_current
+    from fp8tune.store.results import Store
+    from fp8tune.sweep import picks
 
     db = database_to_write(db, create=False)
-    if database.path_of(db) is None and output is None:
+    path = database.path_of(db)
+    if path is None and output is None:
         raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")
-    with Display() as display, file_of(db) as path:
-        done = made_compact(
-            path, output, archive, lambda done, total: display.update("problems read", done, total), keep_current
-        )
+    with Store.open(db, writable=False) as source:
+        if output is not None:
+            if path is not None:
+                archives.copy(path, output)
+            else:
+                _copy_rows(source, output)
+            path = output
+    assert path is not None
+    before = path.stat().st_size
+    archived = None if archive is None else archives.write(path, archive)
+    with Store.open(str(path)) as store:
+        pruned = store.prune(_configs_in_use(store))
+        picks.keep_current(store)
+    after = path.stat().st_size
     if format is TableFormat.JSON:
-        print_json(contracts.compacted(done, archive))
+        print_json(contracts.compacted(path, before, after, pruned, archive, archived))
         return
-    shown = [
-        ("size", f"{_mb(done.bytes_before)} before, {_mb(done.bytes_after)} now"),
-        ("trials", f"{done.trials:,}, {done.packed:,} of them packed, of {done.problems:,} finished problems"),
-        ("samples", f"those of {done.left_out:,} screen trials left out"),
-    ]
-    if archive is not None and done.archive_bytes is not None:
-        shown.append(("archive", f"{_mb(done.archive_bytes)}: fp8tune import {visible(str(archive))} reads it"))
-    print(visible(str(done.path)))
-    for name, value in shown:
-        print(f"  {name:<8} {value}")
+    print(visible(str(path)))
+    print(f"  size     {_mb(before)} before, {_mb(after)} now")
+    print(f"  removed  {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
+    if archive is not None and archived is not None:
+        print(f"  archive  {_mb(archived)}: fp8tune import {visible(str(archive))} reads it")
+
+
+def _copy_rows(source: Store, target: Path) -> None:
+    """Copy all rows of a server into a new file."""
+    from fp8tune.store.results import Store
+
+    if target.exists():
+        raise UsageError(f"{target} is there already: give another name, or remove it")
+    with Store.open(str(target), create=True) as store:
+        store.merge(source)
+
+
+def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
+    """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
+    from fp8tune.studies import read_studies
+    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
+    from fp8tune_kernels.arches import ARCHES
+    from fp8tune_kernels.tables import table
+
+    studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
+    configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
+    in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
+    versions = {study.version.kernel: study.version for study in studies if study.version is not None}
+    return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
 
 
 def _mb(size: int) -> str:

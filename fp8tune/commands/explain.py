@@ -80,10 +80,11 @@ def explain(
 
     A shape that fits several problems is an error that lists them. Needs no GPU.
     """
-    from fp8tune.adapter import Explanation, read_studies
+    from fp8tune import names
     from fp8tune.render.explanation import print_explanation
+    from fp8tune.stats.explanation import Explanation
     from fp8tune.stats.rank import TIMED_KINDS
-    from fp8tune.store import names
+    from fp8tune.studies import read_studies
 
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top {options.top} leaves nothing to show: give 1 or more")

@@ -137,10 +137,11 @@ def export(options: ExportOptions) -> None:
 
 
 def _export_table(options: ExportOptions) -> None:
-    from fp8tune import adapter
+    from fp8tune import names
+    from fp8tune.exporting import select_rows
     from fp8tune.render import contracts, trust
     from fp8tune.render.terminal import notice, path_here, print_json
-    from fp8tune.store import names
+    from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
     from fp8tune.tables.merge import merge_file
 
@@ -152,8 +153,8 @@ def _export_table(options: ExportOptions) -> None:
         path = output or default_path(arch)
         kernels = names.stored_kernels(options.kernels, store) if options.kernels else ()
         is_own = output is None and path != shipped_path(arch)
-        tables = adapter.INSTALLED if is_own else adapter.SHIPPED
-        selection = adapter.select_rows(store, arch, kernels, tables)
+        tables = INSTALLED if is_own else SHIPPED
+        selection = select_rows(store, arch, kernels, tables)
     if not selection.table.entries and not (options.check and selection.known):
         reason = selection.notices[0] if selection.notices else "run fp8tune sweep, or name another with --db"
         raise UsageError(f"the database has nothing to export for {arch}: {reason}")
@@ -174,7 +175,7 @@ def _export_table(options: ExportOptions) -> None:
 
 
 def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune import adapter
+    from fp8tune.exporting import format_files, read_for_format
     from fp8tune.render import given as render_given
     from fp8tune.render.terminal import notice, print_json
     from fp8tune.tables import files
@@ -191,7 +192,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
     if name == DIFF and output is not None and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
     with opened_to_read(options.db) as (store, _):
-        picks = adapter.read_for_format(store, options.arch, options.kernels, options.device, name)
+        picks = read_for_format(store, options.arch, options.kernels, options.device, name)
     kernel, shrunk, folder = picks[0].kernel, None, output or Path()
     notice(*(f"{kernel}: {line}" for one in picks for line in one.notices))
     within = Options.within if options.within is None else options.within
@@ -207,7 +208,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
         ends = zip(("", ".md"), texts, strict=True)
         written = [files.File(PurePosixPath(output.name + end), text) for end, text in ends] if output else []
     else:
-        written = adapter.format_files(picks, name, Options(parse_sizes(options.sizes), options.dtype, within, notice))
+        written = format_files(picks, name, Options(parse_sizes(options.sizes), options.dtype, within, notice))
     first = written[0].path.parts[0] if written else ""
     next = load(name).next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
     state = "stale" if options.check else "would be written" if options.dry else "written"

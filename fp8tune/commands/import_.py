@@ -49,9 +49,10 @@ def import_(
     Export takes a published config of our kernels only if it compiles for its arch: --compile does that, or
     fp8tune sweep --arch ARCH.
     """
+    from fp8tune.importing import archives, foreign
+    from fp8tune.importing import files as importing
     from fp8tune.render import contracts
     from fp8tune.render.progress import Display, SweepProgress
-    from fp8tune.store import archives, foreign, importing
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks as deciding
     from fp8tune.sweep import published

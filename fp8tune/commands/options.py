@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args, get_type_hints
 import typer
 
 from fp8tune.commands.completing import completer
+from fp8tune.errors import UsageError
 from fp8tune.options import Argument, Group, Option
+from fp8tune.redaction import redacted
 from fp8tune.render.terminal import notice
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
+        _refuse_password(given.get("db"))
         if format is not None and given.pop(OLD_JSON):
             given[format.name] = type(format.default)("json")
         for name, value in given.items():
@@ -52,6 +55,14 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         shown.append(inspect.Parameter(OLD_JSON, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hidden))
     command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return command
+
+
+def _refuse_password(db: str | None) -> None:
+    if db is not None and redacted(db) != db:
+        raise UsageError(
+            "--db holds a password, which other users of this machine can see: "
+            "put it into PGPASSWORD or ~/.pgpass, or the URL into FP8TUNE_DB"
+        )
 
 
 def declared(function: Callable[..., None]) -> list[inspect.Parameter]:

@@ -49,5 +49,5 @@ def queue(
             if forget:
                 notice(f"{store.forget_units(None if forget == 'all' else forget)} units removed; measured rows stay")
     with Store.open(db, writable=False) as store:
-        found, excluded = store.queue(), store.exclusions()
-    print_queue(found, database.label(db), str(format), excluded)
+        found = store.queue()
+    print_queue(found, database.label(db), str(format))

@@ -117,10 +117,10 @@ def _check(options: ReportOptions, output: Path) -> None:
 
 def _measured(options: ReportOptions, output: Path, display: Display) -> str:
     """Write what a database holds; the line to print."""
+    from fp8tune import names
     from fp8tune.report import contents, figures
     from fp8tune.report.page import Page
     from fp8tune.report.views import problem_views, views
-    from fp8tune.store import names
 
     with opened_to_read(options.db) as (reader, label):
         if options.arch is not None:

@@ -2,82 +2,78 @@
 
 from __future__ import annotations
 
-import math
+import time
 
 import typer
 
-from fp8tune.records import Kind
 from fp8tune.render.terminal import counted, notice
 from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.store.units import UnitState
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue
 from fp8tune.sweep.options import On
 from fp8tune.sweep.planning import Plan
 
+LOOK_S = 1.0
+"""Seconds between looks at the queue."""
+
 
 def shared_out(plan: Plan, db: str, begun: float) -> None:
-    """Do what ``--on`` says with an expanded plan. ``begun``: when the time budget began, on the monotonic clock."""
-    match plan.options.on:
-        case On.QUEUE:
-            queue(plan, db)
-        case On.RAY:
-            on_ray(plan, db, begun)
+    """Queue the units of an expanded plan, and do them on Ray if ``--on`` says so.
 
-
-def queue(plan: Plan, db: str) -> None:
-    """Add the units, and say how to start workers."""
+    ``begun`` is when the time budget began, on the monotonic clock.
+    """
     from fp8tune.fleet import units
-    from fp8tune.fleet.imports import Imports
-    from fp8tune.render.fleet import added_lines
 
     with Store.open(db, create=True) as store:
-        added = units.add(store, plan)
-    notice(*added_lines(added))
-    if added.there:
-        print(f"in the queue already: {counted(added.there, 'unit')} for {added.sweep.device}")
+        sweep, new = units.add(store, plan)
+        queue = store.queue([sweep.key])
+    done = queue.counts[UnitState.DONE]
+    before = "" if new else f", queued before, {done:,} done"
+    notice(
+        f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'problem')} for {sweep.device}{before}"
+    )
+    worker = f"fp8tune worker{units.worker_options(plan.options.kernels)}"
+    if plan.options.on is On.RAY:
+        on_ray(plan, db, sweep.key, begun)
     else:
-        print(f"queued for {added.sweep.device}: {counted(added.new, 'unit')} of {counted(added.problems, 'problem')}")
-    worker = f"fp8tune worker{Imports().options_for(plan.options.kernels)}"
-    notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
-    notice("fp8tune queue shows how far they are")
+        notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
+        notice("fp8tune queue shows how far they are")
 
 
-def on_ray(plan: Plan, db: str, begun: float) -> None:
-    """Add the units, and do them on all GPUs that Ray has.
+def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
+    """Do the units of a queued sweep on all GPUs that Ray has.
 
-    Exit code 1: a unit failed for good, or no config is right on a problem.
+    Exit code 1: a unit failed for good, or no config is right on a problem size.
     """
-    from fp8tune.fleet import ahead, run, units
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.render.fleet import RayProgress, added_lines, findings_line, left_line
+    from fp8tune.render.fleet import FleetProgress, findings_line
     from fp8tune.stopping import Stopped
     from fp8tune.sweep import picks
 
-    deadline = begun + (math.inf if plan.options.time_budget_s is None else plan.options.time_budget_s)
-    progress, display = None, RayProgress()
+    options, queue = [f"--kernel={text}" for text in plan.options.kernels if ":" in text or "?" in text], Queue()
+    if plan.options.time_budget_s is not None:
+        options.append(f"--time-budget={max(0.0, begun + plan.options.time_budget_s - time.monotonic()):.0f}")
     with Store.open(db, create=True) as store:
-        options = plan.options
-        fleet = RayFleet(db, store, options.timer, deadline, options.command, kernels=options.kernels, say=display.line)
         try:
-            with fleet:
-                added = units.add(store, plan)
-                notice(*added_lines(added))
-                found = counted(added.new + added.there, "unit"), counted(added.problems, "problem")
-                notice(f"{' of '.join(found)} on {counted(len(fleet.slots), 'GPU')}")
-                if plan.backend.kind is Kind.MEASURED:
-                    fleet.compile_ahead(ahead.task_of(store, plan, added.sweep, len(fleet.slots)))
-                with display:
-                    for progress in run.watch(store, [added.sweep.key], is_over=fleet.is_over):
-                        display.tell(progress, fleet.states)
+            with RayFleet(db, options, plan.options.timer) as fleet, FleetProgress() as display:
+                is_over = False
+                while not is_over:
+                    is_over = fleet.is_over()
+                    store.return_expired_units()
+                    queue = store.queue([sweep])
+                    display.show(queue)
+                    is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
+                    time.sleep(0 if is_over else LOOK_S)
         except (KeyboardInterrupt, Stopped) as stopped:
             stopped.add_note("every unit that was not done waits again; the same command goes on")
             raise
         picks.keep_current(store)
-    assert progress is not None  # there is one look at least
-    if line := left_line(progress, len(fleet.slots)):
-        notice(f"{line}; run it again to go on")
+    notice(*fleet.failures)
+    if left := queue.counts[UnitState.WAITING] + queue.counts[UnitState.RUNNING]:
+        notice(f"{counted(left, 'unit')} left; run it again to go on")
     notice(f"rows are in {database.label(db)}")
-    if findings := sum(of.is_finding for of in progress.queue.units):
+    if findings := sum(status.is_finding for status in queue.units):
         notice(findings_line(findings))
-    if findings or progress.counts[UnitState.FAILED]:
+    if findings or queue.counts[UnitState.FAILED]:
         raise typer.Exit(1)

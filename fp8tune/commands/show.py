@@ -153,12 +153,12 @@ def _show_recording(options: ShowOptions, path: str) -> None:
 
 
 def _show_picks(options: ShowOptions) -> None:
-    from fp8tune.render.evidence import print_single_bests
-    from fp8tune.render.winners import print_winners
-
     is_table = options.format in (Format.TABLE, Format.MARKDOWN)
     if is_table and not options.kernels and not options.rows_only and _show_overview(options):
         return
+    from fp8tune.render.evidence import print_single_bests  # these load numpy, which the overview does not need
+    from fp8tune.render.winners import print_winners
+
     studies, db = _studies(options)
     chosen = ordered(_filtered(options, studies))
     if not chosen and is_table:
@@ -171,15 +171,15 @@ def _show_picks(options: ShowOptions) -> None:
 
 def _show_overview(options: ShowOptions) -> bool:
     """Print a line a kernel if there are several, from kept picks where they are current; False otherwise."""
-    from fp8tune.adapter import summarize
+    from fp8tune import names
     from fp8tune.render.overview import print_overview
-    from fp8tune.store import names
+    from fp8tune.studies import summarize
     from fp8tune.sweep import picks
 
     with opened_to_read(options.db) as (store, db):
         if options.arch is not None:
             names.check_arch(options.arch, store)
-        kernels = summarize(picks.read(store, arches=None if options.arch is None else [options.arch]).picks)
+        kernels = summarize(picks.read(store, arches=None if options.arch is None else [options.arch]))
     if len(kernels) > 1:
         print_overview(kernels, db, options.format, explain=options.explain)
     return len(kernels) > 1
@@ -198,9 +198,9 @@ def _filtered(options: ShowOptions, studies: Sequence[Study]) -> list[Study]:
 
 def _studies(options: ShowOptions) -> tuple[list[Study], str]:
     """Return the studies of the kernels and arch that the options name, and the name of the database."""
-    from fp8tune.adapter import read_studies
+    from fp8tune import names
     from fp8tune.stats.rank import TIMED_KINDS
-    from fp8tune.store import names
+    from fp8tune.studies import read_studies
 
     with opened_to_read(options.db) as (store, db):
         stored = names.stored_kernels(options.kernels, store)
@@ -221,14 +221,15 @@ def _show_operation(options: ShowOptions, op: OperationName) -> None:
 
 
 def _show_tallies(options: ShowOptions) -> None:
+    from fp8tune import names
     from fp8tune.render.tallies import print_tallies
-    from fp8tune.store import names
+    from fp8tune.store.read import subjects_of
 
     with opened_to_read(options.db) as (store, db):
         kernels = names.stored_kernels(options.kernels, store)
         if options.arch not in (None, INTERPRETER):
             names.check_arch(options.arch, store)
-        tallies = [store.tally(subject) for name in kernels for subject in store.tried_subjects(name, options.arch)]
+        tallies = [store.tally(subject) for name in kernels for subject in subjects_of(store.pools(name, options.arch))]
     shown = [tally for tally in tallies if tally.failures or not options.failed]
     if not shown and options.format is Format.TABLE:
         notice(f"nothing failed of what is in {db}" if tallies else f"nothing was tried of this in {db}")

@@ -8,7 +8,7 @@ from fp8tune.records import NamedInts
 
 def sizes(text: str) -> NamedInts:
     """``M=16640,K=1408`` or ``M=16640 K=1408`` by name. Raises UsageError."""
-    from fp8tune.store.columns import parse_named_ints
+    from fp8tune.store.texts import parse_named_ints
 
     try:
         found = parse_named_ints(" ".join(text.replace(",", " ").split()))

@@ -12,7 +12,7 @@ import typer
 
 from fp8tune.commands.options import database_to_write
 from fp8tune.options import examples
-from fp8tune.records import Kind, Problem
+from fp8tune.records import Kind
 from fp8tune.redaction import command_line
 from fp8tune.render.terminal import notice, print_json_line
 from fp8tune.sweep.options import Options
@@ -42,6 +42,7 @@ def sweep(options: Options) -> None:
     from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweep import planning, session
+    from fp8tune.sweep.events import TrialDone
 
     begun, command = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:]))
     plan = planning.planned(replace(options, command=command))
@@ -54,41 +55,29 @@ def sweep(options: Options) -> None:
         notice(*where, *plan.notices)
         sharing.shared_out(plan, db, begun)
         return
-    stored = session.is_stored(db, plan)
-    if stored and not options.json:
-        notice(*where)
-        notice("every trial of this sweep is in the database; --again measures anew")
-        with Store.open(db, writable=False) as store:
-            found = session.studies(store, plan.backend, session.finished_problems(store, plan))
+    progress, ungated = SweepProgress(), 0
+    try:
+        plan = planning.expanded(plan)
+        notice(*where, *plan.notices)
+        if (over_s := time.monotonic() - begun - (options.time_budget_s or math.inf)) > 0:
+            notice(f"the time budget was over {over_s:.1f} s before the first trial: planning takes longer; give more")
+        with Store.open(db, create=True) as store:
+            with progress:
+                for event in session.run(store, plan, begun=begun):
+                    progress.show(event)
+                    if isinstance(event, TrialDone):
+                        ungated += event.row.outcome.reason == UNGATED
+                        if options.json:
+                            print_json_line(contracts.trial(event.row))
+            found = [] if options.json else session.studies(store, plan)
             tallies = session.tallies(store, plan)
-    else:
-        progress = SweepProgress()
-        try:
-            if not stored:
-                plan = planning.expanded(plan)
-            notice(*where, *plan.notices)
-            if (over_s := time.monotonic() - begun - (options.time_budget_s or math.inf)) > 0:
-                notice(
-                    f"the time budget was over {over_s:.1f} s before the first trial: planning takes longer; give more"
-                )
-            problems: dict[Problem, None] = {}
-            ungated = 0
-            with Store.open(db, create=True) as store:
-                with progress:
-                    for event in session.run(store, plan, begun=begun):
-                        progress.show(event)
-                        if (row := session.row_of(event)) is not None:
-                            problems[row.problem] = None
-                            ungated += row.outcome.reason == UNGATED
-                            if options.json:
-                                print_json_line(contracts.trial(row))
-                found = [] if options.json else session.studies(store, plan.backend, problems)
-                tallies = session.tallies(store, plan)
-            if ungated:
-                notice(f"{ungated} blocks include the host's time: their launches wait for the GPU")
-        except (KeyboardInterrupt, Stopped) as stopped:
-            stopped.add_note(stopped_line(progress.stored, progress.phase, database.label(db), command))
-            raise
+    except (KeyboardInterrupt, Stopped) as stopped:
+        stopped.add_note(stopped_line(progress.stored, progress.phase, database.label(db), command))
+        raise
+    if ungated:
+        notice(f"{ungated} blocks include the host's time: their launches wait for the GPU")
+    if progress.is_complete and not progress.stored and not options.json:
+        notice("every trial of this sweep is in the database; --again measures anew")
     if found:
         print_winners(found, "table")
     elif tallies and plan.backend.kind is Kind.INTERPRETER and not options.json:

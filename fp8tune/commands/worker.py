@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from fp8tune.commands.options import database_to_write
-from fp8tune.errors import MachineError
 from fp8tune.options import Group, Option, TableFormat, Timer, WrittenDatabase, examples, seconds
 from fp8tune.redaction import command_line
 from fp8tune.render.terminal import notice, print_json_line
@@ -27,17 +26,10 @@ def worker(
         tuple[str, ...],
         Option(
             "--kernel",
-            "A kernel that is not fp8tune's and may be imported, as in the command that queued it. Repeatable.",
+            "A kernel of yours that queued sweeps may import here, as in the command that queued it; * stands for any "
+            "name. Repeatable.",
             placeholder="NAME",
         ),
-    ] = (),
-    recordings: Annotated[
-        tuple[str, ...],
-        Option("--recording", "A recording whose kernels may be imported. Repeatable.", placeholder="FILE"),
-    ] = (),
-    references: Annotated[
-        tuple[str, ...],
-        Option("--reference", "A module:function that may be imported. Repeatable.", placeholder="MODULE:FUNCTION"),
     ] = (),
     wait: Annotated[
         bool, Option("--wait", "Wait for units that are queued later, until it is stopped.", group=Group.HOW_LONG)
@@ -58,8 +50,8 @@ def worker(
     fp8tune sweep --on queue puts them into the database; the first GPU that CUDA_VISIBLE_DEVICES shows takes one after
     another until none are left.
 
-    Of a queued sweep it imports kernels of fp8tune, and others only if --kernel or --recording names them: whoever may
-    write to the database must not choose what code runs here. Other units are left to other workers.
+    Of a queued sweep it imports kernels of fp8tune, and others only if --kernel names them: whoever may write to the
+    database must not choose what code runs here. Other units are left to other workers.
 
     Ctrl-C and SIGTERM give its unit back at once. If it is killed, or its machine is gone, the unit comes back within a
     minute. Put a server's URL into FP8TUNE_DB: others see a command line. Exit code 1: a unit failed here, or no
@@ -69,31 +61,29 @@ def worker(
         from fp8tune.fork_server import start_server
 
         start_server()  # it imports torch for the processes to come, which takes longer than all else here
-    from fp8tune.fleet import worker as working
-    from fp8tune.fleet.events import OwnEvent, WorkerEnded
-    from fp8tune.fleet.imports import Imports
+    from fp8tune.fleet.worker import QueueEvent, Worker
     from fp8tune.render import contracts
-    from fp8tune.render.fleet import WorkerProgress
+    from fp8tune.render.fleet import WorkerProgress, findings_line
     from fp8tune.stopping import Stopped
     from fp8tune.store import database
 
     db = database_to_write(db)
     budget_s = math.inf if time_budget_s is None else time_budget_s
-    imports = Imports.named(kernels, recordings, references)
-    options = working.WorkerOptions(db, timer, wait, budget_s, command=command_line(sys.argv[1:]), imports=imports)
-    progress = WorkerProgress(database.label(db))
+    working = Worker(db, timer, wait, budget_s, kernels, command_line(sys.argv[1:]))
+    findings = failed = 0
     try:
-        with contextlib.closing(working.work(options)) as events, progress:
+        with contextlib.closing(working.run()) as events, WorkerProgress(database.label(db)) as progress:
             for event in events:
                 progress.show(event)
-                if format is TableFormat.JSON and isinstance(event, OwnEvent):
-                    print_json_line(contracts.worker_event(event))
+                if isinstance(event, QueueEvent):
+                    findings += event.event == "done" and bool(event.reason)
+                    failed += event.event == "failed"
+                    if format is TableFormat.JSON:
+                        print_json_line(contracts.worker_event(event))
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note("its unit is given back, and what was measured of it is stored")
         raise
-    assert isinstance(event, WorkerEnded)  # the last one is
-    notice(*progress.end(event))
-    if event.is_in_vain:
-        raise MachineError(event.reason)
-    if event.failed or event.findings:
+    if findings:
+        notice(findings_line(findings))
+    if failed or findings:
         raise typer.Exit(1)

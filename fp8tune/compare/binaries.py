@@ -1,4 +1,4 @@
-"""What launching a config makes the device do, as one hash: two sides with the same one run the same code.
+"""Hash of the work of one launch: two sides with the same hash run the same code.
 
 Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides; not
 constants and None, which are in the binary), and every torch operation beside it, in order. Line info has to be off
@@ -17,11 +17,11 @@ from fp8tune.records import NamedInts, Problem
 
 BINARIES = ("cubin", "hsaco")
 OPTIONS = ("name", "shared", "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
-"""What a binary's metadata says of how it is launched. Not its hash, which differs where a comment does."""
+"""Metadata of a binary that its launch depends on. Not its hash, which differs where a comment does."""
 
 
 def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
-    """16 hex digits for what launching ``config`` on ``problem`` runs on ``arch``; needs no GPU.
+    """Return 16 hex digits for what launching ``config`` on ``problem`` runs on ``arch``; needs no GPU.
 
     Raises what the compiler raises.
     """
@@ -33,7 +33,7 @@ def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str
 
 @contextlib.contextmanager
 def _launches(notes: list[str]) -> Iterator[None]:
-    """While open, every Triton kernel that is compiled for a launch leaves a line."""
+    """Add a line for every Triton kernel that is compiled for a launch."""
     from triton.runtime.jit import JITFunction
 
     run = JITFunction.run
@@ -71,7 +71,7 @@ def _described(args: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
 
 
 def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
-    """While open, every torch operation (a fill, a copy) leaves a line, too."""
+    """Add a line for every torch operation, such as a fill or a copy."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operations(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""The outcome of comparing two revisions, and its form for machines; :mod:`fp8tune.render.compare` shows it."""
+"""Outcome of comparing two revisions; :mod:`fp8tune.render.compare` shows it."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ class ComparedRow:
     effect: Estimate | None = None
     """The change (a log ratio) with its error, from the data that gave the verdict; None if nothing shows the noise."""
     control: Estimate | None = None
-    """The same of the control arm, which ran the first side's code once more."""
+    """Change of the control arm, which ran the first side's code once more."""
     is_stable: bool | None = None
-    """Whether the control arm moved by no more than chance; None without one."""
+    """True if the control arm moved by no more than chance; None without one."""
     tested: int = 1
-    """How many rows were decided together."""
+    """Rows that were decided together."""
     n: int = 0
-    """Rounds the verdict rests on; of recorded rows, processes on the side with fewer."""
+    """Rounds behind the verdict; of recorded rows, processes on the side with fewer."""
     blocks: int = 0
-    """Timed in those rounds, on all three arms."""
+    """Blocks timed in those rounds, on all three arms."""
     ungated: int = 0
-    """How many of these blocks include the host's time, because the launch waits for the GPU."""
+    """Blocks that include the host's time, because the launch waits for the GPU."""
     throttled: int = 0
-    """Those timed while the device ran slower than it should, because of ``slowdowns``."""
+    """Blocks timed while the device ran slower than it should, because of ``slowdowns``."""
     slowdowns: tuple[str, ...] = ()
 
     @property
     def arch(self) -> str:
-        """Empty without rows."""
+        """Arch of the device; empty without rows."""
         return self.device.arch if self.device else ""
 
     @property
     def shape(self) -> NamedInts:
-        """Empty without rows."""
+        """Sizes of the problem; empty without rows."""
         return self.problem.shape if self.problem else NamedInts()
 
     @property
     def ratio(self) -> float | None:
-        """After / before: above 1 the kernel became slower."""
+        """Time after / before: above 1 the kernel became slower."""
         if self.effect:
             return self.effect.ratio
         return self.after_us / self.before_us if self.before_us and self.after_us else None
 
     @property
     def smallest_detectable(self) -> float | None:
-        """The least ratio that such data call a REGRESSION in 95 % of runs."""
+        """Return the least ratio that such data call a REGRESSION in 95 % of runs."""
         return verdicts.smallest_detectable(self.effect, self.tested) if self.effect else None
 
 
@@ -87,13 +87,13 @@ class Comparison:
     overall: Estimate | None = None
     """The geometric mean over the rows that were timed against each other; None from recorded rows."""
     control: Estimate | None = None
-    """The same of the control arm."""
+    """Geometric mean of the control arm."""
     origin: str = "Recorded rows, matched by kernel source"
-    """Where the times come from: the end of a sentence."""
+    """Source of the times: the end of a sentence."""
 
     @property
     def geomean(self) -> float | None:
-        """Of the ratios of rows whose code changed; 1 if none did; None if nothing could be compared."""
+        """Geometric mean of rows whose code changed; 1 if none did; None if nothing could be compared."""
         if self.overall:
             return self.overall.ratio
         changed = [row for row in self.rows if row.verdict != ChangeVerdict.SAME_CODE]
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def is_stable(self) -> bool | None:
-        """Whether each control arm, and all of them together, moved by no more than chance; None without any."""
+        """True if each control arm, and all together, moved by no more than chance; None without any."""
         if self.control is None:
             return None
         return verdicts.is_stable(self.control) and all(row.is_stable is not False for row in self.rows)
@@ -111,15 +111,15 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """1 for a regression or newly wrong bytes; 3 if a row is open, there are none, or a control arm drifted."""
-        found = {row.verdict for row in self.rows}
-        if found & {ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG}:
+        words = {row.verdict for row in self.rows}
+        if words & {ChangeVerdict.REGRESSION, ChangeVerdict.NEWLY_WRONG}:
             return 1
-        is_open = not found or bool(found & {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS})
+        is_open = not words or bool(words & {ChangeVerdict.INCONCLUSIVE, ChangeVerdict.NO_ROWS})
         return 3 if is_open or self.is_stable is False else 0
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Why rows could not be compared, each reason once; and a control arm that drifted."""
+        """Reasons why rows could not be compared, each once; and a control arm that drifted."""
         if not self.rows:
             return ("no kernel is declared at either revision: name some with --kernel",)
         reasons = dict.fromkeys(f"{row.kernel}: {row.reason}" for row in self.rows if row.reason)

@@ -33,7 +33,7 @@ Event = Step | Comparison
 
 
 def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
-    """Each step, and last the comparison. Closing the generator ends the workers and removes the checkouts.
+    """Yield each step, and last the comparison. Closing the generator ends the workers and removes the checkouts.
 
     Raises UsageError for names and revisions nobody knows and for a side that cannot be built, MachineError without a
     GPU (or a simulated clock) and if git refuses.
@@ -44,7 +44,7 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
     rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
     start_server()
     yield Step(f"checking out {both.before} and {both.after}")
-    commits = [None if each.name == WORKTREE else each.commit for each in (both.before, both.after)]
+    commits = [None if side.name == WORKTREE else side.commit for side in (both.before, both.after)]
     with git.checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
         before = Tree(str(both.before), folders[0], cache / "0", source.SOURCE_ROOTS)
         after = Tree(str(both.after), folders[1], cache / "1", source.SOURCE_ROOTS)
@@ -54,8 +54,8 @@ def compare(options: CompareOptions, backend: Backend) -> Iterator[Event]:
 def _events(plan: Plan) -> Iterator[Event]:
     rows, ended = list[Row](), list[ComparedRow]()
     for kernel in plan.sides.kernels:
-        found, alone = yield from planning.rows(plan, kernel)
-        rows += found
+        both, alone = yield from planning.rows(plan, kernel)
+        rows += both
         ended += alone
     changed, same, not_compiled = yield from planning.by_code(plan, rows)
     changed, wrong = yield from planning.with_right_bytes(plan, changed)
@@ -80,7 +80,7 @@ def _events(plan: Plan) -> Iterator[Event]:
 
 
 def _decided(plan: Plan, times: RowTimes, tested: int, arms: int) -> ComparedRow:
-    """``tested`` rows are decided together; ``arms`` control arms are considered together."""
+    """Return a row with its verdict. ``tested``: rows that are decided together; ``arms``: all control arms."""
     row = times.row.ended(plan.device, ChangeVerdict.INCONCLUSIVE, times.failure)
     if times.failure:
         return row
@@ -103,18 +103,19 @@ def _decided(plan: Plan, times: RowTimes, tested: int, arms: int) -> ComparedRow
 
 
 def _free_control(plan: Plan, times: RowTimes, arms: int) -> ComparedRow:
-    """Identical code: neither the control arm nor the change itself may drift."""
+    """Return a row of identical code: neither the control arm nor the change itself may drift."""
     row = _decided(plan, times, 1, arms)
     is_stable = row.is_stable and row.effect is not None and verdicts.is_stable(row.effect, arms)
     return replace(row, verdict=ChangeVerdict.SAME_CODE, is_stable=is_stable)
 
 
 def _finished(plan: Plan, ended: Sequence[ComparedRow], stages: Sequence[Sequence[RowTimes]]) -> Comparison:
-    """The comparison with its rows in order, and what all rows together say."""
+    """Return the comparison with its rows in order, and the change over all rows."""
     rows = tuple(sorted(ended, key=lambda row: (row.kernel, list(row.shape.items()), repr(row.problem))))
     origin = f"Timed in turns, --configs {plan.options.configs}"
     comparison = Comparison(plan.sides.before, plan.sides.after, rows, origin=origin)
-    whole = [kept for stage in stages if (kept := [times for times in stage if not times.failure])]
+    timed = ([times for times in stage if not times.failure] for stage in stages)
+    whole = [stage for stage in timed if stage]
     if not whole:
         return comparison
     changes = [[times.changes for times in stage] for stage in whole]

@@ -1,4 +1,4 @@
-"""What changed between two git revisions, from recorded rows alone; :mod:`fp8tune.compare.live` times both now.
+"""Compare two git revisions by recorded rows alone; :mod:`fp8tune.compare.live` times both now.
 
 A row belongs to a revision if the kernel has the row's source hash there: an unrelated commit orphans nothing. Rows are
 compared within one device, driver, torch and Triton, each side's at its own best config: what its users get. A verdict
@@ -10,47 +10,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
-from fp8tune.adapter import studies_of
 from fp8tune.compare import verdicts
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.compare.verdicts import ChangeVerdict
-from fp8tune.records import ComparableRows, Device, Evidence, Kind, Problem
+from fp8tune.records import Device, Kind, Problem
 from fp8tune.stats.means import median
 from fp8tune.stats.rank import competing
+from fp8tune.stats.study import Result, Study
 from fp8tune.store.layers import Reader
+from fp8tune.studies import decided
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
 
-Best = Mapping[tuple[Problem, Device], Evidence]
+Best = Mapping[tuple[Problem, Device], Result]
 """The best config of each problem on each device."""
 
 
-def stored(store: Reader, both: Sides) -> list[Evidence]:
-    """What a database has of the two revisions' timed rows; nothing else is read."""
+def stored(store: Reader, both: Sides) -> list[Study]:
+    """Return the studies of the two revisions' code; nothing else is read."""
     versions = {(kernel.name, source_hash) for kernel in both.kernels for source_hash in kernel.hashes if source_hash}
 
-    def keep(pools: Sequence[ComparableRows]) -> list[ComparableRows]:
-        by_version: dict[tuple[str, str], list[ComparableRows]] = {version: [] for version in versions}
-        for pool in pools:
-            if pool.version and (pool.version.kernel, pool.version.source_hash) in by_version:
-                by_version[pool.version.kernel, pool.version.source_hash].append(pool)
-        return [pool for same in by_version.values() for pool in competing(same)]
+    def keep(studies: Sequence[Study]) -> list[Study]:
+        by_version: dict[tuple[str, str], list[Study]] = {version: [] for version in versions}
+        for study in studies:
+            if study.version and (study.version.kernel, study.version.source_hash) in by_version:
+                by_version[study.version.kernel, study.version.source_hash].append(study)
+        return [study for same in by_version.values() for study in competing(same)]
 
-    return store.evidence(kinds=TIMED_KINDS, keep=keep)
+    return store.studies(kinds=TIMED_KINDS, keep=keep)
 
 
-def compare(evidence: Iterable[Evidence], both: Sides) -> Comparison:
-    """Compare two revisions on stored evidence."""
-    timed = [row for row in evidence if row.kind in TIMED_KINDS and row.version is not None]
+def compare(studies: Iterable[Study], both: Sides) -> Comparison:
+    """Compare two revisions on stored studies."""
+    timed = [study for study in studies if study.kind in TIMED_KINDS and study.version is not None]
     rows = [row for kernel in both.kernels for row in _kernel_rows(kernel, timed, both)]
     tested = sum(row.verdict is ChangeVerdict.INCONCLUSIVE and row.effect is not None for row in rows)
     return Comparison(both.before, both.after, tuple(_decided(row, tested) for row in rows))
 
 
-def _kernel_rows(kernel: Kernel, evidence: Sequence[Evidence], both: Sides) -> list[ComparedRow]:
-    """A row for each problem and device; INCONCLUSIVE if the code changed and both sides have times."""
-    old, new = (_best(kernel.name, source_hash, evidence) for source_hash in kernel.hashes)
+def _kernel_rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> list[ComparedRow]:
+    """Return a row for each problem and device; INCONCLUSIVE if the code changed and both sides have times."""
+    old, new = (_best(kernel.name, source_hash, studies) for source_hash in kernel.hashes)
     verdict = kernel.verdict or ChangeVerdict.NO_ROWS
     rows = []
     for key in sorted({*old, *new}, key=_order):
@@ -64,17 +65,15 @@ def _kernel_rows(kernel: Kernel, evidence: Sequence[Evidence], both: Sides) -> l
     return rows or [ComparedRow(kernel.name, verdict, reason="" if kernel.verdict else missing)]
 
 
-def _best(kernel: str, source_hash: str | None, evidence: Sequence[Evidence]) -> Best:
-    """For one version of a kernel."""
-    of_kernel = [row for row in evidence if row.problem.kernel == kernel]
-    rows = [row for row in of_kernel if row.version is not None and row.version.source_hash == source_hash]
-    picks = {(study.problem, study.device, study.pick.config) for study in studies_of(rows)}
-    timed = [row for row in rows if row.times_us and (row.problem, row.device, row.config) in picks]
-    return {(row.problem, row.device): row for row in sorted(timed, key=lambda row: row.stage == "final")}
+def _best(kernel: str, source_hash: str | None, studies: Sequence[Study]) -> Best:
+    """Return the picks of one version of a kernel."""
+    of_kernel = [study for study in studies if study.problem.kernel == kernel]
+    of_version = [study for study in of_kernel if study.source_hash == source_hash]
+    return {(study.problem, study.device): study.pick for study in decided(of_version)}
 
 
-def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -> ComparedRow:
-    """The row with what each side has of it, and with the change's error if both have several processes."""
+def _paired(row: ComparedRow, before: Result | None, after: Result | None) -> ComparedRow:
+    """Return the row with the times of each side, and with the change's error if both have several processes."""
     row = replace(
         row,
         before_us=median(before.times_us) if before else None,
@@ -90,7 +89,7 @@ def _paired(row: ComparedRow, before: Evidence | None, after: Evidence | None) -
 
 
 def _decided(row: ComparedRow, tested: int) -> ComparedRow:
-    """A row whose code changed with its verdict; ``tested`` rows are decided together."""
+    """Return a row whose code changed with its verdict; ``tested`` rows are decided together."""
     if row.verdict is not ChangeVerdict.INCONCLUSIVE:
         return row
     if row.effect is None:
@@ -99,7 +98,7 @@ def _decided(row: ComparedRow, tested: int) -> ComparedRow:
 
 
 def _why_unpaired(problem: Problem, device: Device, old: Best, new: Best, both: Sides) -> str:
-    """One side lacks a problem on a device: say whether it has it elsewhere, which is never compared."""
+    """Explain why one side lacks a problem on a device; rows of other devices are never compared."""
     missing, there = (both.after, new) if (problem, device) in old else (both.before, old)
     elsewhere = [_differences(device, other) for of, other in there if of == problem]
     if not elsewhere:
@@ -114,6 +113,6 @@ def _differences(one: Device, other: Device) -> list[str]:
 
 
 def _order(key: tuple[Problem, Device]) -> tuple[str, list[tuple[str, int]], str]:
-    """Devices together, shapes by their sizes."""
+    """Sort key: devices together, shapes by their sizes."""
     problem, device = key
     return device.fingerprint, list(problem.shape.items()), repr(problem)

@@ -1,6 +1,6 @@
-"""The rows of a live comparison: which problems, which configs, and what is settled without timing two sides.
+"""The rows of a live comparison: problems, configs, and the verdicts that need no timing of two sides.
 
-Settled here are rows of one side only, identical code and wrong bytes. Code that cannot be built ends the comparison.
+These are rows of one side only, identical code and wrong bytes. Code that cannot be built ends the comparison.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from fp8tune.stats.means import median
 T = TypeVar("T")
 
 BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
-"""How a config that was built can fail on its bytes; anything else means that it cannot be built or launched here."""
+"""Failures of a config that was built; any other status means that it cannot be built or launched here."""
 
 CONFIGS = 48
-"""Tuned anew on each problem, on either side: the default, what the table has, and a seeded choice of the rest."""
+"""Configs that ``--configs retune`` times on each problem and side: the default, the table's, a seeded choice."""
 FINALISTS = 6
 FINAL_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Step:
-    """Progress of a comparison; ``total`` 0: it is one thing. ``left_s``: seconds until it ends, if known."""
+    """Progress of a comparison; ``total`` is 0 for a step without parts. ``left_s``: seconds to its end, if known."""
 
     text: str
     done: int = 0
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared (``rows`` of all shape sets), in which checkouts, and with which clock."""
+    """Kernels and ``rows`` of all shape sets to compare, the checkouts, and the clock."""
 
     options: CompareOptions
     sides: Sides
@@ -61,16 +61,16 @@ class Plan:
 
     @property
     def device(self) -> Device:
-        """The backend's."""
+        """The backend's device."""
         return self.backend.device
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled ahead; the simulated clock runs none."""
+        """True if kernels are compiled ahead; the simulated clock runs none."""
         return self.backend.kind is Kind.MEASURED
 
     def reference(self, kernel: Kernel, side: int) -> str:
-        """How workers of a side load a kernel: a file by its path in the checkout, all else by name."""
+        """Return the text by which workers of a side load a kernel: a file by its path in the checkout."""
         path, _, attribute = kernel.reference.rpartition(":")
         if not path.endswith(".py"):
             return kernel.reference
@@ -78,24 +78,28 @@ class Plan:
 
 
 class Row(NamedTuple):
-    """One problem of one kernel, and what each side launches, in the order of the trees."""
+    """One problem of one kernel, and the launch of each side, in the order of the trees."""
 
     before: KernelArm
     after: KernelArm
 
     @property
     def problem(self) -> Problem:
-        """The same on both sides."""
+        """The problem, which is the same on both sides."""
         return self.before.problem
 
     def ended(self, device: Device, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
-        """The row as it is reported, without times."""
+        """Return the row as it is reported, without times."""
         before, after = (arm.config for arm in self)
         return ComparedRow(self.problem.kernel, verdict, self.problem, device, None, None, reason, before, after)
 
 
-def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
-    """The problems that both sides have, each with its configs; and the rows that one side alone has.
+Settled = tuple[list[Row], list[ComparedRow]]
+"""Rows that go on, and those that have their verdict."""
+
+
+def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, Settled]:
+    """Return the problems that both sides have, each with its configs; and the rows that one side alone has.
 
     Raises UsageError if a side does not load, and for ``--configs same`` if the axes differ.
     """
@@ -103,56 +107,57 @@ def rows(plan: Plan, kernel: Kernel) -> Generator[Step, None, tuple[list[Row], l
         return [], [ComparedRow(kernel.name, kernel.verdict or ChangeVerdict.NO_ROWS)]
     yield Step(f"reading {kernel.name}")
     before, after = (
-        tree.ask(of, tree.declared, plan.reference(kernel, side), plan.options, plan.rows, plan.device)
-        for side, of in enumerate(plan.trees)
+        tree.ask(checkout, tree.declared, plan.reference(kernel, side), plan.options, plan.rows, plan.device)
+        for side, checkout in enumerate(plan.trees)
     )
     alone = [(ChangeVerdict.REMOVED, problem) for problem in before.arms if problem not in after.arms]
     alone += [(ChangeVerdict.NEW, problem) for problem in after.arms if problem not in before.arms]
     ended = [ComparedRow(kernel.name, verdict, problem, plan.device) for verdict, problem in alone]
-    found = [Row(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
+    both = [Row(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
     if plan.options.configs is Configs.SAME:
-        if any(set(row.before.config) != set(after.default) for row in found):
+        if any(set(row.before.config) != set(after.default) for row in both):
             raise UsageError(f"{kernel.name} has other axes after: compare with --configs own or retune")
-        found = [Row(row.before, replace(row.after, config=row.before.config)) for row in found]
+        both = [Row(row.before, replace(row.after, config=row.before.config)) for row in both]
     elif plan.options.configs is Configs.RETUNE:
-        found = yield from _retuned(plan, kernel, found)
-    return found, ended
+        both = yield from _retuned(plan, kernel, both)
+    return both, ended
 
 
 def _retuned(plan: Plan, kernel: Kernel, rows: Sequence[Row]) -> Generator[Step, None, list[Row]]:
-    listed = [
-        tree.ask(of, tree.candidates, plan.reference(kernel, side), [row[side] for row in rows], plan.device, CONFIGS)
-        for side, of in enumerate(plan.trees)
-    ]
+    candidates: list[list[list[KernelArm]]] = []
+    for side, checkout in enumerate(plan.trees):
+        reference, arms = plan.reference(kernel, side), [row[side] for row in rows]
+        candidates.append(tree.ask(checkout, tree.candidates, reference, arms, plan.device, CONFIGS))
+    by_tree = list(zip(plan.trees, candidates, strict=True))
     if plan.compiles:
-        arms = [(of, arm) for of, lists in zip(plan.trees, listed, strict=True) for arm in chain.from_iterable(lists)]
-        yield from _on_all_cores(plan, arms, launched_code, "compiling")
+        every = [(checkout, arm) for checkout, lists in by_tree for arm in chain.from_iterable(lists)]
+        yield from _on_all_cores(plan, every, launched_code, "compiling")
     tuned: list[list[KernelArm]] = []
-    for of, lists in zip(plan.trees, listed, strict=True):
+    for checkout, lists in by_tree:
         yield Step(f"tuning {kernel.name}", len(tuned) + 1, len(plan.trees))
-        tuned.append(retuned(plan.backend, of, lists))
+        tuned.append(retuned(plan.backend, checkout, lists))
     return [Row(*arms) for arms in zip(*tuned, strict=True)]
 
 
-def retuned(backend: Backend, tree: Tree, listed: Sequence[Sequence[KernelArm]]) -> list[KernelArm]:
-    """For each list of one problem's arms the fastest; its first arm if none can be timed.
+def retuned(backend: Backend, checkout: Tree, candidates: Sequence[Sequence[KernelArm]]) -> list[KernelArm]:
+    """Return the fastest of each list of one problem's arms; its first arm if none can be timed.
 
     All are checked and timed once in one process, the fastest few twice more in another: near-ties fall either way, on
     both sides alike.
     """
-    groups: list[Group[KernelArm, dict[KernelArm, list[float]]]] = [Group({}, [*arms]) for arms in listed]
+    groups: list[Group[KernelArm, dict[KernelArm, list[float]]]] = [Group({}, [*arms]) for arms in candidates]
     for processes, rounds in ((range(1), 1), (range(1, 2), FINAL_ROUNDS)):
-        for turn in measure(backend, groups, Schedule(processes, rounds, trees=(tree,), is_checked=True)):
+        for turn in measure(backend, groups, Schedule(processes, rounds, trees=(checkout,), is_checked=True)):
             for block in turn.blocks:
                 assert block.outcome.time_us is not None
                 turn.group.subject.setdefault(block.arm, []).append(block.outcome.time_us)
         for group in groups:
             group.arms = sorted(group.arms, key=lambda arm: median(group.subject.get(arm, [float("inf")])))[:FINALISTS]
-    return [(group.arms or arms)[0] for group, arms in zip(groups, listed, strict=True)]
+    return [(group.arms or arms)[0] for group, arms in zip(groups, candidates, strict=True)]
 
 
 def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[Row], list[ComparedRow]]]:
-    """Rows whose code differs, those where both sides run the same, and NEW ones, which do not compile before.
+    """Return rows whose code differs, those with the same code, and NEW ones, which do not compile before.
 
     A clock that runs no kernel goes by the kernels' text. Raises UsageError if the second side does not compile.
     """
@@ -163,13 +168,13 @@ def by_code(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list
     else:
         texts = {kernel.name: kernel.hashes for kernel in plan.sides.kernels}
         codes = [f"{texts[row.problem.kernel][side]} {arm.config}" for row in rows for side, arm in enumerate(row)]
-    for row, old, new in zip(rows, codes[::2], codes[1::2], strict=True):
-        if isinstance(new, Exception):
-            raise _cannot_be_built(plan, row, str(new))
-        if isinstance(old, Exception):
-            ended.append(row.ended(plan.device, ChangeVerdict.NEW, f"does not compile before: {old}"))
+    for row, before, after in zip(rows, codes[::2], codes[1::2], strict=True):
+        if isinstance(after, Exception):
+            raise _cannot_be_built(plan, row, str(after))
+        if isinstance(before, Exception):
+            ended.append(row.ended(plan.device, ChangeVerdict.NEW, f"does not compile before: {before}"))
         else:
-            (same if old == new and not plan.options.blind else changed).append(row)
+            (same if before == after and not plan.options.blind else changed).append(row)
     return changed, same, ended
 
 
@@ -183,22 +188,22 @@ def _on_all_cores(
     function: Callable[[str, Problem, NamedInts, str], T],
     text: str,
 ) -> Generator[Step, None, list[T | Exception]]:
-    """Compile something of each arm in its tree: the answers, or what was raised."""
+    """Call a function that compiles each arm in its tree; return the results, or what was raised."""
     inside: Callable[..., T] = within
-    pools = {of: WorkerPool(max(1, usable_cores() // 2)) for of in plan.trees}
+    pools = {checkout: WorkerPool(max(1, usable_cores() // 2)) for checkout in plan.trees}
     try:
         futures = []
-        for of, arm in arms:
-            asked = (arm.reference, arm.problem, arm.config, plan.device.arch)
-            futures.append(pools[of].submit(tree.TIMEOUT_S, inside, of, function, *asked))
-        answers: list[T | Exception] = []
+        for checkout, arm in arms:
+            arguments = (arm.reference, arm.problem, arm.config, plan.device.arch)
+            futures.append(pools[checkout].submit(tree.TIMEOUT_S, inside, checkout, function, *arguments))
+        results: list[T | Exception] = []
         for number, future in enumerate(futures, 1):
             try:
-                answers.append(future.result())
+                results.append(future.result())
             except (WorkerDied, RemoteError) as error:
-                answers.append(RuntimeError(outcome_of(error).reason))
+                results.append(RuntimeError(outcome_of(error).reason))
             yield Step(text, number, len(futures))
-        return answers
+        return results
     finally:
         for pool in pools.values():
             pool.close()
@@ -208,19 +213,19 @@ def _cannot_be_built(plan: Plan, row: Row, reason: str) -> UsageError:
     return UsageError(f"{plan.trees[1].name} cannot be built: {row.problem.kernel} {row.problem.shape}: {reason}")
 
 
-def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
-    """Rows whose bytes are right on both sides, and what the others end as.
+def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, Settled]:
+    """Return rows whose bytes are right on both sides, and the others with their verdicts.
 
     Each side is compared with its own reference, on the problem and on every edge that it declares. Raises UsageError
-    if the second side cannot be launched, which is no matter of bytes.
+    if the second side cannot be launched.
     """
     if plan.backend.kind is Kind.SIMULATED:  # no kernel runs, and so none is wrong
         return [*rows], []
     if plan.compiles:
         yield from _on_all_cores(plan, _arms(plan, rows), compile_edges, "compiling edges")
     outcomes: list[Outcome] = []
-    for side, of in enumerate(plan.trees):
-        with contextlib.closing(plan.backend.worker(of)) as worker:
+    for side, checkout in enumerate(plan.trees):
+        with contextlib.closing(plan.backend.worker(checkout)) as worker:
             for row in rows:
                 outcomes.append(worker.check(row[side]))
                 yield Step("checking bytes", len(outcomes), 2 * len(rows))
@@ -229,19 +234,18 @@ def with_right_bytes(plan: Plan, rows: Sequence[Row]) -> Generator[Step, None, t
         if before.status is Status.OK and after.status is Status.OK:
             right.append(row)
         else:
-            ended.append(_ended(plan, row, before, after))
+            ended.append(_not_right(plan, row, before, after))
     return right, ended
 
 
-def with_right_edges(plan: Plan, same: Sequence[Row]) -> Generator[Step, None, tuple[list[Row], list[ComparedRow]]]:
-    """The same of rows that launch the same code, if their kernel was edited: an edge may have a binary of its own."""
+def with_right_edges(plan: Plan, same: Sequence[Row]) -> Generator[Step, None, Settled]:
+    """Check rows with the same code, if their kernel was edited: an edge may have a binary of its own."""
     edited = {kernel.name for kernel in plan.sides.kernels if kernel.verdict is None}
     right, ended = yield from with_right_bytes(plan, [row for row in same if row.problem.kernel in edited])
     return [row for row in same if row.problem.kernel not in edited or row in right], ended
 
 
-def _ended(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow:
-    """A row that is not right on both sides."""
+def _not_right(plan: Plan, row: Row, before: Outcome, after: Outcome) -> ComparedRow:
     if Status.OUT_OF_MEMORY in (before.status, after.status):
         verdict, reason = ChangeVerdict.INCONCLUSIVE, before.reason or after.reason
     elif after.status is Status.OK:

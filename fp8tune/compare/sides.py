@@ -17,7 +17,7 @@ from fp8tune.revisions.walk import Read
 from fp8tune_kernels import catalog
 
 WORKTREE = "WORKTREE"
-"""Names the uncommitted state of the repository in place of a revision."""
+"""Name of the uncommitted state of the repository, in place of a revision."""
 
 _RANGE = re.compile(r"(?P<before>.*?[^.])(?P<dots>\.{2,3})(?P<after>[^.].*)")
 
@@ -28,13 +28,13 @@ class Kernel:
 
     name: str
     reference: str
-    """As the user gave it: the name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    """Text of the user: the name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
     hashes: tuple[str | None, str | None]
-    """Of its source at either side; None if it is not declared there."""
+    """Source hash at either side; None if it is not declared there."""
 
     @property
     def verdict(self) -> ChangeVerdict | None:
-        """What its source alone says of all its rows; None if it changed."""
+        """Verdict that its source alone gives all its rows; None if it changed."""
         if None in self.hashes:
             return ChangeVerdict.NEW if self.hashes[0] is None else ChangeVerdict.REMOVED
         return ChangeVerdict.SAME_CODE if self.hashes[0] == self.hashes[1] else None
@@ -51,7 +51,7 @@ class Sides:
 
 
 def sides(repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Sides:
-    """The sides of ``A..B`` (or ``A...B``, from the merge base). ``kernels``: names or references; by default all.
+    """Return the sides of ``A..B`` (``A...B``: from the merge base). ``kernels``: names or references; by default all.
 
     Raises UsageError for a malformed range, an unknown revision and a named kernel that neither side declares,
     MachineError without git or a repository.
@@ -59,10 +59,10 @@ def sides(repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Sid
     root = git.toplevel(repository)
     revisions = _revisions(root, range_text)
     reader = functools.cache(functools.partial(_reader, root))  # what kernels share is read once
-    found = [_declared(kernel, root, revisions, reader) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
-    declared = tuple(kernel for kernel in found if kernel.hashes != (None, None))
-    if kernels and len(declared) < len(found):
-        missing = next(kernel.reference for kernel in found if kernel not in declared)
+    every = [_declared(kernel, root, revisions, reader) for kernel in dict.fromkeys(kernels or catalog.KERNELS)]
+    declared = tuple(kernel for kernel in every if kernel.hashes != (None, None))
+    if kernels and len(declared) < len(every):
+        missing = next(kernel.reference for kernel in every if kernel not in declared)
         neither = "neither at {} nor at {}".format(*revisions)
         raise errors.UsageError(f"kernel {missing} is declared {neither}: check --repo")
     return Sides(root, *revisions, declared)
@@ -99,7 +99,7 @@ def _declared(
 
 
 def _roots(kernel: str, root: Path) -> tuple[str, ...]:
-    """The folders of the repository that the kernel's imports start from."""
+    """Return the folders of the repository that the kernel's imports start from."""
     folder = source.parse_reference(kernel).root
     if folder is None:
         return source.SOURCE_ROOTS

@@ -32,14 +32,14 @@ BLOCKS = 2
 
 @dataclass
 class RowTimes:
-    """What the rounds of one row gave. Nothing more is timed once there is a ``failure``.
+    """Times of one row in all rounds. Nothing more is timed once there is a ``failure``.
 
     The counts are those of :class:`fp8tune.compare.comparison.ComparedRow`.
     """
 
     row: Row
     number: int = 0
-    """Among the rows that are timed together."""
+    """Position among the rows that are timed together."""
     logs: list[list[float]] = field(default_factory=list)
     """The mean log time of each arm, a list a round."""
     failure: str = ""
@@ -50,28 +50,28 @@ class RowTimes:
 
     @property
     def arms(self) -> list[KernelArm]:
-        """In the order of their seats."""
+        """Arms in the order of their seats."""
         return [replace(arm, seat=seat) for seat, arm in enumerate((*self.row, self.row.before))]
 
     @property
     def changes(self) -> list[float]:
-        """Log of after over before, one a round."""
+        """Log ratio of after over before in each round."""
         return [logs[AFTER] - logs[BEFORE] for logs in self.logs]
 
     @property
     def controls(self) -> list[float]:
-        """Log of control over before."""
+        """Log ratio of control over before in each round."""
         return [logs[CONTROL] - logs[BEFORE] for logs in self.logs]
 
     def time_us(self, arm: int) -> float:
-        """The geometric mean of an arm's rounds, in microseconds."""
+        """Return the geometric mean of an arm's rounds."""
         return geomean(math.exp(logs[arm]) for logs in self.logs)
 
     def add(self, turn: Turn[KernelArm, RowTimes], arch: str) -> None:
-        """Take a round: the blocks of all arms, or what failed."""
+        """Add a round: the blocks of all arms, or their failures."""
         for failed in turn.failed:
-            said = f"{SEATS[failed.arm.seat]}: {failed.outcome.status}: {failed.outcome.reason}"
-            self.failure = "; ".join(filter(None, [self.failure, said]))
+            message = f"{SEATS[failed.arm.seat]}: {failed.outcome.status}: {failed.outcome.reason}"
+            self.failure = "; ".join(filter(None, [self.failure, message]))
         if not turn.blocks:
             return
         times: list[list[float]] = [[] for _ in SEATS]
@@ -91,7 +91,7 @@ def time_rounds(
 ) -> Generator[Step, None, list[RowTimes]]:
     """Time every row once in each round. Closing the generator ends the workers."""
     times = [RowTimes(row, number) for number, row in enumerate(rows)]
-    groups = [Group(each, each.arms) for each in times]
+    groups = [Group(row, row.arms) for row in times]
     schedule = Schedule(rounds, 1, _order, trees=(*trees, trees[0]), on_failure="end")
     begun, total = time.monotonic(), len(rows) * len(rounds)
     for turn in measure(backend, groups, schedule):

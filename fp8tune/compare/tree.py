@@ -1,4 +1,4 @@
-"""What a worker is asked that has taken the kernels of one code tree: problems and configs."""
+"""Questions to a worker that has loaded the kernels of one checkout: problems and configs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
-from fp8tune.plan import problems
+from fp8tune.plan import grids, problems
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
@@ -37,7 +37,7 @@ class Declared:
 
     default: NamedInts
     arms: dict[Problem, KernelArm]
-    """What its users launch for each problem: the config of its exported table, else its declared default."""
+    """Launch of each problem as users get it: the config of the exported table, else the declared default."""
 
 
 def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -57,9 +57,9 @@ def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts], device: Device) -> Declared:
-    """The kernel's problems with their configs. Raises UsageError if it does not load, or not from the tree."""
+    """Return the kernel's problems with their configs. Raises UsageError if it does not load, or not from the tree."""
     spec = _spec(reference)
-    found = problems.problems(
+    every = problems.problems(
         spec,
         rows,
         routing=options.routing,
@@ -67,25 +67,25 @@ def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts],
         scale_mode=options.scale_mode,
         seed=options.seed,
     )
-    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device)) for problem in found}
+    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)
 
 
 def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count: int) -> list[list[KernelArm]]:
-    """For each arm, ``count`` arms with other configs: the default, the arm itself, and a seeded choice."""
+    """Return for each arm ``count`` arms with other configs: the default, the arm itself, and a seeded choice."""
     spec = _spec(reference)
-    found = []
+    result = []
     for arm in arms:
-        grid = problems.configs(spec, arm.problem, spec.axes, limits(device))
+        grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        found.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
-    return found
+        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
+    return result
 
 
 def _spec(reference: str) -> KernelSpec:
-    """The spec, if it is the tree's own: an installed package of the same name would compare code with itself."""
+    """Return the spec if it is the tree's own: an installed package of that name would compare code with itself."""
     spec, tree = load_spec(reference), trees.taken()
     assert tree is not None
     modules = {getattr(function, "__module__", "") for function in (spec.launch, spec.reference, spec.inputs)}

@@ -33,7 +33,7 @@ STAGE_TWO_ROUNDS = 18
 
 
 class ChangeVerdict(StrEnum):
-    """How a row of a comparison ends."""
+    """Verdict on a row of a comparison."""
 
     SAME_CODE = "SAME-CODE"
     """Identical binary, launch and grid (from recorded rows: identical source)."""
@@ -56,18 +56,18 @@ class ChangeVerdict(StrEnum):
 
 
 def paired(logs: Sequence[float]) -> Estimate:
-    """The change from one log ratio a round, trimmed from seven rounds on. ValueError for fewer than two rounds."""
+    """Return the change from one log ratio a round, trimmed from seven rounds on. Raises ValueError for one."""
     return estimate(logs, TRIMMED_SHARE)
 
 
 def unpaired(before_us: Sequence[float], after_us: Sequence[float]) -> Estimate:
-    """The change between times of different processes, one time each, for unequal spreads (Yuen 1974)."""
+    """Return the change between times of different processes, one time each, for unequal spreads (Yuen 1974)."""
     before, after = (paired([math.log(time) for time in times]) for times in (before_us, after_us))
     return weighted([(-1.0, before), (1.0, after)])
 
 
 def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
-    """The geometric mean over all rows, from the log ratios of each stage: a list of rows, each a list of rounds.
+    """Return the geometric mean over all rows, from the log ratios of each stage: rows of rounds.
 
     Rounds are averaged over rows first, because rows timed by the same processes share what those have in common.
     """
@@ -77,7 +77,7 @@ def geomean(stages: Sequence[Sequence[Sequence[float]]]) -> Estimate:
 
 
 def all_rows(changes: Sequence[Sequence[Sequence[float]]], controls: Sequence[Sequence[Sequence[float]]]) -> Estimate:
-    """The geometric mean of the change over all rows, with an error that counts what the control arm moved by.
+    """Return the geometric mean of the change over all rows, with the drift of the control arm in its error.
 
     Rounds do not show what an arm has in common in all of them, for instance where its memory lies; the control arm,
     which should not move, does. What it moved by is one more variance, with one degree of freedom.
@@ -86,12 +86,12 @@ def all_rows(changes: Sequence[Sequence[Sequence[float]]], controls: Sequence[Se
 
 
 def is_open(change: Estimate) -> bool:
-    """Whether stage 1 leaves a row open: it moved by over 0.5 %, or a slowdown of 2 % cannot be ruled out yet."""
+    """Return True if stage 1 leaves a row open: it moved by over 0.5 %, or may be 2 % slower."""
     return abs(change.mean) > SLOWDOWN or change.upper(ERROR) >= HARMLESS
 
 
 def decide(change: Estimate, tested: int = 1) -> ChangeVerdict:
-    """The verdict on one of ``tested`` rows that are decided together (Bonferroni)."""
+    """Return the verdict on one of ``tested`` rows that are decided together (Bonferroni)."""
     if change.lower(ERROR / tested) > SLOWDOWN:
         return ChangeVerdict.REGRESSION
     if change.upper(ERROR / tested) < -SLOWDOWN:
@@ -100,19 +100,19 @@ def decide(change: Estimate, tested: int = 1) -> ChangeVerdict:
 
 
 def smallest_detectable(change: Estimate, tested: int = 1) -> float:
-    """The least ratio that data of this noise and length call a REGRESSION in 95 % of runs."""
+    """Return the least ratio that data of this noise and length call a REGRESSION in 95 % of runs."""
     return math.exp(SLOWDOWN + _noncentrality(ERROR / tested, change.df) * change.error)
 
 
 def is_stable(control: Estimate, tested: int = 1) -> bool:
-    """Whether one of ``tested`` control arms stayed within +-0.5 %, or moved by no more than chance."""
+    """Return True if one of ``tested`` control arms stayed within +-0.5 %, or moved by no more than chance."""
     by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
     return abs(control.mean) <= SLOWDOWN or by_chance
 
 
 @cache
 def _noncentrality(level: float, df: float) -> float:
-    """How many standard errors above the threshold a change must lie for the test at ``level`` to have its power."""
+    """Return the standard errors above the threshold at which the test at ``level`` has its power."""
     from scipy.optimize import brentq  # a second to import, and comparing recorded rows may need none
     from scipy.stats import nct
 

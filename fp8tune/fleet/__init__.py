@@ -1,1 +1,1 @@
-"""A sweep on many GPUs: its work in units, which workers take from the database. What starts the workers is above."""
+"""A sweep on several GPUs: units of work in the database, workers that take them, and a launcher on Ray."""

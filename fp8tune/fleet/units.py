@@ -1,214 +1,133 @@
-"""From a sweep's plan to units of work, and on another host from a unit back to the plan of its problems.
+"""Units of work: from a sweep's plan to units, and on another host from a unit back to its plan.
 
-A unit is some problems of one kernel. Whoever takes it screens them and runs their finals, so that both are of one GPU.
-If another GPU takes a unit over, it begins anew: rows of two GPUs are never compared. What the first one measured stays
-in the database; of one problem and device name the newest complete rows count (:mod:`fp8tune.stats.rank`), so the
-table is the same as if the first had never begun.
+A unit is some problem sizes of one kernel. One GPU does both passes of a unit, because rows of two GPUs are never
+compared. A GPU that takes over a unit begins it anew; rows of the first stay in the database and do not count.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
-from fp8tune.fleet.imports import Imports
-from fp8tune.fleet.worth import worths
-from fp8tune.measure.checking import IN_A_ROW_BYTES
 from fp8tune.records import NamedInts
+from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
+from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweep import planning
-from fp8tune.sweep.estimate import BLOCK_S, NEAR_SHARE
-from fp8tune.sweep.loop import FRESH_S, ROUNDS
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan, ProblemPlan
 
-UNIT_S = 60.0
-"""Seconds that a unit is meant to take at most. Finals share fresh processes among the problems of a unit, so a short
-one costs more in all; a long one leaves other GPUs idle at the end."""
+UNIT_S, SHORTEST_S = 90.0, 30.0
+"""Limits of a unit. The work of a longer one may be lost with its worker; a shorter one is mostly fresh processes."""
+SHARE = 4
+"""A unit has at most this fraction of the work that is left: the last units are short, and workers end together."""
 
-SHORTEST_S = 15.0
-"""Of the last units of a kernel, which even out when workers end."""
+# Seconds on an H100, to compare units with each other: one size of colwise, 17 configs with confirmation, took 20 s.
+CONFIG_S, BLOCK_S, PROCESS_S, BEGIN_S = 0.06, 0.02, 1.8, 1.5
 
-COMPILE_S = 0.05
-"""Of a config that is compiled, checked and timed the first time, with the compilers of 16 cores beside each other."""
-
-CHECKED_B_PER_S = 1e10
-"""Bytes of a problem, read plus written, of which one config is checked in a second, most of it in 150 launches in a
-row (:mod:`fp8tune.measure.checking`): 16 configs on 738 MB took 1.4 s of an H100. Larger problems have no such row.
-"""
-
-BEGUN_S = 1.5
-"""Of a unit: its compilers, a process with a GPU, the first tensors."""
-
-_LOCAL = frozenset(
-    {
-        "db",
-        "on",
-        "format",
-        "time_budget_s",
-        "command",
-        "timer",
-        "arch",
-        "shapes",
-        "recording",
-        "check",
-        "reference",
-        "op",
-    }
-)
-"""Options that a unit does not keep: those of one process, and those that :func:`fp8tune.sweep.planning.planned` has
-put into the kernels' texts. Shapes are kept by their rows: another host need not have their files."""
+# Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
+KEPT_OPTIONS = {
+    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "seed"),
+    *("again", "retry_failed", "quick", "trial_timeout_s"),
+}
 
 
 class OtherCodeError(UsageError):
-    """A worker leaves a unit to others: it is of other code than is installed here, or of code that it must not run."""
+    """A worker leaves a unit to others, because the code here is different or may not be imported."""
 
 
-@dataclass(frozen=True)
-class _Document:
-    """A queued sweep's document, as far as every version of fp8tune understands it."""
+def add(store: Store, plan: Plan) -> tuple[QueuedSweep, int]:
+    """Queue the units of a plan in one commit. Returns the sweep and the number of new units.
 
-    version: str
-    options: Mapping[str, Any]
-    rows: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class Added:
-    """What queueing a sweep did."""
-
-    sweep: QueuedSweep
-    new: int
-    """Units that were added."""
-    there: int
-    """Units that were in the queue before, done ones among them."""
-    problems: int
-    """Of all these units."""
-    settled: int = 0
-    """Problems that are left out: a device of this name has measured them to the end."""
-
-
-def add(store: Store, plan: Plan) -> Added:
-    """Queue the units of an expanded plan for the device name that it was planned on, in one commit.
-
-    Problems that a device of this name has settled are left out. Adding the same sweep again adds nothing; with
-    ``--again`` it adds the units anew once all of them are done. Raises UsageError where nothing is timed.
+    Adding the same sweep again adds nothing; with ``--again`` it adds the units anew once all of them are done.
+    Raises UsageError where nothing is timed.
     """
     if not plan.backend.times:
         raise UsageError("units of work are for GPUs: run this where there is one, or with --timer simulated:SEED")
     sweep = queued(plan)
     if plan.options.again:
-        sweep = _anew(store, sweep)
-    there = len(store.queue([sweep.key]).units)
-    if there:  # what is worth something changes as units are done; the units do not
-        return Added(sweep, 0, there, len(plan.problems), 0)
-    worth = worths(store, plan)
-    wanted = replace(plan, problems=tuple(of for of in plan.problems if worth(of)))
-    new = store.add_units(sweep, list(units_of(wanted, sweep.key, worth))) if wanted.problems else 0
-    return Added(sweep, new, 0, len(wanted.problems), len(plan.problems) - len(wanted.problems))
+        keys = (digest([sweep.key, "again", number]) for number in itertools.count(1))
+        sweep = next(replace(sweep, key=key) for key in keys if not _is_over(store, key))
+    return sweep, store.add_units(sweep, list(units_of(plan, sweep.key)))
+
+
+def _is_over(store: Store, key: str) -> bool:
+    units = store.queue([key]).units
+    return bool(units) and not any(status.state in (UnitState.WAITING, UnitState.RUNNING) for status in units)
 
 
 def queued(plan: Plan) -> QueuedSweep:
-    """The sweep as the queue keeps it."""
-    options = {
-        field.name: value
-        for field in fields(Options)
-        if field.name not in _LOCAL and (value := getattr(plan.options, field.name)) != field.default
-    }
+    """Return the sweep as the queue keeps it."""
+    values = ((option.name, getattr(plan.options, option.name), option.default) for option in fields(Options))
+    options = {name: value for name, value, default in values if name in KEPT_OPTIONS and value != default}
     rows = [dict(row) for row in plan.rows]
     document = json.dumps({"version": __version__, "options": options, "rows": rows}, sort_keys=True)
-    versions = sorted({(of.version.kernel, of.version.source_hash) for of in plan.problems})
-    key = _digest([document, versions, plan.backend.device.name])
+    versions = sorted({(problem.version.kernel, problem.version.source_hash) for problem in plan.problems})
+    key = digest([document, versions, plan.backend.device.name])
     return QueuedSweep(key, plan.backend.device.name, document, plan.options.command)
 
 
-def units_of(plan: Plan, sweep_key: str, worth: Callable[[ProblemPlan], float] = lambda _: 1.0) -> Iterator[Unit]:
-    """The units of an expanded plan: each of one kernel, those of a kernel the longer the earlier.
-
-    Half of what is left of a kernel goes into its next unit, at most :data:`UNIT_S` and at least :data:`SHORTEST_S`,
-    with what each unit takes besides its problems.
-    """
-    alone_s = besides_s(quick=plan.options.quick)
-    by_kernel: dict[str, list[ProblemPlan]] = {}
-    for of in plan.problems:
-        by_kernel.setdefault(of.reference, []).append(of)
-    position = 0
-    for problems in by_kernel.values():
-        ordered = sorted(problems, key=lambda of: -worth(of))  # stable: the plan's order within one worth
-        expected = [expected_s(of, quick=plan.options.quick) for of in ordered]
-        first = 0
-        while first < len(ordered):
-            limit_s = min(UNIT_S, max(SHORTEST_S, alone_s + sum(expected[first:]) / 2)) - alone_s
-            last = first + 1
-            while last < len(ordered) and sum(expected[first : last + 1]) <= limit_s:
-                last += 1
-            mine = ordered[first:last]
-            keys = tuple(problem_key(of) for of in mine)
+def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
+    """Yield the units of a plan, which become shorter towards the end; each has one kernel."""
+    expected = [(problem, expected_s(problem, quick=plan.options.quick)) for problem in plan.problems]
+    begin_s = BEGIN_S + (0.0 if plan.options.quick else MeasuringPlan().processes * PROCESS_S)
+    left_s, position = sum(seconds for _, seconds in expected), 0
+    for _, group in itertools.groupby(expected, lambda item: item[0].reference):
+        problems = list(group)
+        while problems:
+            limit_s = min(UNIT_S, max(SHORTEST_S, left_s / SHARE)) - begin_s
+            sums_s = list(itertools.accumulate(seconds for _, seconds in problems))
+            count = max(1, sum(sum_s <= limit_s for sum_s in sums_s))
+            mine, problems = [problem for problem, _ in problems[:count]], problems[count:]
+            keys, seconds = tuple(map(problem_key, mine)), begin_s + sums_s[count - 1]
             yield Unit(
-                key=_digest([sweep_key, keys]),
+                key=digest([sweep_key, keys]),
                 sweep_key=sweep_key,
                 position=position,
                 kernel=mine[0].version.kernel,
                 source_hash=mine[0].version.source_hash,
                 problems=keys,
-                shapes=tuple(str(of.problem.shape) for of in mine),
-                worth=sum(map(worth, mine)) / len(mine),
-                expected_s=alone_s + sum(expected[first:last]),
+                shapes=tuple(str(problem.problem.shape) for problem in mine),
+                worth=seconds,  # workers take the longest first
+                expected_s=seconds,
             )
-            first, position = last, position + 1
+            left_s, position = left_s - sums_s[count - 1], position + 1
 
 
-def expected_s(of: ProblemPlan, *, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
-    """About what a problem takes on one GPU, in seconds.
-
-    Ratios are relied on, and the sum only for whether a calibration pays.
-    """
-    trials = sum(not pruned for pruned in of.configs.values())
-    check_s = of.bytes_moved / CHECKED_B_PER_S if of.bytes_moved <= IN_A_ROW_BYTES else 0.0
-    screen = trials * (COMPILE_S + check_s + (ROUNDS - 1) * NEAR_SHARE * BLOCK_S)
-    arms = min(numbers.finalists, trials) + 1
-    return screen if quick else screen + numbers.processes * (arms * numbers.rounds * BLOCK_S + BLOCK_S)
+def expected_s(problem: ProblemPlan, *, quick: bool) -> float:
+    """Estimate the seconds that a problem size takes on one GPU."""
+    numbers, count = MeasuringPlan(), problem.count
+    blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, count) + 1)
+    return count * CONFIG_S + blocks * BLOCK_S
 
 
-def besides_s(*, quick: bool = False, numbers: MeasuringPlan = MeasuringPlan()) -> float:
-    """About what a unit takes besides its problems: each process of its finals is fresh."""
-    return BEGUN_S + (0.0 if quick else numbers.processes * FRESH_S)
+def problem_key(problem: ProblemPlan) -> str:
+    """Hash a problem size of a kernel version: 16 hex digits, the same on every host with the same code."""
+    values = {**vars(problem.problem), "shape": problem.problem.shape.canonical}
+    return digest([problem.version.kernel, problem.version.source_hash, values])
 
 
-def has_finals(sweep: QueuedSweep) -> bool:
-    """Return True for all sweeps but quick ones."""
-    try:
-        return not _document(sweep).options.get("quick", False)
-    except OtherCodeError:  # a worker refuses its units, and says why
-        return True
+def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", kernels: Collection[str] = ()) -> Plan:
+    """Return the expanded plan of a queued sweep on this host's GPU, or on the simulated one of ``timer``.
 
-
-def problem_key(of: ProblemPlan) -> str:
-    """16 hex digits for a problem of a kernel version: the same on every host with the same code."""
-    problem = {**vars(of.problem), "shape": of.problem.shape.canonical}
-    return _digest([of.version.kernel, of.version.source_hash, problem])
-
-
-# On the worker's host
-
-
-def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", imports: Imports = Imports()) -> Plan:
-    """The expanded plan of a queued sweep on this host's GPU, or on the simulated one of ``timer``.
-
-    ``imports``: foreign code that this process may import. Raises UsageError for a document that this version does not
-    understand, that names what is not here, or what must not be imported.
+    ``kernels`` are names of foreign kernels that may be imported. Raises UsageError for a document that is damaged, or
+    that names what is not here or may not be imported.
     """
     options, rows = _read(sweep)
-    imports.check(options.kernels)
+    if missing := worker_options(options.kernels, kernels):
+        raise OtherCodeError(f"only the database names some code: if you trust it, add{missing[:200]}")
     short = planning.planned(replace(options, timer=timer, command=command, shapes=()))
     if short.backend.device.name != sweep.device:
         raise UsageError(
@@ -217,84 +136,68 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
     return planning.expanded(replace(short, rows=rows))
 
 
-def static_plan_of(sweep: QueuedSweep, arch: str) -> Plan:
-    """The expanded plan of a queued sweep for the compiler alone, of problems whose code differs; needs no GPU.
+def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
+    """Return the options that allow a worker to import queued kernels, each after a blank, but for those it has.
 
-    The document must come from the command that queued the sweep, not from a database: its kernels are imported. Raises
-    UsageError as :func:`plan_of` does.
+    Whoever may write to a database must not choose what code runs, so a name in a database is imported only if the
+    worker's command line has it. There ``*`` stands for any name: ``my_ops:*``.
     """
-    options, rows = _read(sweep)
-    short = planning.planned(replace(options, arch=arch, static=True, shapes=()))
-    return planning.expanded(replace(short, rows=rows))
+    patterns, missing = [_absolute(text) for text in allowed], list[str]()
+    for text in kernels:
+        check_reference(text)
+        kernel = _absolute(text)
+        is_named = any(
+            fnmatchcase(kernel.kernel, pattern.kernel)
+            and kernel.recording in ("", pattern.recording)
+            and kernel.reference in ("", pattern.reference)
+            and kernel.inputs in ("", pattern.inputs)
+            for pattern in patterns
+        )
+        is_foreign = ":" in kernel.kernel or kernel.recording or kernel.reference or kernel.inputs
+        if is_foreign and not is_named:
+            missing.append(f" --kernel {shlex.quote(text)}")
+    return "".join(dict.fromkeys(missing))
 
 
-def by_key(plan: Plan) -> dict[str, ProblemPlan]:
-    """The problems of a sweep's plan by the keys that units name them by: 25 us each, so once a sweep."""
-    return {problem_key(of): of for of in plan.problems}
+def _absolute(text: str) -> KernelReference:
+    def absolute(name: str) -> str:
+        path, colon, attribute = name.rpartition(":")
+        return f"{Path(path).absolute()}{colon}{attribute}" if path.endswith(".py") else name
+
+    kernel = KernelReference.parse(text).absolute_paths()
+    names = absolute(kernel.kernel), absolute(kernel.reference), absolute(kernel.inputs)
+    return replace(kernel, kernel=names[0], reference=names[1], inputs=names[2])
 
 
-def of_unit(
-    plan: Plan, unit: Unit, time_budget_s: float | None = None, *, known: Mapping[str, ProblemPlan] | None = None
-) -> Plan:
-    """The plan of one unit, from the plan of its sweep. Raises OtherCodeError.
-
-    Its key is the same whenever this GPU does this unit, so that a unit that was broken off is continued.
-    ``known``: :func:`by_key` of the plan.
-    """
-    known = by_key(plan) if known is None else known
-    problems = tuple(known[key] for key in unit.problems if key in known)
-    if len(problems) < len(unit.problems):
-        here = {of.version.source_hash for of in plan.problems if of.version.kernel == unit.kernel}
-        if unit.source_hash not in here:
-            have = f"{', '.join(sorted(here))} is" if here else "nothing of it is"
-            raise OtherCodeError(
-                f"{unit.kernel} of the unit is {unit.source_hash}, and {have} here: install the fp8tune (and the "
-                "kernels) that queued it, or queue the sweep anew"
-            )
-        raise OtherCodeError(f"{unit.kernel} has other problems here than the unit names: install what queued it")
-    key = _digest([unit.key, plan.backend.device.fingerprint, plan.backend.timer])
+def of_unit(plan: Plan, known: Mapping[str, ProblemPlan], unit: Unit, time_budget_s: float | None = None) -> Plan:
+    """Return the part of a sweep's plan that a unit names, given its problem sizes by key. Raises OtherCodeError."""
+    if not known.keys() >= set(unit.problems):
+        raise OtherCodeError(
+            f"{unit.kernel} of the unit is {unit.source_hash} and has other code or sizes here: install the fp8tune "
+            "and kernels that queued it, or queue the sweep again"
+        )
+    # The same key whenever this GPU does the unit, so that it continues one that was interrupted.
+    key = digest([unit.key, plan.backend.device.fingerprint, plan.backend.timer])
+    problems = tuple(known[name] for name in unit.problems)
     return replace(plan, key=key, problems=problems, options=replace(plan.options, time_budget_s=time_budget_s))
 
 
 def _read(sweep: QueuedSweep) -> tuple[Options, tuple[NamedInts, ...]]:
-    document = _document(sweep)
-    known = {field.name for field in fields(Options) if field.name not in _LOCAL}
-    if document.version != __version__ or not document.options.keys() <= known:
-        raise OtherCodeError(
-            f"the units were queued by fp8tune {document.version}, and this is {__version__}: install the same one"
-        )
-    with _damaged(sweep):
-        options = from_json(json.loads(sweep.document)["options"], Options)
-        for name, size in (item for row in document.rows for item in row.items()):
+    try:
+        document = json.loads(sweep.document)
+        if document["version"] != __version__ or not document["options"].keys() <= KEPT_OPTIONS:
+            raise OtherCodeError(
+                f"the units were queued by another fp8tune, and this is {__version__}: install the one that queued them"
+            )
+        options, rows = from_json(document["options"], Options), tuple(map(NamedInts, document["rows"]))
+        for name, size in (item for row in rows for item in row.items()):
             if type(size) is not int or not 0 <= size < 2**63:
                 raise ValueError(f"the size {name}={size!r:.40}")
-    return options, tuple(map(NamedInts, document.rows))
-
-
-def _document(sweep: QueuedSweep) -> _Document:
-    with _damaged(sweep):
-        return from_json(json.loads(sweep.document), _Document)
-
-
-@contextlib.contextmanager
-def _damaged(sweep: QueuedSweep) -> Iterator[None]:
-    """Convert whatever a document of another form raises."""
-    try:
-        yield
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise OtherCodeError(f"queued sweep {sweep.key} is damaged: {one_line(error, 150)}: queue it again") from None
+    return options, rows
 
 
-def _anew(store: Store, sweep: QueuedSweep) -> QueuedSweep:
-    """The run of an ``--again`` that is not yet done, or a new one."""
-    number = 1
-    while True:
-        numbered = replace(sweep, key=_digest([sweep.key, "again", number]))
-        units = store.queue([numbered.key]).units
-        if not units or any(of.state in ("waiting", "running") for of in units):
-            return numbered
-        number += 1
-
-
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Hash a JSON document: 16 hex digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

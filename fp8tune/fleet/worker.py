@@ -1,7 +1,7 @@
-"""One worker: takes units of its device name until none are left, and does each as a sweep of its own.
+"""A worker: takes units of its device until none are left, and sweeps each.
 
-A worker that is told to end (Ctrl-C, SIGTERM, a closed generator) gives its unit back at once. One that is killed, or
-whose host is gone, stops renewing its lease, and the unit comes back when that ends.
+A worker that is told to end (Ctrl-C, SIGTERM, a closed generator) gives its unit back at once. The unit of one that was
+killed comes back when its lease ends.
 """
 
 from __future__ import annotations
@@ -11,303 +11,205 @@ import importlib
 import math
 import os
 import socket
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
-from fp8tune.fleet import run, trust, units
-from fp8tune.fleet.events import (
-    Notice,
-    Preparing,
-    SweepRefused,
-    UnitDone,
-    UnitFailed,
-    UnitReturned,
-    UnitTaken,
-    Waiting,
-    WorkerEnded,
-    WorkerEvent,
-    WorkerStarted,
-)
-from fp8tune.fleet.imports import Imports
-from fp8tune.fleet.lease import Heartbeat
-from fp8tune.fleet.outcomes import Outcomes
+from fp8tune.fleet import units
+from fp8tune.fleet.heartbeat import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.engine import Backend
-from fp8tune.records import Kind
-from fp8tune.store.results import Store
-from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, QueuedSweep, UnitState
-from fp8tune.sweep import picks, planning
-from fp8tune.sweep.events import Event, Finished, TrialDone
+from fp8tune.records import Kind, Status, shortfall
+from fp8tune.store.results import Store, Tally
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit
+from fp8tune.sweep import events, picks, planning, session
 from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.planning import Plan, ProblemPlan
 from fp8tune.sweep.published import with_published
 
-WAIT_S = 0.5
+WAIT_S = 2.0
 """Seconds between looks at a queue in which nothing waits."""
-
-MOST_FAILURES = 2
-"""Units that fail in a row before the worker ends: then its GPU or its host is at fault, and others do better."""
-
 TOGETHER_S = 1.0
-"""Trials of a unit that come within so long are stored in one commit: writers of one database take turns. A worker that
-is killed loses them, and with it its unit, which another GPU begins anew."""
-
+"""Trials that come within this time are stored in one commit, because writers of a database take turns."""
 LEAST_S = 5.0
-"""With less of its time budget left a worker takes no other unit: not one problem would be screened."""
-
-
-Do = Callable[[Store, Plan], Iterator[Event]]
-"""What is done with a unit: its events come from its plan, and its rows go into the store."""
-
-
-class UnfinishedError(Fp8tuneError):
-    """A unit's sweep did not come to its end."""
-
-
-class OutOfTimeError(UnfinishedError):
-    """Its time budget left something out: also what would have ended too late, so that some of it may be left."""
+"""A worker with less of its time budget left takes no unit."""
+MOST_FAILURES = 2
+"""Units that fail in a row before the worker ends: its GPU or host is at fault then."""
 
 
 @dataclass(frozen=True)
-class WorkerOptions:
-    """How one worker works."""
+class QueueEvent:
+    """A step of a worker. What does not apply is None."""
 
-    db: str
-    """A path or URL. Never put one with a password on a command line: see :data:`fp8tune.store.location.VARIABLE`."""
-    timer: str | None = None
-    """None for the GPU that this process sees first; ``simulated:SEED`` for a made-up one."""
-    wait: bool = False
-    """Wait for units that are queued later, instead of ending when the queue is empty."""
-    time_budget_s: float = math.inf
-    name: str = ""
-    """Who it is in ``fp8tune queue``; empty for host and process."""
-    lease_s: float = LEASE_S
-    """After which its unit comes back if it dies."""
-    command: str = ""
-    imports: Imports = field(default_factory=Imports)
-    """Foreign code that it may import. Units that need other code are left to other workers."""
+    event: Literal["started", "taken", "done", "failed", "given back", "refused", "waiting", "ended"]
+    worker: str
+    unit: Unit | None = None
+    reason: str = ""
+    """Why a unit or the worker ended early; of a done unit, that no config is right on some problem sizes."""
+    attempt: int | None = None
+    seconds: float | None = None
+    trials: int | None = None
+    done: int | None = None
+    failed: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    """Units that wait for this device name."""
 
 
-def work(
-    options: WorkerOptions,
-    do: Do | None = None,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Generator[WorkerEvent, None, None]:
-    """The events of a worker, from its first to its last unit. Closing the generator gives back the unit at hand.
+WorkerEvent = QueueEvent | events.Event
 
-    ``do``: what is done with a unit, :func:`fp8tune.sweep.loop.sweep` if not given. Raises MachineError where this
-    machine has no GPU, DatabaseError where the database cannot be used.
-    """
-    backend, _ = backend_for(None, options.timer)
-    if not backend.times:
-        raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
-    planning.make_ready(backend)
-    importing = None
-    if backend.kind is Kind.MEASURED:  # else it is imported where a kernel does so
-        importing = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
-        importing.start()  # 3 s, or a minute over a network: beside the database and the look at the GPU
-    with Store.open(options.db, create=True) as store:
-        yield from _Worker(options, store, backend, do, clock, sleep, importing).run()
+
+class _OutOfTimeError(Fp8tuneError):
+    """The time budget left trials of a unit out."""
+
+
+def unit_events(store: Store, plan: Plan) -> Iterator[events.Event]:
+    """Sweep the problem sizes of a unit."""
+    return sweep(store, with_published(store, plan))
 
 
 @dataclass
-class _Worker:
-    options: WorkerOptions
-    store: Store
-    backend: Backend
-    do: Do | None
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
-    importing: threading.Thread | None
-    """Of what a plan needs: done before there is a unit to lose."""
-    done: int = 0
-    failed: int = 0
-    failures_in_row: int = 0
-    last_kernel: str = ""
-    is_prepared: bool = False
-    is_waiting: bool = False
-    is_out_of_time: bool = False
-    refused: dict[str, str] = field(default_factory=dict)
-    """Key of a sweep -> why its units are left alone."""
-    quick: set[str] = field(default_factory=set)
-    """Keys of sweeps without finals, of which it had a unit."""
-    plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict)
-    """Key of a sweep -> its plan here, and the problems of it by their keys."""
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    """Of the last unit."""
-    findings: int = 0
-    """Units that are done, but with a problem that no config is right on."""
+class Worker:
+    """A worker on the first GPU that this process sees, or on the simulated one of ``timer``."""
 
-    def __post_init__(self) -> None:
-        self._deadline = self.clock() + self.options.time_budget_s
-        where = self.backend.device.uuid_hash[:4]
-        self._name = self.options.name or f"{socket.gethostname()}:{os.getpid()}" + (f":{where}" if where else "")
-        self._guard = trust.Guard(self.store, self.backend, self._name, self.clock)
+    db: str = field(repr=False)
+    timer: str | None = None
+    wait: bool = False
+    """Wait for units that are queued later, instead of ending when the queue is empty."""
+    time_budget_s: float = math.inf
+    kernels: Sequence[str] = ()
+    """Foreign kernels that queued sweeps may import."""
+    command: str = ""
+    lease_s: float = LEASE_S
+    do: Callable[[Store, Plan], Iterator[events.Event]] = unit_events
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict, repr=False)
+    """Sweep key -> its plan here, and the problem sizes of it by the keys that units name."""
 
-    def run(self) -> Iterator[WorkerEvent]:
-        """See :func:`work`."""
-        yield WorkerStarted(self._name, self.backend.device)
-        has_worked = False
-        while not (reason := self._why_to_end()):
-            lease = None
-            if has_worked or self._counts()[UnitState.WAITING]:
-                try:
-                    yield from self._looked_after()
-                except trust.UntrustedError as fault:
-                    reason = f"its GPU is not relied on: {fault}"
+    def run(self) -> Generator[WorkerEvent, None, None]:
+        """Take units and do them. Closing the generator gives the current unit back.
+
+        Raises:
+            MachineError: This machine has no GPU, or can do nothing of what waits.
+            DatabaseError: The database cannot be used.
+        """
+        self.deadline = self.clock() + self.time_budget_s
+        backend, _ = backend_for(None, self.timer)
+        if not backend.times:
+            raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+        planning.make_ready(backend)
+        if backend.kind is Kind.MEASURED:
+            importlib.import_module("torch")  # seconds or, over a network, a minute: before there is a unit to lose
+        device, gpu = backend.device.name, backend.device.uuid_hash[:4]
+        name = os.environ.get("FP8TUNE_WORKER", "")
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{gpu}".rstrip(":")
+        self.done = self.failed = self.failures_in_row = 0
+        self.refused: dict[str, str] = {}
+        with Store.open(self.db, create=True, wait=True) as self.store:
+            yield QueueEvent("started", self.name)
+            if name:
+                self.store.return_units_of(name, "its worker was lost")
+            is_waiting = False
+            while self.left_s() >= LEAST_S:
+                if lease := self.store.take_unit(device, self.name, without=[*self.refused], lease_s=self.lease_s):
+                    is_waiting = False
+                    yield from self._unit(lease)
+                    continue
+                counts = self.store.count_units(device, without=[*self.refused])
+                if not (self.wait or counts[UnitState.RUNNING] or counts[UnitState.WAITING]):
                     break
-                lease = self._take()
-            if has_worked := lease is not None:
-                self.is_waiting = False
-                yield from self._unit(lease)
-                continue
-            counts = self._counts()
-            if counts[UnitState.RUNNING] or counts[UnitState.WAITING] or self.options.wait:
-                if not self.is_waiting:
-                    yield Waiting(counts[UnitState.RUNNING])
-                self.is_waiting = True
-                self.sleep(min(WAIT_S, max(0.0, self._left_s())))
-            else:
-                break
-        if not self.store.count_units()[UnitState.RUNNING]:
-            picks.keep_current(self.store)
-        is_in_vain = bool(reason) and not self.is_out_of_time and self._left_s() >= LEAST_S
-        if not reason and self.refused and not self.done:
-            reason, is_in_vain = next(iter(self.refused.values())), True
-        waiting = self.store.count_units(self.backend.device.name)[UnitState.WAITING]
-        left_s = run.left_s(self.store.queue(), 1) if waiting else 0.0
-        yield WorkerEnded(self.done, self.failed, reason, waiting, left_s, is_in_vain, self.findings)
+                if not is_waiting:
+                    yield QueueEvent("waiting", self.name, running=counts[UnitState.RUNNING])
+                is_waiting = True
+                self.sleep(min(WAIT_S, self.left_s()))
+            if not self.store.count_units()[UnitState.RUNNING]:
+                picks.keep_current(self.store)
+            if self.refused and not self.done:
+                raise MachineError(next(iter(self.refused.values())))
+            reason = "the time budget is over" if self.left_s() < LEAST_S else ""
+            waiting = self.store.count_units(device)[UnitState.WAITING]
+            yield QueueEvent("ended", self.name, reason=reason, done=self.done, failed=self.failed, waiting=waiting)
 
-    def _counts(self, but_for: Collection[str] = ()) -> Counter[UnitState]:
-        return self.store.count_units(self.backend.device.name, without=[*self.refused, *but_for])
-
-    def _looked_after(self) -> Iterator[WorkerEvent]:
-        """Between units, while nothing runs on the GPU. Raises UntrustedError."""
-        if self.is_prepared:
-            self._guard.examine()
-            if self._guard.waits_for_finals and self._counts(self.quick)[UnitState.WAITING]:
-                yield from map(Notice, self._guard.calibrated(self._left_s(), self._finals_s()))
-            return
-        yield Preparing()
-        yield from map(Notice, self._guard.prepare(self._left_s(), self._finals_s()))
-        if self.importing is not None:
-            self.importing.join()
-        self.is_prepared = True
-
-    def _finals_s(self) -> float:
-        """Of what waits for this device name. It reads every unit of the queue: 24 ms for 500 in a file."""
-        return run.finals_s(self.store.queue(), self.backend.device.name)
-
-    def _why_to_end(self) -> str:
-        """Empty while there is no reason."""
-        if self.failures_in_row >= MOST_FAILURES:
-            return f"{MOST_FAILURES} units in a row failed here"
-        return "the time budget is over" if self.is_out_of_time or self._left_s() < LEAST_S else ""
-
-    def _take(self) -> Lease | None:
-        without = list(self.refused)
-        lease = self.store.take_unit(
-            self.backend.device.name,
-            self._name,
-            last_kernel=self.last_kernel,
-            without=without,
-            lease_s=self.options.lease_s,
-        )
-        self.last_kernel = lease.unit.kernel if lease else self.last_kernel
-        return lease
-
-    def _left_s(self) -> float:
-        return self._deadline - self.clock()
+    def left_s(self) -> float:
+        """Return the seconds that are left of the time budget."""
+        return max(0.0, self.deadline - self.clock())
 
     def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
-        """One unit, from its lease to its end."""
-        unit, begun, self.outcomes = lease.unit, self.clock(), Outcomes()
-        if not units.has_finals(lease.sweep):
-            self.quick.add(lease.sweep.key)
-        yield UnitTaken(unit, lease.attempt)
+        yield QueueEvent("taken", self.name, lease.unit, attempt=lease.attempt)
         try:
-            with (
-                Heartbeat(self.options.db, lease) as heart,
-                self.store.fenced(lease),
-                self.store.adding_together(TOGETHER_S),
-            ):
-                whole, by_key = self._plan(lease.sweep)
-                plan = units.of_unit(whole, unit, self._budget_s(), known=by_key)
-                for event in (self.do or swept)(self.store, plan):
-                    heart.beat()
-                    yield event
-                    if isinstance(event, TrialDone):
-                        self.outcomes.take(event)
-                finding = self.outcomes.finding(len(unit.problems))
-                self.store.finish_unit(lease, finding)
-        except LeaseLostError as lost:
-            yield UnitReturned(unit, str(lost))
-        except units.OtherCodeError as other:
-            self.refused[lease.sweep.key] = str(other)
-            self._give_back(lease, str(other))
-            yield SweepRefused(lease.sweep.key, str(other))
-        except UnfinishedError as unfinished:
-            if self._left_s() > 0 and not isinstance(unfinished, OutOfTimeError):
-                yield from self._fail(lease, str(unfinished))
-                return
-            self.is_out_of_time = True
-            self._give_back(lease, "the time budget of its worker was over")
-            yield UnitReturned(unit, "the time budget is over")
+            yield (yield from self._attempt(lease))
+        except LeaseLostError as error:
+            yield QueueEvent("given back", self.name, lease.unit, str(error))
+        except _OutOfTimeError as error:
+            self.deadline = self.clock()
+            yield self._given_back(lease, str(error))
+        except units.OtherCodeError as error:
+            self.refused[lease.sweep.key] = str(error)
+            self._given_back(lease, str(error))
+            yield QueueEvent("refused", self.name, lease.unit, str(error))
         except Exception as error:
-            known = isinstance(error, Fp8tuneError)
-            yield from self._fail(lease, str(error) if known else one_line(error))
-            if isinstance(error, DatabaseError) or not known:
+            is_known = isinstance(error, Fp8tuneError)
+            reason = str(error) if is_known else one_line(error)
+            self.failed, self.failures_in_row = self.failed + 1, self.failures_in_row + 1
+            with contextlib.suppress(DatabaseError):  # the lease was lost, or the server is gone
+                self.store.fail_unit(lease, reason)
+            yield QueueEvent("failed", self.name, lease.unit, reason)
+            if isinstance(error, DatabaseError) or not is_known:
                 raise
-        except BaseException:  # a signal, or whoever reads the events has enough
-            self._give_back(lease, "its worker was told to end")
+            if self.failures_in_row >= MOST_FAILURES:
+                raise MachineError(f"{MOST_FAILURES} units in a row failed here, the last: {reason}") from None
+        except BaseException:  # a signal, or the generator was closed
+            self._given_back(lease, "its worker was told to end")
             raise
-        else:
-            self.done, self.failures_in_row, self.findings = self.done + 1, 0, self.findings + bool(finding)
-            yield UnitDone(unit, self.clock() - begun, self.outcomes.trials, finding)
 
-    def _budget_s(self) -> float | None:
-        left_s = self._left_s()
-        return None if left_s == math.inf else max(0.0, left_s)
+    def _given_back(self, lease: Lease, reason: str) -> QueueEvent:
+        with contextlib.suppress(DatabaseError):  # the lease ends by itself
+            self.store.give_back_unit(lease, reason)
+        return QueueEvent("given back", self.name, lease.unit, reason)
 
-    def _plan(self, sweep: QueuedSweep) -> tuple[Plan, Mapping[str, ProblemPlan]]:
-        """Expanded once a worker. What this host lacks is no failure of the unit."""
+    def _attempt(self, lease: Lease) -> Generator[WorkerEvent, None, QueueEvent]:
+        """Do a unit and finish it."""
+        unit, heart, begun, trials, end = lease.unit, Heartbeat(), self.clock(), 0, events.Finished(0, 0.0)
+        with heart.renewing(self.db, lease), self.store.fenced(lease), self.store.adding_together(TOGETHER_S):
+            budget_s = None if self.deadline == math.inf else self.left_s()
+            plan = units.of_unit(*self._plan(lease), unit, budget_s)
+            for event in self.do(self.store, plan):
+                heart.sign()
+                if heart.is_lost:
+                    raise LeaseLostError(f"unit {unit.key} of {unit.kernel} was given to another worker")
+                trials += isinstance(event, events.TrialDone) and not event.from_database
+                end = event if isinstance(event, events.Finished) else end
+                yield event
+            if end.left_out:
+                raise _OutOfTimeError("the time budget of its worker is over")
+            if not end.is_whole:
+                raise Fp8tuneError("some sizes could not be built or timed: fp8tune show --failed has the reasons")
+            finding = _finding(session.tallies(self.store, plan))
+            self.store.finish_unit(lease, finding)
+        self.done, self.failures_in_row = self.done + 1, 0
+        return QueueEvent("done", self.name, unit, finding, seconds=self.clock() - begun, trials=trials)
+
+    def _plan(self, lease: Lease) -> tuple[Plan, Mapping[str, ProblemPlan]]:
+        """Expand a sweep, once. What this host lacks is not a failure of the unit."""
+        sweep = lease.sweep
         if sweep.key not in self.plans:
             try:
-                of = self.options
-                plan = units.plan_of(sweep, timer=of.timer, command=of.command, imports=of.imports)
-            except UsageError as lacking:
-                raise units.OtherCodeError(str(lacking)) from None
-            self.plans[sweep.key] = plan, units.by_key(plan)
+                plan = units.plan_of(sweep, timer=self.timer, command=self.command, kernels=self.kernels)
+            except UsageError as error:
+                raise units.OtherCodeError(str(error)) from None
+            self.plans[sweep.key] = plan, {units.problem_key(problem): problem for problem in plan.problems}
         return self.plans[sweep.key]
 
-    def _fail(self, lease: Lease, reason: str) -> Iterator[WorkerEvent]:
-        self.failed += 1
-        self.failures_in_row += 1
-        try:
-            state = self.store.fail_unit(lease, reason)
-        except DatabaseError as lost:  # a lease that is another's by now, or a server that is gone: it ends
-            yield UnitReturned(lease.unit, str(lost))
-        else:
-            yield UnitFailed(lease.unit, reason, state is UnitState.FAILED)
 
-    def _give_back(self, lease: Lease, reason: str) -> None:
-        with contextlib.suppress(DatabaseError):  # a lease that is lost already, or a server that is gone: it ends
-            self.store.give_back_unit(lease, reason)
-
-
-def swept(store: Store, plan: Plan) -> Iterator[Event]:
-    """Sweep a unit's problems. Raises UnfinishedError."""
-    ended = Finished(0, 0.0)
-    for event in sweep(store, with_published(store, plan)):
-        ended = event if isinstance(event, Finished) else ended
-        yield event
-    if ended.left_out:
-        raise OutOfTimeError(f"the time budget left {ended.left_out} trials out")
-    if not ended.is_whole:
-        raise UnfinishedError("not all of its problems could be built and timed: fp8tune show --failed has the reasons")
+def _finding(tallies: Sequence[Tally]) -> str:
+    """Name a problem size without a right config; empty if each has one."""
+    without = [tally for tally in tallies if not tally.has_right]
+    if not without:
+        return ""
+    status = next((outcome.status for outcome in without[0].failures.values()), Status.PRUNED)
+    first = str(without[0].subject.problem.shape)
+    where = f"{len(without)} of {len(tallies)} problem sizes, first {first}" if len(tallies) > 1 else first
+    return f"{shortfall(status)} on {where}: {status}"

@@ -1,1 +1,1 @@
-"""From a trial to its outcome, in workers that own the tensors. Knows no database and no terminal."""
+"""Trials and their outcomes, in workers that own the tensors. Knows no database and no terminal."""

@@ -1,4 +1,4 @@
-"""What can be timed (an *arm*), what it does (its *work*), and where in an experiment it is timed (a *place*)."""
+"""Arms: things that can be timed, with the work that they do and their place in an experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from fp8tune.measure import kept
+from fp8tune.measure import tensor_cache
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import KernelSpec
@@ -16,91 +16,76 @@ from fp8tune_kernels.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Work:
-    """What an arm does, as far as a clock that draws its times must know."""
+    """Description of an arm for a simulated clock. Without config and key, the identity stands for both."""
 
-    identity: str
-    """The same text has the same true time."""
+    identity: str  # the same text has the same true time
     bytes_moved: int
-    config: str = ""
-    """Kernel and config alone."""
-    key: str = ""
-    """Kernel and lookup key: with the config, all that a winner depends on. Empty: the identity stands for both."""
+    config: str = ""  # kernel and config alone
+    key: str = ""  # kernel and lookup key: with the config, everything that a winner depends on
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in an experiment a block is timed. A clock that draws its times needs it."""
+    """Position of a block in an experiment. A simulated clock needs it."""
 
-    process: int = 0
-    """Number of the worker process: the same whenever the experiment is run again; no process id."""
+    process: int = 0  # number of the worker process, the same whenever the experiment is run again; no process id
     round: int = 0
-    position: int = 0
-    """The block's place in its round: with the round, the time on the process's wall clock."""
-    after: str = ""
-    """Identity of the work timed just before, which leaves something behind; empty for none."""
+    position: int = 0  # the block's place in its round: with the round, the time on the process's wall clock
+    after: str = ""  # identity of the work timed just before, which leaves something behind; empty for none
     duplicate: bool = False
-    clock: int | None = None
-    """Processes that take turns on one device have the same number, and so one wall clock. None: a clock of its own."""
+    clock: int | None = None  # the wall clock of processes that take turns on one device. None: a clock of its own.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm(ABC):
     """One thing that is timed. Frozen and picklable: its methods run in a worker."""
 
-    seat: int = 0
-    """Which of the schedule's workers launches it."""
-    duplicate: bool = False
-    """The same under a second name: the A/A control."""
+    seat: int = 0  # index of the schedule's worker that launches it
+    duplicate: bool = False  # the same under a second name: the A/A control
     long_us: ClassVar[float | None] = None
-    """A block of a launch that takes longer is four flushed launches: :func:`fp8tune.measure.timing.block`."""
+    """A launch that takes longer gets a short block: :func:`fp8tune.measure.timing.block`."""
 
     @property
     @abstractmethod
     def work(self) -> Work:
-        """What a clock that draws its times must know."""
+        """Describe the arm for a simulated clock."""
 
     def build(self, torch_device: str) -> None:  # noqa: B027 - an arm may share nothing
-        """Build the tensors that the arms of its group share. What it raises ends the group."""
+        """Build the tensors that the arms of its group share. An exception ends the group."""
 
     @abstractmethod
     def launcher(self, torch_device: str) -> Callable[[], object]:
-        """What enqueues the work once. What it raises, or its first call, is this arm's own failure."""
+        """Return a function that enqueues the work once. Its exceptions are this arm's own failure."""
 
 
 @dataclass(frozen=True)
 class KernelArm(Arm):
     """One config of a kernel on one problem."""
 
-    reference: str
-    """How workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    reference: str  # how workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``
     problem: Problem
     config: NamedInts
-    key: NamedInts = field(default_factory=NamedInts)
-    """The lookup key of the problem."""
+    key: NamedInts = field(default_factory=NamedInts)  # lookup key of the problem
     bytes_moved: int = 0
-    flops: int | None = None
-    """Floating-point operations, where the kernel declares them."""
+    flops: int | None = None  # floating-point operations, if the kernel declares them
 
     @classmethod
     def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
-        """With what the spec says of the problem."""
+        """Make an arm with the key and the bytes that the spec declares."""
         return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 
-    @cached_property  # it is asked for at each block
+    @cached_property  # read at each block
     def work(self) -> Work:
-        """By kernel, problem and config."""
+        """Identify the work by kernel, problem and config."""
         kernel, config = self.problem.kernel, self.config.canonical
-        return Work(
-            identity=f"{seed_text(self.problem)} {config}",
-            bytes_moved=self.bytes_moved,
-            config=f"{kernel} {config}",
-            key=f"{kernel} {self.key.canonical}",
-        )
+        identity, key = f"{seed_text(self.problem)} {config}", f"{kernel} {self.key.canonical}"
+        return Work(identity, self.bytes_moved, config=f"{kernel} {config}", key=key)
 
     def build(self, torch_device: str) -> None:
-        """The problem's tensors, without a reference."""
-        kept.unchecked_tensors(self.reference, self.problem, torch_device)
+        """Build the problem's tensors, without a reference."""
+        tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False)
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
-        """Launches the config; its bytes are not looked at."""
-        return kept.unchecked_tensors(self.reference, self.problem, torch_device).launcher(self.config)
+        """Return a launch of the config; its bytes are not checked."""
+        tensors = tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False)
+        return tensors.launcher(self.config)

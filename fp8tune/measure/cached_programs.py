@@ -1,7 +1,7 @@
-"""Programs of Triton's cache as bytes: what one host has compiled, another one finds compiled.
+"""Programs of Triton's cache as bytes, so that one host finds compiled what another host has compiled.
 
-Triton names the folder of a program in its cache by a hash of code, constants, options, target, compiler and
-environment, and by no path. So a program of another host is found exactly where this one would compile the same.
+Triton names the folder of a program by a hash of code, constants, options, target, compiler and environment, and by no
+path. So a program of another host is found exactly where this one would compile the same.
 """
 
 from __future__ import annotations
@@ -14,46 +14,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GROUP = "__grp__"
-"""Begins the name of the file that Triton writes last: it has the paths of all others, which are a host's own."""
+"""Prefix of the file that Triton writes last: it has the paths of all others, which differ from host to host."""
 
-LEVEL = 1
-"""Of compression: a program of ``colwise`` has 580 kB, most of it text, of which 120 are left."""
+LEVEL = 1  # level of compression: a program of ``colwise`` has 580 kB, most of it text, of which 120 are left
 
 
 @dataclass(frozen=True)
 class Program:
     """One program of Triton's cache."""
 
-    folder: str
-    """The hash."""
-    name: str
-    """What Triton looks it up by in its folder."""
-    files: Mapping[str, bytes]
-    """Name -> compressed content, of all that belongs to it."""
+    folder: str  # the hash
+    name: str  # name by which Triton looks it up in its folder
+    files: Mapping[str, bytes]  # name -> compressed content
 
 
 def new(known: set[str]) -> Iterator[Program]:
-    """Whole programs in this process's cache whose folders are not in ``known``, which gets them."""
+    """Yield whole programs in this process's cache whose folders are not in ``known``, and add those."""
     from triton import knobs
 
     for group in sorted(Path(knobs.cache.dir).glob(f"*/{GROUP}*")):
         if group.parent.name not in known:
             known.add(group.parent.name)
-            with contextlib.suppress(OSError):  # somebody clears the cache: it is compiled where it is missed
+            with contextlib.suppress(OSError):  # the cache is being cleared: the program is compiled when it is needed
                 names = json.loads(group.read_text())["child_paths"]
                 files = {name: zlib.compress((group.parent / name).read_bytes(), LEVEL) for name in names}
                 yield Program(group.parent.name, group.name.removeprefix(GROUP), files)
 
 
 def keep(programs: Iterable[Program]) -> int:
-    """Put programs into this process's cache. Returns how many it did not have."""
+    """Put programs into this process's cache. Return how many it did not have."""
     from triton.runtime.cache import FileCacheManager
 
-    kept = 0
+    added = 0
     for program in programs:
         cache = FileCacheManager(program.folder)
         if not cache.has_file(f"{GROUP}{program.name}"):
             paths = {name: cache.put(zlib.decompress(content), name) for name, content in program.files.items()}
             cache.put_group(program.name, paths)
-            kept += 1
-    return kept
+            added += 1
+    return added

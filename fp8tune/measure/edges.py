@@ -1,7 +1,6 @@
-"""The small inputs that every config is checked on beside the problem that is timed, and what is written into them.
+"""The small inputs that every config is checked on beside the problem that is timed, and the values in them.
 
-The sizes that are timed are round: a tail that is dropped, a mask one too long, a group that is empty show only here.
-A kernel with groups has the layouts of its rows among its edges, whether it declares more or not.
+The sizes that are timed are round: a tail that is dropped, a mask one too long, an empty group show only here.
 """
 
 from __future__ import annotations
@@ -18,125 +17,111 @@ from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
 LAYOUT_CHECK_ROWS = 1021
 """M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
-specialized, so the binary checked is the one that is timed."""
+specialized, so the binary that is checked is the one that is timed."""
 
-STEP = 61
-"""Neither a dim nor a tile divides by it: every so many elements meet many slices and not all."""
+STEP = 61  # every 61st element is infinite or NaN: no dim or tile divides by it, so these meet many slices and not all
 
 
 def edges_of(spec: KernelSpec, problem: Problem) -> tuple[Edge, ...]:
-    """What a config of ``problem`` is checked on: every group layout, then what the spec declares."""
-    return tuple(dict.fromkeys([*_layouts(spec, problem), *spec.edges(problem)]))
-
-
-def _layouts(spec: KernelSpec, problem: Problem) -> Iterator[Edge]:
-    for routing in ROUTINGS if spec.routed else ():
-        small = layout_problem(spec, problem, routing)
-        if small != problem:
-            yield Edge(f"{routing} routing", small)
-
-
-def layout_problem(spec: KernelSpec, problem: Problem, routing: str) -> Problem:
-    """The same kernel, groups and row length on few rows (M, if it has one), spread as ``routing`` says.
-
-    Dims of the spec's ``layout_sizes`` are no larger than these.
-    """
+    """Return the edge cases of a problem: every group layout on few rows, then what the spec declares."""
     most = {"M": LAYOUT_CHECK_ROWS, **spec.layout_sizes}
     shape = NamedInts([(dim, min(size, most.get(dim, size))) for dim, size in problem.shape.items()])
-    return replace(problem, routing=routing, shape=shape)
+    small = [replace(problem, routing=routing, shape=shape) for routing in (ROUTINGS if spec.routed else ())]
+    layouts = [Edge(f"{layout.routing} routing", layout) for layout in small if layout != problem]
+    return tuple(dict.fromkeys([*layouts, *spec.edges(problem)]))
 
 
 def place(edge: Edge) -> str:
-    """An edge as messages name it."""
-    what = "" if edge.content == "random" else f", {edge.content}"
-    where = f", {edge.offset} elements past an aligned address" if edge.offset else ""
-    return f"the edge {edge.name!r} ({problem_place(edge.problem)}{what}{where})"
+    """Name an edge case for messages."""
+    content = "" if edge.content == "random" else f", {edge.content}"
+    offset = f", {edge.offset} elements past an aligned address" if edge.offset else ""
+    return f"the edge {edge.name!r} ({problem_place(edge.problem)}{content}{offset})"
 
 
 def problem_place(problem: Problem) -> str:
-    """The problem that is timed, as messages name it."""
+    """Name the problem that is timed for messages."""
     return str(problem.shape) if problem.routing == "none" else f"{problem.routing} routing, {problem.shape}"
 
 
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:
-    """The inputs of an edge on ``meta``: shapes, strides and whether they begin at an aligned address."""
-    return tuple(_shifted(given, edge.offset) for given in spec.inputs(edge.problem, "meta"))
-
-
-def _shifted(given: Any, offset: int) -> Any:
+    """Return the inputs of an edge on ``meta``: with its shapes, strides and alignment."""
     import torch
 
-    if not isinstance(given, torch.Tensor) or not offset:
-        return given
-    size = given.element_size()
-    memory = torch.empty(given.untyped_storage().nbytes() // size + offset, dtype=given.dtype, device="meta")
-    return memory.as_strided(given.shape, given.stride(), given.storage_offset() + offset)
+    def shifted(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not edge.offset:
+            return tensor
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size() + edge.offset
+        memory = torch.empty(elements, dtype=tensor.dtype, device="meta")
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + edge.offset)
+
+    return tuple(map(shifted, spec.inputs(edge.problem, "meta")))
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
-    """The inputs of an edge, each tensor between guard bytes: see :func:`fill`.
+    """Return the inputs of an edge, each tensor between guard bytes: see :func:`fill`.
 
-    Of a kernel with ``check="exact-inputs"`` they hold integers where they would hold random values.
+    For a kernel with ``check="exact-inputs"`` they hold integers instead of random values.
     """
     import torch
 
-    given = list(spec.inputs(edge.problem, device))
+    values = list(spec.inputs(edge.problem, device))
     if spec.check == "exact-inputs":
-        _fill_all_with_integers(given, edge)
+        _fill_all_with_integers(values, edge)
     else:
-        for each in given:
-            if isinstance(each, torch.Tensor) and each.is_floating_point():
-                fill(each, edge.content)
+        for tensor in values:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                fill(tensor, edge.content)
     if spec.constrain is not None:
-        spec.constrain(tuple(given))
-    for index, each in enumerate(given):
-        if isinstance(each, torch.Tensor):
-            given[index] = guards.guarded_copy(each, edge.offset)  # one by one: they may fill much of a GPU
-    return tuple(given)
-
-
-def _fill_all_with_integers(given: Sequence[Any], edge: Edge) -> None:
-    """Float32 beside narrower types is a scale, and so is E8M0.
-
-    A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and all would be
-    NaN or infinite.
-    """
-    import torch
-
-    floats = {n: each for n, each in enumerate(given) if isinstance(each, torch.Tensor) and each.is_floating_point()}
-    narrowest = min((each.element_size() for each in floats.values()), default=0)
-    for index, each in floats.items():
-        is_scale = each.dtype == torch.float8_e8m0fnu or each.element_size() > max(2, narrowest)
-        content = "integers" if is_scale and edge.content in ("zeros", "tiny") else edge.content
-        fill_integers(each, edge.problem.seed + index, content, is_scale)
+        spec.constrain(tuple(values))
+    for index, tensor in enumerate(values):
+        if isinstance(tensor, torch.Tensor):
+            values[index] = guards.guarded_copy(tensor, edge.offset)  # one by one: they may fill much of a GPU
+    return tuple(values)
 
 
 @contextlib.contextmanager
-def exact_values(spec: KernelSpec, problem: Problem, given: Sequence[Any]) -> Iterator[None]:
-    """While open, inputs whose sums are compared byte for byte hold integers: see :func:`fill_integers`."""
+def exact_values(spec: KernelSpec, problem: Problem, values: Sequence[Any]) -> Iterator[None]:
+    """Put integers into inputs whose sums are compared byte for byte, for the time of the block."""
     import torch
 
     if spec.check != "exact-inputs":
         yield
         return
-    random = [each.clone() if isinstance(each, torch.Tensor) else None for each in given]
-    _fill_all_with_integers(given, Edge("", problem))
+    random = [tensor.clone() if isinstance(tensor, torch.Tensor) else None for tensor in values]
+    _fill_all_with_integers(values, Edge("", problem))
     if spec.constrain is not None:
-        spec.constrain(tuple(given))
+        spec.constrain(tuple(values))
     try:
         yield
     finally:
-        for each, before in zip(given, random, strict=True):
+        for tensor, before in zip(values, random, strict=True):
             if before is not None:
-                _own(each).copy_(_own(before))
+                _in_memory(tensor).copy_(_in_memory(before))
+
+
+def _fill_all_with_integers(values: Sequence[Any], edge: Edge) -> None:
+    """Fill floating-point inputs. Float32 beside narrower types is a scale, and so is E8M0.
+
+    A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and everything would be NaN or
+    infinite.
+    """
+    import torch
+
+    floats = {
+        n: value for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    narrowest = min((tensor.element_size() for tensor in floats.values()), default=0)
+    for index, tensor in floats.items():
+        is_scale = tensor.dtype == torch.float8_e8m0fnu or tensor.element_size() > max(2, narrowest)
+        content = "integers" if is_scale and edge.content in ("zeros", "tiny") else edge.content
+        fill_integers(tensor, edge.problem.seed + index, content, is_scale)
 
 
 def fill(tensor: Any, content: str) -> None:
     """Write one of :data:`fp8tune_kernels.spec.CONTENTS` into a floating-point tensor of random values.
 
     ``tiny``: subnormals and signed zeros; ``huge``: up to the largest finite value; ``infinite`` and ``nan``: both
-    signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`. A type that has no
-    infinity gets NaN: torch would write 448 as float8_e4m3fn, beside which Hopper's tensor cores cut off integers.
+    signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`.
     """
     import torch
 
@@ -144,7 +129,7 @@ def fill(tensor: Any, content: str) -> None:
         fill_integers(tensor)
     if content in ("random", "integers") or not tensor.numel():
         return
-    values = tensor.float() if tensor.element_size() == 1 else tensor  # float8 knows no arithmetic
+    values = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no arithmetic
     limits = torch.finfo(tensor.dtype)
     if content == "zeros":
         values.zero_()
@@ -154,8 +139,10 @@ def fill(tensor: Any, content: str) -> None:
         values.clamp_(-1, 1).mul_(limits.max)
     elif content in ("infinite", "nan"):
         positions = torch.arange(values.numel(), device=values.device).view(values.shape)
-        has_it = not torch.tensor(float(content[:3])).to(tensor.dtype).float().isfinite()
-        values[positions % STEP == 0] = float(content[:3] if has_it else "nan")
+        # A type without infinity gets NaN. Torch would write 448 as float8_e4m3fn, beside which Hopper's tensor cores
+        # cut off integers.
+        has_value = not torch.tensor(float(content[:3])).to(tensor.dtype).float().isfinite()
+        values[positions % STEP == 0] = float(content[:3] if has_value else "nan")
         values[positions % (2 * STEP) == 0] *= -1
     else:
         raise ValueError(f"no content is called {content!r}: see fp8tune_kernels.spec.CONTENTS")
@@ -163,8 +150,7 @@ def fill(tensor: Any, content: str) -> None:
         tensor.copy_(values)
 
 
-LARGEST_EXPONENT = 26
-"""2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them."""
+LARGEST_EXPONENT = 26  # 2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them
 
 SMALLEST_EXPONENT = -30
 """A product of four values of 2 ** -31 or more is at least 2 ** -124. Float32 would round a much smaller one to a zero,
@@ -174,25 +160,17 @@ whose sign depends on whether it was added by itself or within a fused multiply-
 def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:
     """Write values whose products are summed exactly in float32, in any order: -1, -1/2, 1/2 and 1; of a scale 1/2, 1.
 
-    Float32 holds each whole number up to 2 ** 24. A value is 1 or 2 halves, and a product of two values and two scales
-    is 1 to 16 sixteenths. So up to 2 ** 20 of them come to no more than 2 ** 24 sixteenths, and no partial sum is
-    rounded. Bfloat16 and each float8 hold the values. None is zero, so that each term counts, and a tensor of two
-    elements or more holds two values: it is not constant.
+    A product of two values and two scales is 1 to 16 sixteenths, so up to 2 ** 20 of them come to at most 2 ** 24
+    sixteenths, which float32 holds. None is zero, so that each term counts, and two elements or more are not constant.
+    Hopper's FP8 tensor cores keep 13 fractional bits of the sum so far, and products of values are whole quarters: they
+    are exact below 2 ** 12. Signs are even: a sum of 2 ** 17 terms is a random walk, 18 standard deviations below that.
 
-    Hopper's FP8 tensor cores keep 13 fractional bits of the largest product of a step, or of the sum so far. Products
-    of values are whole quarters from 1/4 to 1. So nothing is cut off as long as the sum so far stays below 2 ** 12: of
-    a sum of 2 ** 11, 13 bits reach down to quarters. Signs are even, so the sum is a random walk with a standard
-    deviation of ``0.625 * sqrt(terms)``. It is 226 at 2 ** 17 terms: 2 ** 12 is 18 of them away. At 2 ** 20 terms 6.4
-    are left, which is too near. If all terms had one sign, 2 ** 13 of them would be too many. ``huge`` and ``tiny``
-    multiply all values by one power of two, which changes nothing here.
-
-    ``nan``, ``infinite`` and ``zeros`` are as :func:`fill` has them, the other values integers. ``huge`` and ``tiny``:
-    the integers times a power of two that float32's range allows (:data:`LARGEST_EXPONENT`, :data:`SMALLEST_EXPONENT`)
-    and the type's. Half of the tiny ones are subnormal in a type whose least normal value is 2 ** -30 or more.
+    ``nan``, ``infinite`` and ``zeros`` are as in :func:`fill`, between integers. ``huge`` and ``tiny`` multiply the
+    integers by one power of two that the ranges of float32 and of the type allow.
     """
     import torch
 
-    tensor = _own(tensor)
+    tensor = _in_memory(tensor)
     generator = torch.Generator(tensor.device).manual_seed(seed)
     drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)
     drawn[:2] = torch.arange(2, dtype=torch.int8, device=tensor.device)[: len(drawn)]
@@ -207,6 +185,6 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
         fill(tensor, content)
 
 
-def _own(tensor: Any) -> Any:
-    """The elements that a tensor has memory for: one along a dim that is expanded."""
+def _in_memory(tensor: Any) -> Any:
+    """Return the elements that a tensor has memory for: one along a dim that is expanded."""
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]

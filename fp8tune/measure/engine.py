@@ -1,12 +1,12 @@
-"""The one experiment: fresh worker processes time some arms in permuted rounds, and a failure ends what it must.
+"""Experiments: fresh worker processes time some arms in permuted rounds, and a failure ends only what it must.
 
 A :class:`Group` holds the arms that are compared with each other, such as the finalists of a problem. A process times
-each group once: a *turn*. A turn has rounds; a round times every arm, one block each. The groups share the processes,
-so that one process at a time is on the device. A process is one worker, or one for each *seat* where arms come from
-several code trees and take turns.
+each group once: a *turn* of several rounds, and a round has one block of every arm. The groups share the processes, so
+that one process at a time is on the device. A process is one worker, or one for each *seat* if arms come from several
+code trees and take turns.
 
-What every experiment needs is here: tensors are built and each arm is launched once before the first block, so that
-nothing compiles on the clock; a worker that died, hung or broke its GPU context is replaced and numbered anew.
+Tensors are built and each arm is launched once before the first block, so that nothing compiles on the clock. A worker
+that died, hung or broke its GPU context is replaced and numbered anew.
 """
 
 from __future__ import annotations
@@ -15,56 +15,27 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from fp8tune.measure.arms import Arm, KernelArm, Place
+from fp8tune.measure.arms import Arm, Place
 from fp8tune.measure.trees import Tree
-from fp8tune.records import Device, Kind, Outcome, Problem, Status
+from fp8tune.records import Outcome, Problem, Status
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from fp8tune.measure.backends.processes import ProcessBackend, ProcessWorker
+    from fp8tune.measure.backends.simulated import SimulatedBackend
+
 A = TypeVar("A", bound=Arm)
 S = TypeVar("S")
 
-MOST_PROCESSES = 1000
-"""No schedule has as many: a worker that replaces another is numbered from there on."""
+MOST_PROCESSES = 1000  # more than any schedule has: a worker that replaces another is numbered from there on
 
 
-def never() -> bool:
-    """No time budget."""
-    return False
+Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
+"""A GPU, Triton's interpreter, the compiler alone, or a simulated GPU, on which arms run."""
 
-
-class Worker(Protocol):
-    """One worker process, or what stands for it. A failure is an Outcome; the next call starts a new process."""
-
-    def build(self, arm: Arm) -> Outcome:
-        """Build the tensors that the arm's group shares."""
-        ...
-
-    def launch(self, arm: Arm) -> Outcome:
-        """Launch the arm once and wait: what compiles or breaks does so now."""
-        ...
-
-    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:
-        """Compare every byte with the reference, on the problem and, where wanted, on its edges. Times nothing."""
-        ...
-
-    def block(self, arm: Arm, place: Place) -> Outcome:
-        """Time the arm."""
-        ...
-
-    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
-        """Check the arm (once a process), time it, and check its output once more."""
-        ...
-
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Run any function where kernels run; None where none do. Raises WorkerDied or RemoteError."""
-        ...
-
-    def close(self) -> None:
-        """End the process."""
-        ...
+Worker: TypeAlias = "ProcessWorker | SimulatedBackend"
+"""One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""
 
 
 @dataclass(frozen=True)
@@ -78,84 +49,34 @@ class CompileProgress:
 
 @dataclass(frozen=True)
 class CopyCeiling:
-    """What a copy reaches on the device, in GB/s read plus written."""
+    """Bandwidth of a copy on the device, in GB/s read plus written."""
 
     gb_per_s: float
 
 
 @dataclass(frozen=True)
 class ComputeCeiling:
-    """What a dense GEMM of an input dtype reaches on the device."""
+    """Speed of a dense GEMM of an input dtype on the device."""
 
     in_dtype: str
     flop_per_s: float
 
 
 Screened = CopyCeiling | ComputeCeiling | CompileProgress | tuple[int, Outcome]
-"""What a screen gives: ceilings, how far the compilers are, and the number of an arm with its outcome."""
-
-
-class Backend(Protocol):
-    """Where arms run: a GPU, Triton's interpreter, the compiler alone, or a simulated GPU."""
-
-    kind: Kind
-    device: Device
-    timer: str
-    """The clock's name, as stored with a sweep."""
-    times: bool
-    """False where arms are checked or compiled only, and so once is enough."""
-
-    def worker(self, tree: Tree | None = None) -> Worker:
-        """A fresh worker with the kernels of a code tree; None: the installed ones."""
-        ...
-
-    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:
-        """Queue arms for the compilers, each once, in this order. They go on compiling beside whatever is next.
-
-        ``with_edges``: also what a check launches on the edges.
-        """
-        ...
-
-    def finish_compiling(self) -> None:
-        """Wait for what is queued, and end the compilers: nothing runs beside what follows."""
-        ...
-
-    def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
-    ) -> Iterator[Screened]:
-        """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
-
-        What is compiled is timed while the rest still compiles. ``is_over`` is asked while it waits: once it is True,
-        nothing more is given.
-        """
-        ...
-
-    def copy_gb_per_s(self) -> float | None:
-        """What a copy reaches on the device now, read plus written; None where nothing is timed.
-
-        Raises MachineError where the device cannot even copy."""
-        ...
-
-    def close(self) -> None:
-        """End all processes and drop what is queued. The next call starts them again."""
-        ...
+"""An event of a coarse pass: ceilings, progress of the compilers, and the number of an arm with its outcome."""
 
 
 @dataclass
 class Group(Generic[A, S]):
-    """Arms that are timed together, and whose they are."""
+    """Arms that are timed together, for a subject of the caller."""
 
     subject: S
-    """For whoever made the group."""
-    arms: list[A]
-    """Those still timed."""
-    processes: set[int] = field(default_factory=set)
-    """Those that have timed all of them."""
-    failure: str = ""
-    """Why nothing more is timed of the group."""
+    arms: list[A]  # those still timed
+    processes: set[int] = field(default_factory=set)  # processes that have timed all of them
+    failure: str = ""  # why nothing more of the group is timed
 
     def wants(self, process: int) -> bool:
-        """True if the process has yet to time the group."""
+        """Return True if the process has yet to time the group."""
         return bool(self.arms) and not self.failure and process not in self.processes
 
 
@@ -175,34 +96,26 @@ class Turn(Generic[A, S]):
     group: Group[A, S]
     process: int
     blocks: tuple[TimedBlock[A], ...] = ()
-    """Of all rounds, in their order; none if an arm failed: rounds count only with all arms in them."""
+    """Blocks of all rounds, in their order; none if an arm failed: rounds count only with all arms in them."""
     failed: tuple[TimedBlock[A], ...] = ()
-    """The arms that failed. They are out of the group now, or the group has ended: see :class:`Schedule`."""
-
-
-def in_order(group: Group[A, S], process: int, round: int) -> Sequence[A]:
-    """The arms as they are."""
-    return group.arms
+    """Arms that failed. They have left the group, or the group has ended: see :class:`Schedule`."""
 
 
 @dataclass(frozen=True)
 class Schedule(Generic[A, S]):
-    """How an experiment goes."""
+    """Processes, rounds and rules of an experiment."""
 
     processes: range
-    """Numbers of the processes, each fresh and with all groups: from 1 where a worker of number 0 was there before."""
+    """Numbers of the processes, each fresh and with all groups: from 1 if a worker of number 0 was there before."""
     rounds: int
-    order: Callable[[Group[A, S], int, int], Sequence[A]] = in_order
-    """(group, process, round) -> the arms in the order of their blocks; one may come twice."""
-    trees: tuple[Tree | None, ...] = (None,)
-    """The code tree of each seat."""
+    order: Callable[[Group[A, S], int, int], Sequence[A]] = lambda group, process, round: group.arms
+    """(group, process, round) -> the arms in the order of their blocks; an arm may come twice."""
+    trees: tuple[Tree | None, ...] = (None,)  # the code tree of each seat
     on_failure: Literal["drop", "end"] = "drop"
-    """An arm that fails is out, and the process begins its turn anew without it; or the group's experiment ends. If its
-    tensors cannot be built, the group ends either way."""
-    is_checked: bool = False
-    """Whether bytes are compared before the first block of a process and after each block."""
-    is_over: Callable[[], bool] = never
-    """Asked before each turn: no other begins once it is True."""
+    """Drop an arm that fails, and let the process begin its turn anew without it; or end the group's experiment. If its
+    tensors cannot be built, the group ends in any case."""
+    is_checked: bool = False  # whether bytes are compared before the first block of a process and after each block
+    is_over: Callable[[], bool] = lambda: False  # called before each turn: the experiment ends once it returns True
 
 
 def measure(
@@ -210,96 +123,82 @@ def measure(
 ) -> Iterator[Turn[A, S]]:
     """Time each group once in each process, less what a group has already. Closing the generator ends the workers.
 
-    The order of turns is that of processes, then that of groups. ``worker``: one that is there already and goes on
-    after this, instead of a fresh one.
+    The order of turns is that of processes, then that of groups. ``worker``: an existing one that outlives this
+    experiment, instead of fresh ones. Raises MachineError if clocks or power limits change in between.
     """
     for process in schedule.processes:
-        waiting = [(index, group) for index, group in enumerate(groups) if group.wants(process)]
-        if not waiting:
+        pending = [(index, group) for index, group in enumerate(groups) if group.wants(process)]
+        if not pending:
             continue
         workers = [worker] if worker else [backend.worker(tree) for tree in schedule.trees]
-        seats = _Seats(workers, schedule, process)
+        team = _Team(workers, schedule, process)
         try:
-            for index, group in waiting:
+            for index, group in pending:
                 while group.wants(process):
                     if schedule.is_over():
                         return
-                    yield seats.turn(group, index)
+                    yield team.turn(group, index)
         finally:
-            seats.close(*([] if worker else workers))
+            if team.threads is not None:
+                team.threads.shutdown(wait=False, cancel_futures=True)
+            for one_time_worker in [] if worker else workers:
+                one_time_worker.close()
 
 
-class _Seats(Generic[A, S]):
-    """The workers of one process number."""
+class _Team(Generic[A, S]):
+    """The workers of one process number, one for each seat."""
 
     def __init__(self, workers: Sequence[Worker], schedule: Schedule[A, S], process: int) -> None:
-        self._workers, self._schedule, self._process = workers, schedule, process
-        self._replaced = [0] * len(self._workers)
-        self._threads = ThreadPoolExecutor(len(self._workers)) if len(self._workers) > 1 else None
-
-    def close(self, *workers: Worker) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.close()
+        self.workers, self.schedule, self.process = workers, schedule, process
+        self.replaced = [0] * len(workers)
+        self.threads = ThreadPoolExecutor(len(workers)) if len(workers) > 1 else None
 
     def turn(self, group: Group[A, S], index: int) -> Turn[A, S]:
-        firsts = list({arm.seat: arm for arm in reversed(group.arms)}.values())
-        if unbuilt := self._failed(firsts, "build"):
-            return self._ended(group, unbuilt)
-        if failed := self._failed(group.arms, "check" if self._schedule.is_checked else "launch"):
-            return self._without(group, failed)
-        blocks: list[TimedBlock[A]] = []
-        for round in range(self._schedule.rounds):
-            after = ""
-            order = self._schedule.order(group, self._process, round)
-            first = index * len(order) if self._threads else 0  # whoever shares a clock goes on where others stopped
-            for position, arm in enumerate(order, first):
-                block = self._block(arm, round, position, after)
-                if block.outcome.status is not Status.OK:
-                    return self._without(group, [block])
-                blocks.append(block)
+        is_checked, blocks = self.schedule.is_checked, list[TimedBlock[A]]()
+        first_of_seats = list({arm.seat: arm for arm in reversed(group.arms)}.values())
+        if failed := self._failed(first_of_seats, "build"):
+            return self._failure(group, failed, ends=True)
+        if failed := self._failed(group.arms, "check" if is_checked else "launch"):
+            return self._failure(group, failed)
+        for round in range(self.schedule.rounds):
+            after, order = "", self.schedule.order(group, self.process, round)
+            start = index * len(order) if self.threads else 0  # seats that share a clock continue where others stopped
+            for position, arm in enumerate(order, start):
+                place, worker = self._place(arm, round, position, after), self.workers[arm.seat]
+                ask: Callable[[Any, Place], Outcome] = worker.checked_block if is_checked else worker.block
+                blocks.append(TimedBlock(arm, place, self._counted(arm, ask(arm, place))))
+                if blocks[-1].outcome.status is not Status.OK:
+                    return self._failure(group, blocks[-1:])
                 after = arm.work.identity
-        group.processes.add(self._process)
-        return Turn(group, self._process, tuple(blocks))
+        group.processes.add(self.process)
+        return Turn(group, self.process, tuple(blocks))
 
-    def _without(self, group: Group[A, S], failed: Sequence[TimedBlock[A]]) -> Turn[A, S]:
-        if self._schedule.on_failure == "end":
-            return self._ended(group, failed)
-        gone = {replace(block.arm, duplicate=False) for block in failed}
-        group.arms = [arm for arm in group.arms if replace(arm, duplicate=False) not in gone]
-        return Turn(group, self._process, failed=tuple(failed))
-
-    def _ended(self, group: Group[A, S], failed: Sequence[TimedBlock[A]]) -> Turn[A, S]:
-        group.failure = failed[0].outcome.reason or str(failed[0].outcome.status)
-        return Turn(group, self._process, failed=tuple(failed))
+    def _failure(self, group: Group[A, S], failed: Sequence[TimedBlock[A]], ends: bool = False) -> Turn[A, S]:
+        if ends or self.schedule.on_failure == "end":
+            group.failure = failed[0].outcome.reason or str(failed[0].outcome.status)
+        else:
+            gone = {replace(block.arm, duplicate=False) for block in failed}
+            group.arms = [arm for arm in group.arms if replace(arm, duplicate=False) not in gone]
+        return Turn(group, self.process, failed=tuple(failed))
 
     def _failed(self, arms: Sequence[A], step: Literal["build", "check", "launch"]) -> list[TimedBlock[A]]:
-        """The arms that fail a step, in their order. Seats work beside each other, and all of them are waited for."""
-        mine = [[arm for arm in arms if arm.seat == seat] for seat in range(len(self._workers))]
+        """Return the arms that fail a step, in their order. Seats work beside each other; all of them finish."""
 
         def failed(seat: int) -> list[TimedBlock[A]]:
-            ask: Callable[[Any], Outcome] = getattr(self._workers[seat], step)
-            outcomes = [(arm, self._counted(seat, ask(arm))) for arm in mine[seat]]
+            ask: Callable[[Any], Outcome] = getattr(self.workers[seat], step)
+            outcomes = [(arm, self._counted(arm, ask(arm))) for arm in arms if arm.seat == seat]
             bad = [(arm, outcome) for arm, outcome in outcomes if outcome.status is not Status.OK]
             return [TimedBlock(arm, self._place(arm, 0, 0, ""), outcome) for arm, outcome in bad]
 
-        found = list(chain.from_iterable((self._threads.map if self._threads else map)(failed, range(len(mine)))))
-        return sorted(found, key=lambda block: arms.index(block.arm))
+        blocks = chain.from_iterable((self.threads.map if self.threads else map)(failed, range(len(self.workers))))
+        return sorted(blocks, key=lambda block: arms.index(block.arm))
 
-    def _block(self, arm: A, round: int, position: int, after: str) -> TimedBlock[A]:
-        place = self._place(arm, round, position, after)
-        worker = self._workers[arm.seat]
-        ask: Callable[[Any, Place], Outcome] = worker.checked_block if self._schedule.is_checked else worker.block
-        return TimedBlock(arm, place, self._counted(arm.seat, ask(arm, place)))
-
-    def _counted(self, seat: int, outcome: Outcome) -> Outcome:
-        """A worker that crashed or hung has ended: the next call is another process's."""
-        self._replaced[seat] += outcome.status in (Status.CRASHED, Status.TIMEOUT)
+    def _counted(self, arm: A, outcome: Outcome) -> Outcome:
+        """Count a worker that crashed or hung: the next call is another process's."""
+        self.replaced[arm.seat] += outcome.status in (Status.CRASHED, Status.TIMEOUT)
         return outcome
 
     def _place(self, arm: A, round: int, position: int, after: str) -> Place:
-        seats = len(self._workers)
-        process = (self._replaced[arm.seat] * MOST_PROCESSES + self._process) * seats + arm.seat
-        clock = self._process if seats > 1 else None
-        return Place(process, round, position, after, arm.duplicate, clock)
+        seats = len(self.workers)
+        process = (self.replaced[arm.seat] * MOST_PROCESSES + self.process) * seats + arm.seat
+        return Place(process, round, position, after, arm.duplicate, self.process if seats > 1 else None)

@@ -15,11 +15,9 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-__all__ = ["GpuStream"]
-
+# A poll takes 1.2 us on an H200, so the gate opens by itself after half a second. A launch that waits for the GPU would
+# otherwise never end.
 POLLS = 400_000
-"""A poll takes 1.2 us on an H200, so the gate opens by itself after half a second. A launch that waits for the GPU
-would otherwise never end."""
 
 
 @triton.jit(do_not_specialize=["polls"])  # type: ignore[untyped-decorator]
@@ -33,11 +31,12 @@ def gate_kernel(is_open_ptr: tl.tensor, polls: tl.tensor) -> None:
 class GpuStream:
     """The current stream of the current device, CUDA or HIP."""
 
+    clock = staticmethod(time.perf_counter)
+    synchronize = staticmethod(torch.cuda.synchronize)
+
     def __init__(self) -> None:
         self._cache = driver.active.get_empty_cache_for_benchmark()
         self._word, self._is_open = _gate()
-
-    clock = staticmethod(time.perf_counter)
 
     def event(self) -> Any:
         """Return a new timing event."""
@@ -56,17 +55,10 @@ class GpuStream:
         """Let it run."""
         self._is_open[0] = 1
 
-    def synchronize(self) -> None:
-        """Wait until the queue is empty."""
-        torch.cuda.synchronize()
-
 
 @functools.cache
 def _gate() -> tuple[torch.Tensor, Any]:
-    """Return the word of this process as the device and as the host see it, with the kernel loaded.
-
-    A module that is loaded behind a closed gate would wait for it.
-    """
+    """Return the word of this process as the device and as the host see it, with the kernel loaded."""
     word = torch.ones(1, dtype=torch.int32, pin_memory=True)
     gate_kernel[(1,)](word, 1, num_warps=1)
     torch.cuda.synchronize()

@@ -1,15 +1,15 @@
-"""A fake GPU for tests, demonstrations and targets: true times that look like real ones, and a GPU's noise on top.
+"""A simulated GPU for tests and demonstrations: true times that look like real ones, and a GPU's noise on top.
 
 A block's log time is the sum of
 
-- the config's true log time: what moving the bytes takes, times a slowdown from :func:`log_slowdown`;
-- process x config: heavy-tailed, and for some configs a second mode that a process is in or not; where it is asked for,
-  a process' own level, the same for all configs;
-- drift and throttle episodes along the process' wall clock, and what the block before left behind;
+- the config's true log time: the time of moving the bytes times a slowdown from :func:`log_slowdown`;
+- process x config: heavy-tailed, and for some configs a second mode that a process is in or not; optionally a level of
+  the process, the same for all configs;
+- drift and throttle episodes along the process's wall clock, and what the block before left behind;
 - the block's own noise. Samples scatter around that, some far above, and are whole ticks.
 
-Everything is a function of the seeds and of what is asked, in any order: no state, no process id, no time of day. One
-seed makes the GPU, its true times and what a config leaves behind; another the noise, as on another day.
+Everything is a function of the seeds and the arguments, in any order: no state, no process id, no time of day. One seed
+makes the GPU, its true times and what a config leaves behind; another the noise, as on another day.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
@@ -30,77 +31,62 @@ from fp8tune.measure.timing import Samples
 Floats = NDArray[np.float64]
 
 BYTES_PER_US = 3e6
-LAUNCH_US = 5.0
-"""The true time without slowdown: 5 us and the bytes at 3 TB/s."""
+LAUNCH_US = 5.0  # the true time without slowdown: 5 us and the bytes at 3 TB/s
 
-COPY_GB_PER_S = BYTES_PER_US / 1e3
-COPY_SD = 0.001
-"""The copy ceiling, and how much GPUs of one name scatter around it: a guess."""
+KINSHIP = 0.7  # correlation of a config's rank on two keys: what is good on one shape is mostly good on the next
 
-KINSHIP = 0.7
-"""Correlation of a config's rank on two keys: what is good on one shape is mostly good on the next."""
-
-ROUND_S = 4.0
-"""Wall time from one round of a process to its next."""
+ROUND_S = 4.0  # wall time from one round of a process to its next
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How a device's times scatter. Shares and standard deviations of log times: 0.01 is one percent.
+    """Scatter of a device's times. Shares and standard deviations of log times: 0.01 is one percent.
 
-    The defaults are guesses on the heavy side; :data:`MEASURED` holds what ``fp8tune calibrate`` found.
+    The defaults are guesses on the heavy side; :data:`MEASURED` holds the results of ``fp8tune calibrate``.
     """
 
-    process_sd: float = 0.003
-    """Process x config: a draw a process and config, constant while the process lives."""
-    process_degrees: float = 4.0
-    """Degrees of freedom of its Student t: few, so that now and then a process is far off."""
-    worker_sd: float = 0.0
-    """A draw a process that all its configs share: for instance where its memory lies."""
-    bimodal_share: float = 0.05
-    """Of configs that have a second, slower mode."""
+    process_sd: float = 0.003  # process x config: a draw a process and config, constant while the process lives
+    process_degrees: float = 4.0  # degrees of freedom of its Student t: few, so that now and then a process is far off
+    worker_sd: float = 0.0  # a draw a process that all its configs share: for instance where its memory lies
+    bimodal_share: float = 0.05  # share of configs that have a second, slower mode
     mode_probability: float = 0.3
     mode_slowdown: float = 0.015
     drift_sd: float = 0.012
     drift_tau_s: float = 20.0
     block_sd: float = 0.0035
-    carry_over_sd: float = 0.001
-    """What a config does to the block after its own."""
-    throttle_share: float = 0.005
-    """Of the time spent in throttle episodes, which last about ``throttle_tau_s``."""
+    carry_over_sd: float = 0.001  # effect of a config on the block after its own
+    throttle_share: float = 0.005  # share of the time spent in throttle episodes, which last about ``throttle_tau_s``
     throttle_tau_s: float = 3.0
     throttle_slowdown: float = 0.06
     sample_sd: float = 0.01
-    outlier_share: float = 0.02
-    """Of samples that are 5-50 % high."""
+    outlier_share: float = 0.02  # share of samples that are 5-50 % high
     tick_us: float = 0.032
-    block_s: float = 0.03
-    """Wall time of one block."""
+    block_s: float = 0.03  # wall time of one block
     samples: int = 30
 
     def process_effect(self, random: Generator, count: int) -> Floats:
-        """What one process adds to each of ``count`` configs."""
+        """Draw the effect of one process on each of ``count`` configs."""
         scale = self.process_sd * math.sqrt((self.process_degrees - 2) / self.process_degrees)
         return scale * random.standard_t(self.process_degrees, count)
 
     def mode_effect(self, random: Generator, bimodal: NDArray[np.bool_]) -> Floats:
-        """What one process adds to configs with a second mode."""
+        """Draw the effect of one process on configs with a second mode."""
         slow = bimodal & (random.random(len(bimodal)) < self.mode_probability)
         return np.where(slow, math.log1p(self.mode_slowdown), 0.0)
 
     def mean_mode(self, bimodal: NDArray[np.bool_]) -> Floats:
-        """What the second mode adds on average: a part of the true time."""
+        """Return the mean effect of the second mode: a part of the true time."""
         return np.where(bimodal, self.mode_probability * math.log1p(self.mode_slowdown), 0.0)
 
     def wall(self, random: Generator) -> Callable[[Floats], Floats]:
-        """One process' drift and throttle episodes, as a function of its wall time in seconds."""
+        """Return one process's drift and throttle episodes, as a function of its wall time in seconds."""
         drift, heat = _wander(random, self.drift_tau_s), _wander(random, self.throttle_tau_s)
-        limit = math.inf if self.throttle_share <= 0 else _normal_quantile(1 - self.throttle_share)
+        limit = math.inf if self.throttle_share <= 0 else NormalDist().inv_cdf(1 - self.throttle_share)
         slow = math.log1p(self.throttle_slowdown)
         return lambda times_s: self.drift_sd * drift(times_s) + slow * (heat(times_s) > limit)
 
     def samples_us(self, random: Generator, block_us: Floats | float) -> tuple[float, ...]:
-        """One block's samples in microseconds, whole ticks."""
+        """Draw one block's samples in microseconds, whole ticks."""
         samples = block_us * (1 + self.sample_sd * random.standard_normal(self.samples))
         outlier = random.random(self.samples) < self.outlier_share
         samples = np.where(outlier, samples * random.uniform(1.05, 1.5, self.samples), samples)
@@ -108,20 +94,17 @@ class Noise:
         return tuple((ticks * self.tick_us).tolist())
 
 
+# The largest of several devices over 20 fresh processes each: five H100s 0.09 to 0.13 % from process to process and
+# 0.27 to 0.29 % from block to block, four H200s at once 0.04 to 0.11 % and 0.15 to 0.16 %.
 MEASURED: Mapping[str, Noise] = {
     "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0013, block_sd=0.0029, tick_us=0.032),
     "NVIDIA H200": Noise(process_sd=0.0011, block_sd=0.0016, tick_us=0.032),
 }
-"""Device name -> what ``fp8tune calibrate`` measured there; the rest are the guesses above.
-
-The largest that several devices had, over 20 fresh processes each: five H100s 0.09 to 0.13 % from process to process
-and 0.27 to 0.29 % from block to block (two before had 0.00 and 0.07 %, and the first 0.49 % from block to block), and
-four H200s at once 0.04 to 0.11 % and 0.15 to 0.16 %.
-"""
+"""Device name -> noise that ``fp8tune calibrate`` measured there; the rest are the guesses above."""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:
-    """How much slower than its problem's best the config at this quantile of all configs is, as a log ratio.
+    """Return the log ratio to its problem's best of the config at this quantile of all configs.
 
     ``near`` is the share within 2 % of the best. The other steps are the medians of 131 problems of 62-135 configs
     swept on an H100 and an H200: 7 % within 1.1x, 31 % within 1.3x, three quarters within 2x, the last at 4-10x.
@@ -132,75 +115,62 @@ def log_slowdown(quantile: Floats | float, near: float) -> Floats:
 
 
 def near_share(uniform: float) -> float:
-    """The share of configs within 2 % of the best, from a uniform draw: log-uniform over 1.6-22 %, 2-28 of 128.
+    """Return the share of configs within 2 % of the best from a uniform draw: log-uniform over 1.6-22 %.
 
-    Harder than what was swept: there the median was 3 of 128, and a tenth of the problems had more than 14.
+    Harder than measured sweeps, whose median was 3 of 128, and of which a tenth had more than 14.
     """
     return 0.016 * math.exp(uniform * math.log(0.22 / 0.016))
 
 
 class SimulatedClock:
-    """Draws the blocks of a simulated GPU. ``level``: all of its times over those of the other GPUs of its seed."""
+    """Draws the blocks of a simulated GPU."""
 
-    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0, level: float = 1.0) -> None:
-        self.seed, self.level = seed, level
-        self.noise = noise
+    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
+        self.seed, self.noise = seed, noise
         self._gpu_seed = str(seed)
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
-        self._constants = cache(self._true_us_and_process_log)  # a generator takes longer to make than to ask
+        self._process_us = cache(self._true_us_in_process)  # making a generator takes longer than a draw
 
     def true_time_us(self, work: Work) -> float:
-        """The time of a launch in microseconds without noise: the same in every process and round."""
+        """Return the time of a launch in microseconds without noise: the same in every process and round."""
         key, config = work.key or work.identity, work.config or work.identity
-        own = _normal(self._gpu_seed, "rank", key, config)
-        shared = _normal(self._gpu_seed, "rank", config)
+        own, shared = _normal(self._gpu_seed, "rank", key, config), _normal(self._gpu_seed, "rank", config)
         rank = math.sqrt(KINSHIP) * shared + math.sqrt(1 - KINSHIP) * own
         near = near_share(_uniform(self._gpu_seed, "near", key))
         slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
-        mode = self.noise.mean_mode(np.array([self._is_bimodal(work)]))[0]
+        mode = self.noise.mean_mode(self._bimodal(work))[0]
         return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
 
     def block(self, work: Work, place: Place) -> Samples:
-        """The samples of one block: the same for the same seed, work and place."""
-        true_us, in_process = self._constants(work, place.process)
-        block_us = self.level * true_us * math.exp(in_process + self._in_block(work, place))
-        samples_us = self.noise.samples_us(self._scattered("samples", *_names(work, place)), block_us)
-        return Samples(samples_us, self.noise.tick_us)
-
-    def copy_gb_per_s(self, gpu: str) -> float:
-        """What a copy reaches on one GPU of the seed: the launch time is small beside 512 MiB."""
-        return COPY_GB_PER_S / self.level * math.exp(COPY_SD * self._scattered("copy", gpu).standard_normal())
+        """Draw one block: the same for the same seed, work and place."""
+        names = [str(place.process), str(place.round), work.identity + " twin" * place.duplicate]
+        if place.clock is not None:  # processes that take turns: each comes more than once in a round
+            names.append(str(place.position))
+        clock = place.process if place.clock is None else place.clock
+        drift = _drift(self._noise_seed, self.noise, clock, ROUND_S * place.round + self.noise.block_s * place.position)
+        carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
+        own = self.noise.block_sd * self._random("block", *names).standard_normal()
+        true_us, in_process = self._process_us(work, place.process)
+        block_us = true_us * math.exp(in_process + float(drift + carry + own))
+        return Samples(self.noise.samples_us(self._random("samples", *names), block_us), self.noise.tick_us)
 
     def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
-        """Whether a GPU that is wrong in a share of the configs is so in this one."""
+        """Return True if a GPU that is wrong in a share of the configs is wrong in this one."""
         return share > 0 and _uniform(self._gpu_seed, "wrong", gpu, work.identity) < share
 
-    def _true_us_and_process_log(self, work: Work, process: int) -> tuple[float, float]:
-        return self.true_time_us(work), self._in_process(work, process)
-
-    def _in_process(self, work: Work, process: int) -> float:
-        """What a process adds to this config, in every block alike; 0 on average over processes."""
-        random = self._scattered("process", str(process), work.identity)
-        bimodal = np.array([self._is_bimodal(work)])
+    def _true_us_in_process(self, work: Work, process: int) -> tuple[float, float]:
+        """Return the true time and the log effect of a process, the same in every block; 0 on average."""
+        bimodal, random = self._bimodal(work), self._random("process", str(process), work.identity)
         effect = self.noise.process_effect(random, 1) + self.noise.mode_effect(random, bimodal)
-        own = float((effect - self.noise.mean_mode(bimodal))[0])
-        if not self.noise.worker_sd:
-            return own
-        return own + self.noise.worker_sd * float(self._scattered("worker", str(process)).standard_normal())
+        in_process = float((effect - self.noise.mean_mode(bimodal))[0])
+        if self.noise.worker_sd:
+            in_process += self.noise.worker_sd * float(self._random("worker", str(process)).standard_normal())
+        return self.true_time_us(work), in_process
 
-    def _in_block(self, work: Work, place: Place) -> float:
-        """What this block adds: where it lies on the wall clock, what came before it, and its own noise."""
-        wall_s = ROUND_S * place.round + self.noise.block_s * place.position
-        clock = place.process if place.clock is None else place.clock
-        drift = _drift(self._noise_seed, self.noise, clock, wall_s)
-        carry = _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
-        own = self._scattered("block", *_names(work, place)).standard_normal()
-        return float(drift + self.noise.carry_over_sd * carry + self.noise.block_sd * own)
+    def _bimodal(self, work: Work) -> NDArray[np.bool_]:
+        return np.array([_uniform(self._gpu_seed, "bimodal", work.identity) < self.noise.bimodal_share])
 
-    def _is_bimodal(self, work: Work) -> bool:
-        return _uniform(self._gpu_seed, "bimodal", work.identity) < self.noise.bimodal_share
-
-    def _scattered(self, *names: str) -> Generator:
+    def _random(self, *names: str) -> Generator:
         return _generator(self._noise_seed, *names)
 
 
@@ -214,7 +184,7 @@ def _drift(seed: str, noise: Noise, process: int, wall_s: float) -> float:
     return float(_wall(seed, noise, process)(np.array([wall_s]))[0])
 
 
-@lru_cache(maxsize=1 << 16)  # each is asked of the same work in every block
+@lru_cache(maxsize=1 << 16)  # the same work is drawn in every block
 def _normal(seed: str, *names: str) -> float:
     return float(_generator(seed, *names).standard_normal())
 
@@ -225,28 +195,16 @@ def _uniform(seed: str, *names: str) -> float:
 
 
 def _generator(seed: str, *names: str) -> Generator:
-    """As ``default_rng`` gives it for a list of the digest's bytes, in a quarter of the time: 30 us for 115."""
+    """Return the generator of ``default_rng`` for the digest's bytes, in a quarter of its time: 30 us for 115."""
     digest = hashlib.sha256("\n".join((seed, *names)).encode()).digest()
     return Generator(PCG64(SeedSequence(np.frombuffer(digest, np.uint8).astype(np.uint32))))
 
 
-def _names(work: Work, place: Place) -> tuple[str, ...]:
-    """Names a block in seeds. Where processes take turns, each comes more than once in a round."""
-    turn = () if place.clock is None else (str(place.position),)
-    return str(place.process), str(place.round), work.identity + " twin" * place.duplicate, *turn
-
-
 def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Floats], Floats]:
-    """A random function of time with unit variance and correlation ``exp(-|t| / tau)``, known at any time at once.
+    """Return a random function of time with unit variance and correlation ``exp(-|t| / tau)``.
 
     A sum of waves with Cauchy-distributed frequencies: the spectrum of an Ornstein-Uhlenbeck process is a Lorentzian.
     """
     frequencies = random.standard_cauchy(waves) / tau_s
     phases = random.uniform(0, 2 * math.pi, waves)
     return lambda times_s: math.sqrt(2 / waves) * np.cos(np.multiply.outer(times_s, frequencies) + phases).sum(axis=-1)
-
-
-def _normal_quantile(probability: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)

@@ -1,7 +1,7 @@
 """Code trees: a worker that takes the kernels of another checkout than the tuner's own.
 
-Workers are forked from a server that has torch and Triton but no kernel. A worker takes the kernels of one tree, once;
-only the module that kernels and tuner speak through, ``fp8tune_kernels.spec``, stays the tuner's own.
+Workers are forked from a server that has torch and Triton but no kernel. A worker takes the kernels of one tree, once.
+Only ``fp8tune_kernels.spec``, the interface of kernels and tuner, stays the tuner's own.
 """
 
 from __future__ import annotations
@@ -26,43 +26,36 @@ KERNELS = "fp8tune_kernels"
 class Tree:
     """A checkout to take kernels from, and where their binaries are kept apart from other trees'."""
 
-    name: str
-    """As the user gave the revision: for messages."""
+    name: str  # as the user gave the revision: for messages
     folder: Path
     cache: Path
-    roots: tuple[str, ...] = ("",)
-    """Folders below ``folder`` that packages are imported from, the first one first."""
+    roots: tuple[str, ...] = ("",)  # folders below ``folder`` that packages are imported from, the first one first
+
+
+_current: Tree | None = None
 
 
 def within(tree: Tree | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in a worker that has taken, or takes now, the kernels of ``tree``. None: the installed ones."""
-    if tree is not None and tree != _taken:
-        _take(tree)
+    """Run a function in a worker that has, or takes now, the kernels of ``tree``. None: the installed ones."""
+    global _current
+    if tree is not None and tree != _current:
+        if _current is not None:
+            raise RuntimeError(f"this process has the kernels of {_current.name}: {tree.name} needs one of its own")
+        _current = tree
+        tree.cache.mkdir(parents=True, exist_ok=True)
+        os.environ["TRITON_CACHE_DIR"] = os.environ["TMPDIR"] = str(tree.cache)
+        tempfile.tempdir = None  # read TMPDIR again, so that files of a killed compiler go with the cache
+        os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+        roots = [tree.folder / root for root in tree.roots]
+        sys.path[:0] = [str(root) for root in roots]
+        if own := [str(root / KERNELS) for root in roots if (root / KERNELS).is_dir()]:
+            fp8tune_kernels.__path__ = own
+            for name in [name for name in sys.modules if name.startswith(f"{KERNELS}.") and name != f"{KERNELS}.spec"]:
+                del sys.modules[name]
+                vars(fp8tune_kernels).pop(name.removeprefix(f"{KERNELS}."), None)
     return function(*args, **kwargs)
 
 
-_taken: Tree | None = None
-
-
 def taken() -> Tree | None:
-    """The tree whose kernels this process has; None for the installed ones."""
-    return _taken
-
-
-def _take(tree: Tree) -> None:
-    global _taken
-    if _taken is not None:
-        raise RuntimeError(f"this process has the kernels of {_taken.name}: {tree.name} needs one of its own")
-    _taken = tree
-    tree.cache.mkdir(parents=True, exist_ok=True)
-    os.environ["TRITON_CACHE_DIR"] = os.environ["TMPDIR"] = str(tree.cache)
-    tempfile.tempdir = None  # what it gave before is forgotten: files of a compiler that is killed go with the cache
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
-    roots = [tree.folder / root for root in tree.roots]
-    sys.path[:0] = [str(root) for root in roots]
-    own = [str(root / KERNELS) for root in roots if (root / KERNELS).is_dir()]
-    if own:
-        fp8tune_kernels.__path__ = own
-        for name in [name for name in sys.modules if name.startswith(f"{KERNELS}.") and name != f"{KERNELS}.spec"]:
-            del sys.modules[name]
-            vars(fp8tune_kernels).pop(name.removeprefix(f"{KERNELS}."), None)
+    """Return the tree whose kernels this process has; None for the installed ones."""
+    return _current

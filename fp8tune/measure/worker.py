@@ -1,9 +1,8 @@
 """Long-lived worker processes, forked from a server that has torch and Triton imported and no GPU context.
 
-A worker runs one function at a time and may die or hang: that is an answer like any other here. Forking costs
-milliseconds where importing torch costs seconds, and a compile pool of processes is not held back by the interpreter
-lock. The server is Python's own ``forkserver``; it takes the environment (``TRITON_INTERPRET`` above all) of the
-moment the first worker starts.
+A worker runs one function at a time and may die or hang, which is an answer like any other. Forking costs milliseconds,
+importing torch costs seconds. The server is Python's own ``forkserver``; it takes the environment
+(``TRITON_INTERPRET`` above all) of the moment when the first worker starts.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """Cores this process may run on: ``taskset``, a container or a batch system may leave it fewer than there are."""
+    """Count the cores this process may use; ``taskset``, containers and batch systems may leave fewer than exist."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -65,37 +65,43 @@ class Poisoned(Exception):  # noqa: N818 - an answer, raised because nothing may
 _WORKERS: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-@atexit.register  # before multiprocessing waits for them, politely: they hear no SIGTERM
+@atexit.register  # before multiprocessing joins them: they ignore SIGTERM
 def _end_workers() -> None:
     for worker in list(_WORKERS):
-        worker.end()
+        worker.close()
 
 
 class Worker:
-    """One process that answers calls in turn. Restarted by the next call after it died."""
+    """One process that answers calls in turn. The next call after its death starts another process."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection | None = None
-        self._ended = False
+        self._closed = False
         _WORKERS.add(self)
 
     def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a module-level function in the worker and return what it returned.
+        """Run a module-level function in the worker and return its result.
 
-        Raises WorkerDied or WorkerHung (the worker is gone then; the next call forks a new one), RemoteError for
-        an exception in the function, and the function's own :class:`~fp8tune.errors.Fp8tuneError` as it is.
+        Raises WorkerDied or WorkerHung (the next call forks a new process), RemoteError for an exception in the
+        function, and the function's own :class:`~fp8tune.errors.Fp8tuneError` unchanged.
         """
         process, connection = self._running()
         try:
             connection.send((function, args, kwargs))
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
-        if not _answered([connection, process.sentinel], timeout_s):
-            self.kill()
-            raise WorkerHung(f"no answer in {timeout_s:g} s")
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            alive.sign()
+            left_s = deadline - time.monotonic()
+            if wait([connection, process.sentinel], max(0.0, min(left_s, alive.EVERY_S))):
+                break
+            if left_s <= 0:
+                self.kill()
+                raise WorkerHung(f"no answer in {timeout_s:g} s")
         try:
             error, value, poisoned = connection.recv()
         except (EOFError, ConnectionResetError):
@@ -109,46 +115,38 @@ class Worker:
         raise RemoteError(error)
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """End the process at once, whatever it is doing, with the compilers that it runs."""
         if self._process is not None and self._process.is_alive():
             try:
-                os.killpg(cast(int, self._process.pid), signal.SIGKILL)  # with the compilers it runs
-            except (ProcessLookupError, PermissionError):  # it has not come to make its group
+                os.killpg(cast(int, self._process.pid), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # it has not made its process group yet
                 self._process.kill()
         self._bury()
 
-    def end(self) -> None:
-        """End the process for good: also one that another thread is beginning in this moment."""
-        self._ended = True
-        self.kill()
-
     def close(self) -> None:
-        """Let an idle process end by itself; kill it if it does not within two seconds."""
-        if self._connection is not None:
-            self._connection.close()
-        if self._process is not None:
-            self._process.join(2)
+        """End the process for good, even if another thread is starting it at this moment."""
+        self._closed = True
         self.kill()
 
-    def _running(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-        process, connection = self._process, self._connection
-        if process is None or connection is None:
-            connection, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, codegen.fp_fusion()), daemon=True)
-            try:
-                with kept_from_signals():  # it may begin the server
-                    process.start()
-            except OSError as error:
-                raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
-            theirs.close()
-            self._process, self._connection = process, connection
-            if self._ended:  # a pool may be closed while its threads start workers
-                self.kill()
-                raise WorkerDied("worker ended")
+    def _running(self) -> tuple[BaseProcess, Connection]:
+        if self._process is not None and self._connection is not None:
+            return self._process, self._connection
+        connection, remote = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(remote, codegen.fp_fusion()), daemon=True)
+        try:
+            with kept_from_signals():  # it may start the server
+                process.start()
+        except OSError as error:
+            raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
+        remote.close()
+        self._process, self._connection = process, connection
+        if self._closed:  # a pool may be closed while its threads start workers
+            self.kill()
+            raise WorkerDied("worker ended")
         return process, connection
 
     def _bury(self) -> str:
-        """Forget the dead process; say how it ended. A closing pool and a waiting thread may both come here."""
+        """Forget the dead process and say how it ended. A closing pool and a waiting thread may both come here."""
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -159,16 +157,6 @@ class Worker:
         if process.exitcode is not None and process.exitcode < 0:
             return f"worker killed by {signal.Signals(-process.exitcode).name}"
         return f"worker exited with code {process.exitcode}"
-
-
-def _answered(waited_for: Sequence[Connection | int], timeout_s: float | None) -> bool:
-    """Wait for one of these, with signs of life."""
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        alive.sign()
-        if wait(waited_for, min(left_s, alive.EVERY_S)):
-            return True
-    return bool(wait(waited_for, 0))
 
 
 class WorkerPool:
@@ -185,27 +173,28 @@ class WorkerPool:
         self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
         """Queue a call. The future raises what :meth:`Worker.call` raises."""
-        return self._threads.submit(self._run, timeout_s, function, args, kwargs)
+
+        def run() -> T:
+            worker = self._idle.get()
+            try:
+                return worker.call(timeout_s, function, *args, **kwargs)
+            finally:
+                self._idle.put(worker)
+
+        return self._threads.submit(run)
 
     def close(self) -> None:
         """Drop what is queued, end every worker."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.end()
-
-    def _run(self, timeout_s: float | None, function: Callable[..., T], args: Any, kwargs: Any) -> T:
-        worker = self._idle.get()
-        try:
-            return worker.call(timeout_s, function, *args, **kwargs)
-        finally:
-            self._idle.put(worker)
+            worker.close()
 
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:
-    """The worker's main loop: ends when the other side is gone."""
-    for number in (signal.SIGINT, *TOLD):  # the parent's to handle, also where a whole group of processes is told
+    """Answer calls until the connection is closed: the worker's main loop."""
+    for number in (signal.SIGINT, *TOLD):  # the parent handles them, also if its whole process group gets them
         signal.signal(number, signal.SIG_IGN)
-    os.setpgid(0, 0)  # Ctrl-C of a terminal reached ptxas, which does not ignore it: Triton printed all of its input
+    os.setpgid(0, 0)  # so that Ctrl-C does not reach ptxas, after which Triton prints all of its input
     _die_with_parent()
     codegen.fix_fp_fusion(fp_fusion)
     sys.stdout = sys.stderr
@@ -239,9 +228,9 @@ os.register_at_fork(before=_remember_parent)
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent, the fork server, ends: ``kill -9`` leaves nothing behind.
+    """Ask Linux to kill this process when the fork server ends, so that ``kill -9`` leaves nothing behind.
 
-    Linux tells of deaths to come only. A parent that was killed while this process began has left it already.
+    Linux reports later deaths only. A parent that was killed while this process started is gone already.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

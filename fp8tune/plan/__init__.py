@@ -1,1 +1,1 @@
-"""What to try: shape sets, problems, configs."""
+"""Problem sizes and configs to try, from shape sets and grids."""

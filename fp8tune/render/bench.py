@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8tune.bench.cells import Timing
 from fp8tune.bench.kernels import Ceiling, Kernel, Row
 from fp8tune.bench.warming import Compiled
 from fp8tune.ceiling import Bound
-from fp8tune.records import Progress, is_recorded
+from fp8tune.records import is_recorded
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
 from fp8tune.render.report import Column, Report, left, print_parts, right
@@ -32,20 +31,14 @@ def print_bench(kernels: Sequence[Kernel], rivals: Sequence[str], output_format:
 class BenchProgress(Display):
     """A line a problem, with every output that is wrong, and the bar; before that what is compiled."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, ticks: bool = True) -> None:
-        super().__init__(clock, ticks=ticks)
-        self._timing_begun = self._clock()
-
     def compiled(self, event: Compiled) -> None:
         """One more is compiled."""
-        self.update("compiling", event.done, event.total, event.left_s)
-        self._timing_begun = self._clock()
+        self.update("compiling", event.done, event.total)
 
     def timed(self, text: str, done: int, total: int) -> None:
         """One more problem is timed."""
         self.line(f"[{done}/{total}] {text}")
-        left_s = Progress(done, total, self._clock() - self._timing_begun).left_s
-        self.update("timing", done, total, left_s, detail=text)
+        self.update("timing", done, total, detail=text)
 
 
 def row_line(row: Row) -> str:

@@ -157,4 +157,4 @@ class CompareProgress(Display):
     def show(self, event: Event) -> None:
         """Take one event of :func:`fp8tune.compare.live.compare`."""
         if isinstance(event, Step):
-            self.update(event.text, event.done, event.total, event.left_s)
+            self.update(event.text, event.done, event.total)

@@ -19,7 +19,6 @@ from fp8tune.redaction import redacted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fp8tune.adapter import Explanation
     from fp8tune.bench import grouped
     from fp8tune.bench.cells import Timing
     from fp8tune.bench.kernels import Ceiling, Kernel
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
     from fp8tune.compare.comparison import ComparedRow, Comparison
-    from fp8tune.fleet.events import OwnEvent
+    from fp8tune.fleet.worker import QueueEvent
     from fp8tune.lookups import Lookup
+    from fp8tune.stats.explanation import Explanation
     from fp8tune.stats.study import Study
-    from fp8tune.store.compacting import Compacted
-    from fp8tune.store.exclusions import Exclusion
+    from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
-    from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
+    from fp8tune.store.units import Queue, QueuedSweep, UnitStatus
     from fp8tune.sweep.calibrate import Calibration
     from fp8tune.tables.merge import Merged
 
@@ -118,7 +117,7 @@ def bounded_winner(study: Study) -> Object:
 def explanation(found: Explanation, lookup: Lookup | None) -> Object:
     """``explain``: the pick of one problem with everything behind it. ``slowdown`` and its bounds are ratios to the
     pick, in the same stage; those of ``pairs`` are of ``config`` to ``rival``."""
-    from fp8tune.adapter import reasons
+    from fp8tune.stats.explanation import reasons
 
     pairs = found.pairs
     places = [(i, j) for i in range(len(pairs.configs)) for j in range(len(pairs.configs)) if i != j] if pairs else []
@@ -199,27 +198,27 @@ def imported(path: str, added: int, already_there: int) -> Object:
     return {"path": path, "added": added, "already_there": already_there}
 
 
-def compacted(done: Compacted, archive: Path | None) -> Object:
+def compacted(
+    path: Path, before: int, after: int, pruned: Pruned, archive: Path | None, archive_bytes: int | None
+) -> Object:
     """``compact``: what became of a database."""
     return {
-        "path": redacted(str(done.path)),
-        "bytes_before": done.bytes_before,
-        "bytes_after": done.bytes_after,
-        "problems": done.problems,
-        "trials": done.trials,
-        "packed": done.packed,
-        "left_out": done.left_out,
+        "path": redacted(str(path)),
+        "bytes_before": before,
+        "bytes_after": after,
+        "results_removed": pruned.results,
+        "trials_removed": pruned.trials,
+        "results_kept": pruned.kept,
         "archive": None if archive is None else str(archive),
-        "archive_bytes": done.archive_bytes,
+        "archive_bytes": archive_bytes,
     }
 
 
-def forgotten(db: str, found: Mapping[tuple[str, int], str], removed: Mapping[str, int]) -> Object:
-    """``forget``: each row that was asked for with why it cannot be read, and how many rows of each table went."""
-    rows = [{"row": f"{table}:{id}", "reason": reason} for (table, id), reason in found.items()]
+def forgotten(db: str, rows: Sequence[tuple[str, int]], removed: Mapping[str, int]) -> Object:
+    """``forget``: each row that was named, and how many rows of each table went."""
     return {
         "database": redacted(db),
-        "rows": rows,
+        "rows": [f"{table}:{id}" for table, id in rows],
         "removed": {name: count for name, count in removed.items() if count},
     }
 
@@ -431,31 +430,24 @@ def compared(row: ComparedRow) -> Object:
 # Workers and their queue
 
 
-def worker_event(event: OwnEvent) -> Object:
+def worker_event(event: QueueEvent) -> Object:
     """``worker``: what became of one unit, or of the worker; what does not apply is null."""
-    from fp8tune.fleet.events import NAMES
-
-    unit: Unit | None = getattr(event, "unit", None)
-    number = ("attempt", "seconds", "trials", "done", "failed", "running", "waiting", "left_s")
+    unit = event.unit
     return {
-        "event": NAMES[type(event)],
-        "worker": getattr(event, "worker", None),
+        **_fields(event, "event", "worker"),
         "unit": unit and unit.key,
-        "sweep": unit.sweep_key if unit else getattr(event, "sweep_key", None),
+        "sweep": unit and unit.sweep_key,
         "kernel": unit and unit.kernel,
         "shapes": unit and list(unit.shapes),
-        "reason": redacted(getattr(event, "reason", "") or getattr(event, "text", "")),
-        **{name: getattr(event, name, None) for name in number},
+        "reason": redacted(event.reason),
+        **_fields(event, "attempt", "seconds", "trials", "done", "failed", "running", "waiting"),
     }
 
 
-def queue(queue: Queue, excluded: Sequence[Exclusion]) -> Object:
-    """``queue``: every unit of work, and the GPUs that take none."""
+def queue(queue: Queue) -> Object:
+    """``queue``: every unit of work."""
     sweeps = {sweep.key: sweep for sweep in queue.sweeps}
-    return {
-        "units": [_queued_unit(of, sweeps[of.unit.sweep_key]) for of in queue.units],
-        "excluded": [_fields(of, "device", "uuid_hash", "worker", "reason", "excluded_at") for of in excluded],
-    }
+    return {"units": [_queued_unit(of, sweeps[of.unit.sweep_key]) for of in queue.units]}
 
 
 def _queued_unit(of: UnitStatus, sweep: QueuedSweep) -> Object:
@@ -470,5 +462,5 @@ def _queued_unit(of: UnitStatus, sweep: QueuedSweep) -> Object:
         "shapes": list(unit.shapes),
         "state": str(of.state),
         **_fields(of, "worker", "attempts", "since_s", "seconds", "lease_left_s", "reason"),
-        **_fields(unit, "worth", "expected_s"),
+        **_fields(unit, "expected_s"),
     }

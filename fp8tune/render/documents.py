@@ -199,11 +199,6 @@ COMPARED = (
     field("after_config", INTS_OR_NULL, "the second side's config"),
 )
 
-FORGOTTEN = (
-    field("row", "text", "such as `trials:17`"),
-    field("reason", "text", "why it cannot be read; empty if it can"),
-)
-
 INTERVAL = field("interval", "list or null", "its lower and upper bound, each one-sided and a number or null", "ratio")
 
 TRIED = (
@@ -247,16 +242,7 @@ QUEUED_UNIT = (
     field("seconds", "number or null", "that it took; null unless done", "s"),
     field("lease_left_s", "number or null", "until its lease ends; null unless running"),
     field("reason", "text", "why it failed or came back, or that no config is right on a problem; empty otherwise"),
-    field("worth", "number", "units of more worth are taken first"),
     field("expected_s", "number", "about what it takes on one device"),
-)
-
-EXCLUDED = (
-    replace(DEVICE, meaning="the device's name"),
-    field("uuid_hash", "text", "which device of that name"),
-    field("worker", "text", "who found it"),
-    field("reason", "text", "why it is left out"),
-    field("excluded_at", "number", "since when, in seconds since 1970"),
 )
 
 DOCUMENTS: Mapping[str, Document] = {
@@ -281,15 +267,14 @@ DOCUMENTS: Mapping[str, Document] = {
             field(
                 "event",
                 "text",
-                "`started`, `preparing`, `notice`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or "
-                "`ended`",
+                "`started`, `taken`, `done`, `failed`, `given back`, `refused`, `waiting` or `ended`",
             ),
             field("worker", "text or null", "host, process and the GPU's first digits"),
             field("unit", "text or null", "the unit's key"),
             field("sweep", "text or null", "the key of the sweep it is of"),
             replace(KERNEL, type="text or null"),
             UNIT_SHAPES,
-            field("reason", "text", "why it failed, went back or ended; what was found when done; or a notice"),
+            field("reason", "text", "why it failed, went back or ended; what was found when done"),
             field("attempt", "integer or null", "counted from 1"),
             field("seconds", "number or null", "that the unit took", "s"),
             field("trials", "integer or null", "of the unit, stored by this worker"),
@@ -297,16 +282,12 @@ DOCUMENTS: Mapping[str, Document] = {
             field("failed", "integer or null", "units that failed here"),
             field("running", "integer or null", "units that other workers have"),
             field("waiting", "integer or null", "units that wait for this device name"),
-            field("left_s", "number or null", "about what these take on one device"),
         ),
     ),
     "queue": Document(
         "queue",
-        "What is queued, and which GPUs are left out.",
-        (
-            field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),
-            field("excluded", "list of objects", "GPUs that take no units", of=EXCLUDED),
-        ),
+        "What is queued.",
+        (field("units", "list of objects", "every unit of work", of=QUEUED_UNIT),),
     ),
     "winner": Document("show", "The pick of one problem.", WINNER),
     "bounded_winner": Document(
@@ -523,7 +504,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "What was removed.",
         (
             field("database", "text", "the database, without a password"),
-            field("rows", "list of objects", "the rows that were asked for", of=FORGOTTEN),
+            field("rows", "list of texts", "the rows that were named, such as `results:17`"),
             field("removed", "object of integers", "table -> how many rows of it went"),
         ),
     ),
@@ -554,10 +535,9 @@ DOCUMENTS: Mapping[str, Document] = {
             field("path", "text", "the file that was written"),
             field("bytes_before", "integer", "the size of the database"),
             field("bytes_after", "integer", "the size of the file that was written"),
-            field("problems", "integer", "packed ones, by problem, kernel version, device and kind"),
-            field("trials", "integer", "all there are"),
-            field("packed", "integer", "trials that are packed"),
-            field("left_out", "integer", "trials of screens whose samples were left out"),
+            field("results_removed", "integer", "configs of a problem that are gone"),
+            field("trials_removed", "integer", "timed blocks and failed attempts that are gone"),
+            field("results_kept", "integer", "configs of a problem that remain"),
             field("archive", "text or null", "the archive; null if none was asked for"),
             field("archive_bytes", "integer or null", "its size"),
         ),

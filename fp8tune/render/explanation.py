@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fp8tune.adapter import Attempt, Explanation, reasons
 from fp8tune.ceiling import ceiling_of
 from fp8tune.lookups import Lookup
 from fp8tune.records import NamedInts, Status
@@ -23,6 +22,7 @@ from fp8tune.render.terminal import (
     slower,
     terminal_width,
 )
+from fp8tune.stats.explanation import Attempt, Explanation, reasons
 from fp8tune.stats.pairs import Pairs
 from fp8tune.stats.study import Precedence, Stage
 from fp8tune_kernels.runtime.chain import Step

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fp8tune.adapter import KernelSummary
 from fp8tune.render import legend
 from fp8tune.render.report import GAP, Column, Report, left, print_parts, right
 from fp8tune.render.terminal import folded, kernel_name, share, terminal_width
 from fp8tune.stats.study import OPEN, SETTLED, Verdict
+from fp8tune.studies import KernelSummary
 
 LONGEST_NAME = 26
 """Characters of a kernel's name, so that a line fits 80 columns."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from fp8tune.replay.arguments import arguments_of
 from fp8tune.replay.recording import Launch, Tensor
-from fp8tune.replay.usage import argument_in_memory, arguments_of
 from fp8tune.replay.values import decoded
 
 
@@ -25,7 +24,7 @@ class Storage:
 
     arguments: tuple[Tensor, ...]
     is_written: bool
-    is_kept: bool
+    is_input: bool
     """True if its first contents count: it is read, only in part an argument, or nobody knows."""
 
     @cached_property
@@ -37,12 +36,7 @@ class Storage:
     @cached_property
     def is_flat(self) -> bool:
         """True if the memory is one row of elements that the arguments are views of."""
-        return not _are_alike(self.arguments)
-
-    @property
-    def is_constant(self) -> bool:
-        """True if it has one value throughout, which is no input for a check of contents."""
-        return all(_constant(item) is not None for item in self.arguments)
+        return len({(item.dtype, item.shape, item.strides, item.offset) for item in self.arguments}) > 1
 
     @property
     def name(self) -> str:
@@ -61,9 +55,7 @@ class Storage:
         if self.dtype == torch.uint8 and self.is_flat:
             size = -(-size // 16) * 16  # any dtype can view it
         flat = torch.empty(lead + -(-size // self.dtype.itemsize), dtype=self.dtype, device=device)
-        if self.is_flat:
-            return flat[lead:]
-        return flat.as_strided(first.shape, first.strides, lead + first.offset)
+        return flat[lead:] if self.is_flat else flat.as_strided(first.shape, first.strides, lead + first.offset)
 
     def view(self, memory: Any, argument: Tensor) -> Any:
         """Return the memory as an argument."""
@@ -72,7 +64,7 @@ class Storage:
             return typed
         return typed.as_strided(argument.shape, argument.strides, typed.storage_offset() + argument.offset)
 
-    def made(self, device: str, seed: int, launch_id: str, is_exact: bool) -> Any:
+    def filled(self, device: str, seed: str, is_exact: bool) -> Any:
         """Return the memory with contents; ``is_exact``: constants are powers of two, whose sums are exact."""
         import torch
 
@@ -80,11 +72,11 @@ class Storage:
         if device != "meta":
             if self.is_flat:
                 bits(memory).zero_()
-            for argument in self.arguments[: None if self.is_flat else 1]:
-                text = f"{seed} {launch_id} {argument.name}"
-                generator = torch.Generator(device).manual_seed(zlib.crc32(text.encode()))
+            for argument in self.arguments if self.is_flat else self.arguments[:1]:
+                generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {argument.name}".encode()))
                 _fill(self.view(memory, argument), _rounded(argument) if is_exact else argument, generator)
-        return bits(memory) if self.is_constant and not self.is_flat else memory
+        is_constant = all(_constant(item) is not None for item in self.arguments)
+        return bits(memory) if is_constant and not self.is_flat else memory
 
 
 @dataclass(eq=False)
@@ -100,7 +92,7 @@ class Case:
     """True if sums of values are to be exact: ``check="exact-inputs"``."""
     untouched: dict[int, Any] = field(default_factory=dict)
     """Output -> the elements that the config declared first leaves as they are: no other config may write them."""
-    _named: tuple[Any, ...] = ()
+    _named: tuple[Any, ...] = (None, None)
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
@@ -108,15 +100,14 @@ class Case:
         groups: dict[int, list[Tensor]] = {}
         for argument in self.launch.tensors:
             groups.setdefault(argument.storage, []).append(argument)
-        return tuple(self._storage(group) for group in groups.values())
+        return tuple(self._storage(tuple(group)) for group in groups.values())
 
-    def _storage(self, group: Sequence[Tensor]) -> Storage:
+    def _storage(self, group: tuple[Tensor, ...]) -> Storage:
         names = {argument.name for argument in group}
-        marked = names & (self.zeroed | self.restored)
-        is_written = any(argument.is_stored is not False for argument in group) or bool(marked)
-        is_read = any(argument.is_loaded is not False for argument in group) or bool(names & self.restored)
-        is_kept = (is_read or not _are_alike(group)) and not names <= self.zeroed
-        return Storage(tuple(group), is_written, is_kept)
+        is_written = any(item.is_stored is not False for item in group) or bool(names & (self.zeroed | self.restored))
+        is_read = any(item.is_loaded is not False for item in group) or bool(names & self.restored)
+        is_input = (is_read or Storage(group, True, True).is_flat) and not names <= self.zeroed
+        return Storage(group, is_written, is_input or not is_written)
 
     @property
     def written(self) -> list[Storage]:
@@ -124,13 +115,13 @@ class Case:
         return [storage for storage in self.storages if storage.is_written]
 
     @property
-    def kept(self) -> list[Storage]:
-        """Storages of the inputs."""
-        return [storage for storage in self.storages if storage.is_kept or not storage.is_written]
+    def _read(self) -> list[Storage]:
+        return [storage for storage in self.storages if storage.is_input]
 
     def inputs(self, seed: int) -> tuple[Any, ...]:
         """Return the inputs of the spec: tensors, then this."""
-        return (*(storage.made(self.device, seed, self.launch.id, self.is_exact) for storage in self.kept), self)
+        text = f"{seed} {self.launch.id}"
+        return (*(storage.filled(self.device, text, self.is_exact) for storage in self._read), self)
 
     def outputs(self) -> tuple[Any, ...]:
         """Return the outputs, uninitialised."""
@@ -138,10 +129,10 @@ class Case:
 
     def prepare(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Put back what a launch reads in its outputs."""
-        given = dict(zip(map(id, self.kept), inputs, strict=False))
+        contents = dict(zip(map(id, self._read), inputs, strict=False))
         for index, (storage, output) in enumerate(zip(self.written, outputs, strict=True)):
-            if id(storage) in given:
-                bits(output).copy_(bits(given[id(storage)]))
+            if id(storage) in contents:
+                bits(output).copy_(bits(contents[id(storage)]))
             for argument in storage.arguments:
                 if argument.name in self.zeroed:
                     bits(storage.view(output, argument)).zero_()
@@ -150,16 +141,20 @@ class Case:
 
     def arguments(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
         """Return every argument by parameter. Made once for the same tensors: a launch is to cost the host little."""
-        if not self._named or self._named[0] is not inputs or self._named[1] is not outputs:
-            memory = dict(zip(map(id, self.kept), inputs, strict=False))
+        if self._named[0] is not inputs or self._named[1] is not outputs:
+            memory = dict(zip(map(id, self._read), inputs, strict=False))
             memory |= zip(map(id, self.written), outputs, strict=True)
             tensors = {
-                item.name: argument_in_memory(item, storage.view(memory[id(storage)], item))
+                item.name: storage.view(memory[id(storage)], item)
                 for storage in self.storages
                 for item in storage.arguments
             }
             self._named = (inputs, outputs, arguments_of(self.launch, tensors))
         return dict(self._named[2])
+
+    def bytes_moved(self) -> int:
+        """Return the bytes that the launch loads and stores, each element of an argument once; both count twice."""
+        return sum(map(_bytes_moved, self.launch.tensors))
 
 
 def bits(tensor: Any) -> Any:
@@ -176,6 +171,26 @@ def itemsize(argument: Tensor) -> int:
 
 def _torch_dtype(name: str) -> Any:
     return decoded({"dtype": f"torch.{name}"})
+
+
+def _bytes_moved(argument: Tensor) -> int:
+    own = [size for size, stride in zip(argument.shape, argument.strides, strict=True) if stride]
+    return math.prod(own) * itemsize(argument) * ((argument.is_loaded is not False) + (argument.is_stored is True))
+
+
+def _bytes_end(argument: Tensor) -> int:
+    """Return the bytes from the start of the storage to the end of an argument."""
+    if math.prod(argument.shape) == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.strides, strict=True))
+    return (argument.offset + last + 1) * itemsize(argument)
+
+
+def _constant(described: Tensor) -> float | None:
+    """Return the value of all elements; None where they differ or nothing is known."""
+    if described.constant is not None:
+        return float(decoded(described.constant))
+    return described.least if described.least == described.most and not described.not_finite else None
 
 
 def _rounded(argument: Tensor) -> Tensor:
@@ -195,18 +210,9 @@ def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
         return
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor)
-    made = (_floats if tensor.dtype.is_floating_point else _integers)(tensor, described, generator)
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        first = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
-        tensor, made = tensor[first], made[first]
-    tensor.copy_(made)
-
-
-def _constant(described: Tensor) -> float | None:
-    """Return the value of all elements; None where they differ or nothing is known."""
-    if described.constant is not None:
-        return float(decoded(described.constant))
-    return described.least if described.least == described.most and not described.not_finite else None
+    values = (_floats if tensor.dtype.is_floating_point else _integers)(tensor, described, generator)
+    expanded = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    tensor[expanded].copy_(values[expanded])
 
 
 def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
@@ -214,42 +220,29 @@ def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     import torch
 
     dtype = tensor.dtype if tensor.element_size() > 1 else torch.float32  # float8 has no arithmetic
-    made = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+    values = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
     if (constant := _constant(described)) is not None:
-        return made.fill_(constant)
+        return values.fill_(constant)
     if described.least is None or described.most is None:
-        return made.normal_(generator=generator)
-    made.normal_(described.mean or 0.0, max(described.deviation or 0.0, 1e-30), generator=generator)
-    made.clamp_(described.least, described.most)
+        return values.normal_(generator=generator)
+    values.normal_(described.mean or 0.0, max(described.deviation or 0.0, 1e-30), generator=generator)
+    values.clamp_(described.least, described.most)
     if described.zeros:
-        made[torch.rand(made.shape, device=made.device, generator=generator) < described.zeros] = 0
-    if made.numel() > 1 and bool((made == made.view(-1)[0]).all()):  # few elements, or nearly all of them zeros
-        made.view(-1)[0] = described.least if made.view(-1)[0] == described.most else described.most
-    return made
+        values[torch.rand(values.shape, device=values.device, generator=generator) < described.zeros] = 0
+    if values.numel() > 1 and bool((values == values.view(-1)[0]).all()):  # few elements, or nearly all of them zeros
+        values.view(-1)[0] = described.least if values.view(-1)[0] == described.most else described.most
+    return values
 
 
 def _integers(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Return the recorded elements, else numbers of the recorded range; zeros where nothing is known."""
     import torch
 
-    if (values := described.integers) is not None:
-        return torch.tensor(values, dtype=torch.int64).view(tensor.shape).to(tensor.dtype).to(tensor.device)
+    if (integers := described.integers) is not None:
+        return torch.tensor(integers, dtype=torch.int64).view(tensor.shape).to(tensor.dtype).to(tensor.device)
     least, most = int(described.least or 0), int(described.most or 0)
-    made = torch.randint(least, most + 1, tensor.shape, device=tensor.device, generator=generator)
+    values = torch.randint(least, most + 1, tensor.shape, device=tensor.device, generator=generator)
     if described.is_sorted:
-        made = made.flatten().sort().values
-        made[0], made[-1] = least, most
-        made = made.view(tensor.shape)
-    return made.to(tensor.dtype)
-
-
-def _are_alike(arguments: Sequence[Tensor]) -> bool:
-    return len({(item.dtype, item.shape, item.strides, item.offset) for item in arguments}) == 1
-
-
-def _bytes_end(argument: Tensor) -> int:
-    """Return the bytes from the start of the storage to the end of an argument."""
-    if math.prod(argument.shape) == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.strides, strict=True))
-    return (argument.offset + last + 1) * itemsize(argument)
+        values = values.flatten().sort().values
+        values[0], values[-1] = least, most
+    return values.view(tensor.shape).to(tensor.dtype)

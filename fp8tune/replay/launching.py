@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,15 +12,16 @@ from fp8tune.errors import UsageError, in_spec
 from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
 from fp8tune.replay.configs import decoded
-from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Grid, Kernel, Launch
-from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, triton_config
-from fp8tune.replay.values import decoded as value_of
+from fp8tune.replay.naming import chain, tuner_of
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
+from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, decoded_items, triton_config
 from fp8tune_kernels.spec import Tolerance
-
-UNLISTED = "not in the list that the program set for this launch"
 
 _POISONS = (0x7B, 0x84)
 """Bytes of large values: an element that has both in turn was not written."""
+
+_LOST_DEVICE = ("CUDA error", "HIP error", "AcceleratorError", "illegal memory")
+"""Texts of failures after which nothing can be launched in this process."""
 
 
 class Launcher:
@@ -33,18 +35,15 @@ class Launcher:
         make_inputs: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         self.kernel, self._is_exact, self._make_inputs = kernel, is_exact, make_inputs
-        self._made: dict[NamedInts, tuple[Any, Mapping[str, Any]]] = {}
-        """Config -> the inputs that were given, and those made from them for it."""
-        self._heuristics: list[Any] = []
-        node = function
-        while not hasattr(node, "configs") and hasattr(node, "values") and hasattr(node, "fn"):
-            self._heuristics.append(node)
-            node = node.fn
-        self.autotuner: Any = node if hasattr(node, "configs") else None
-        self._fn = node.fn if self.autotuner is not None else node
+        self.autotuner = tuner_of(function)
+        self._fn = function if self.autotuner is None else self.autotuner.fn
+        around = itertools.takewhile(lambda item: item is not self.autotuner, chain(function))
+        self._heuristics = list(around) if self.autotuner else []
         self._pruner_configs: list[Any] = []
         """Triton's configs of ``kernel.pruner_configs``, whose hooks are no texts."""
-        self._chosen: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...]]] = {}
+        self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...]]] = {}
+        self._own_inputs: dict[NamedInts, tuple[Any, Mapping[str, Any]]] = {}
+        """Config -> the inputs of a case, and those that the user's function made of them."""
 
     def case(self, launch: Launch, device: str) -> Case:
         """Return a launch on a device, with what the kernel declares of its arguments."""
@@ -55,36 +54,40 @@ class Launcher:
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""
         case: Case = inputs[-1]
-        chosen, grid = self._choice(case.launch, config)
-        named, options = case.arguments(inputs, outputs), self._options(case.launch)
+        chosen, grid = self._choice(case.launch, NamedInts(config))
+        named = case.arguments(inputs, outputs)
         if self._make_inputs is not None:
-            named |= self._inputs_for(config, chosen, inputs, named)
+            named |= self._inputs_for(NamedInts(config), chosen, inputs, named)
+        self.run(case.launch, chosen, named, grid=grid, warmup=False)
+
+    def run(self, launch: Launch, chosen: Any, named: dict[str, Any], **how: Any) -> Any:
+        """Launch, or only compile, with a config of Triton's and arguments by parameter."""
+        options = _options(launch)
         for node in self._heuristics:
             for name, heuristic in node.values.items():
                 named[name] = heuristic({**named, **options})
-        given = {**options, **chosen.all_kwargs()}
+        options |= chosen.all_kwargs()
         if chosen.pre_hook is not None:
             # a config's hook may set the block shape of a TensorDescriptor
-            descriptors = [item.name for item in case.launch.tensors if item.descriptor and item.name in named]
+            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in named]
             named |= {name: _copied(named[name]) for name in descriptors}
-            chosen.pre_hook({**named, **given})
-        self._fn.run(**{**named, **given}, grid=grid, warmup=False)
+            chosen.pre_hook({**named, **options})
+        return self._fn.run(**{**named, **options}, **how)
 
-    def _inputs_for(self, config: Mapping[str, int], chosen: Any, inputs: Any, named: Mapping[str, Any]) -> Any:
+    def _inputs_for(self, config: NamedInts, chosen: Any, inputs: Any, named: Mapping[str, Any]) -> Any:
         """Return the inputs of the user's function, made once for a config. Raises UsageError if they are none."""
         assert self._make_inputs is not None
-        if (place := NamedInts(config)) not in self._made or self._made[place][0] is not inputs:
+        if config not in self._own_inputs or self._own_inputs[config][0] is not inputs:
             try:
-                made = dict(self._make_inputs(chosen.all_kwargs(), **named))
+                own = dict(self._make_inputs(chosen.all_kwargs(), **named))
             except Exception as error:
                 raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
             written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-            if strange := [name for name in made if name not in named or name in written]:
-                raise UsageError(
-                    f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read"
-                )
-            self._made[place] = inputs, made
-        return self._made[place][1]
+            if strange := [name for name in own if name not in named or name in written]:
+                message = f"inputs gives {strange[0]!r}, which the kernel does not only read"
+                raise UsageError(f"{self.kernel.name}: {message}")
+            self._own_inputs[config] = inputs, own
+        return self._own_inputs[config][1]
 
     @property
     def has_hook(self) -> bool:
@@ -97,30 +100,42 @@ class Launcher:
         A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
         """
         case: Case = inputs[-1]
-        chosen, _ = self._choice(case.launch, config)
-        given = {**case.arguments(inputs, outputs), **self._options(case.launch), **chosen.all_kwargs()}
-        self.autotuner.pre_hook(given)
+        chosen, _ = self._choice(case.launch, NamedInts(config))
+        self.autotuner.pre_hook({**case.arguments(inputs, outputs), **_options(case.launch), **chosen.all_kwargs()})
+
+    def _choice(self, launch: Launch, config: NamedInts) -> tuple[Any, tuple[int, ...]]:
+        """Return a config as Triton has it, and its programs. Raises ValueError where those were not recorded."""
+        place = (launch.id, config)
+        if place not in self._choices:
+            chosen = decoded(self.kernel, config)
+            if (grid := launch.grid.of(chosen.values)) is None:
+                raise ValueError(_gridless(launch, chosen))
+            self._choices[place] = (self._triton_config(chosen), grid)
+        return self._choices[place]
+
+    def _triton_config(self, chosen: Config) -> Any:
+        return triton_config(chosen, [*self._pruner_configs, *getattr(self.autotuner, "configs", ())])
 
     def unlisted(self, launch: Launch, config: NamedInts) -> str | None:
         """Explain why a declared config does not belong to a launch; None if it does."""
         if self.kernel.pruner_configs or launch.configs is None or decoded(self.kernel, config) in launch.configs:
             return None
-        return UNLISTED
+        return "not in the list that the program set for this launch"
 
     def pruned(self, launch: Launch, config: NamedInts) -> str | None:
         """Explain why the kernel itself does not run a config on a launch; None if it does."""
         chosen = decoded(self.kernel, config)
-        if grid_of(launch.grid, chosen) is None:
-            return _gridless(launch.grid, chosen)
+        if launch.grid.of(chosen.values) is None:
+            return _gridless(launch, chosen)
         try:
-            triton_chosen, declared = self.config(chosen), self._listed(launch)
+            triton_chosen, listed = self._triton_config(chosen), self._listed(launch)
         except UnknownHookError as error:
             return str(error)
         if getattr(self.autotuner, "early_config_prune", None) is None:
             return None
-        if triton_chosen not in declared and not self.kernel.pruner_configs:
-            declared.append(triton_chosen)
-        return None if triton_chosen in self._kept(launch, declared, chosen) else "early_config_prune of the kernel"
+        if triton_chosen not in listed and not self.kernel.pruner_configs:
+            listed.append(triton_chosen)
+        return None if triton_chosen in self._unpruned(launch, listed, chosen) else "early_config_prune of the kernel"
 
     def with_pruner_configs(self) -> Kernel:
         """Return the kernel with the configs that its ``early_config_prune`` makes, if any is not declared.
@@ -128,52 +143,35 @@ class Launcher:
         Triton times whatever the function returns. Raises UsageError where it raises, or returns what rows cannot hold.
         """
         prune: Any = getattr(self.autotuner, "early_config_prune", None)
-        kept: list[Any] = []
+        every: list[Any] = []
         adds_configs = False
         for launch in self.kernel.launches if prune is not None else ():
             listed = self._listed(launch)
             try:
-                returned = self._kept(launch, listed, config_of(listed[0]))
-                kept += [config for config in returned if config not in kept]
+                returned = self._unpruned(launch, listed, config_of(listed[0]))
+                every += [config for config in returned if config not in every]
                 adds_configs |= any(config not in listed for config in returned)
             except Exception as error:
                 raise in_spec(self.kernel.name, "early_config_prune", prune, error) from error
         if adds_configs:
             try:
-                self.kernel = replace(self.kernel, pruner_configs=tuple(map(config_of, kept)))
+                self.kernel = replace(self.kernel, pruner_configs=tuple(map(config_of, every)))
             except Unrecordable as error:
                 raise UsageError(f"{self.kernel.name}: early_config_prune makes a config with {error}") from None
-            self._pruner_configs = kept
+            self._pruner_configs = every
         return self.kernel
 
-    def _kept(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
+    def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         case = self.case(launch, "meta")
         named = case.arguments(case.inputs(0), case.outputs())
-        given = {**named, **self._options(launch), "grid": grid_of(launch.grid, config), "warmup": False}
-        return list(self.autotuner.early_config_prune(listed, named, **given) or ())
+        options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
+        return list(self.autotuner.early_config_prune(listed, named, **{**named, **options}) or ())
 
     def _listed(self, launch: Launch) -> list[Any]:
         if launch.configs is None:
             return list(getattr(self.autotuner, "configs", ()))
-        return [self.config(item) for item in launch.configs]
-
-    def config(self, chosen: Config) -> Any:
-        """Return a config as Triton has it. Raises UnknownHookError."""
-        return triton_config(chosen, [*self._pruner_configs, *getattr(self.autotuner, "configs", ())])
-
-    def _options(self, launch: Launch) -> dict[str, Any]:
-        """Return the options of the launch, less those that a config sets."""
-        return {name: value_of(value) for name, value in launch.options.items() if name not in CONFIG_OPTIONS}
-
-    def _choice(self, launch: Launch, config: Mapping[str, int]) -> tuple[Any, tuple[int, ...]]:
-        place = (launch.id, NamedInts(config))
-        if place not in self._chosen:
-            chosen = decoded(self.kernel, NamedInts(config))
-            if (grid := grid_of(launch.grid, chosen)) is None:
-                raise ValueError(_gridless(launch.grid, chosen))
-            self._chosen[place] = (self.config(chosen), grid)
-        return self._chosen[place]
+        return [self._triton_config(item) for item in launch.configs]
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
         """Return what the first config that can be launched gives, twice; as float64 where there is a bound.
@@ -185,11 +183,9 @@ class Launcher:
         failure: Exception = ValueError("every config of the kernel is pruned")
         for config in configs:
             try:
-                runs = [self._run(config, inputs, poison) for poison in _POISONS]
+                runs = [self._run_poisoned(config, inputs, poison) for poison in _POISONS]
             except Exception as error:
-                if any(
-                    sign in str(error) for sign in ("CUDA error", "HIP error", "AcceleratorError", "illegal memory")
-                ):
+                if any(sign in str(error) for sign in _LOST_DEVICE):
                     raise
                 failure = error
                 continue
@@ -197,14 +193,14 @@ class Launcher:
             return tuple(_agreed(case, index, config, first, second, bound) for index, (first, second) in pairs)
         raise failure
 
-    def _run(self, config: NamedInts, inputs: tuple[Any, ...], poison: int) -> tuple[Any, ...]:
+    def _run_poisoned(self, config: NamedInts, inputs: tuple[Any, ...], poison: int) -> tuple[Any, ...]:
         import torch
 
         case: Case = inputs[-1]
         case.untouched.clear()
         outputs = case.outputs()
         for output in outputs:
-            bits(output).fill_(_signed(poison, output.element_size()))
+            bits(output).fill_(_repeated(poison, output.element_size()))
         case.prepare(inputs, outputs)
         if self.has_hook:
             self.hook(config, inputs, outputs)
@@ -214,10 +210,26 @@ class Launcher:
         return outputs
 
 
+def _options(launch: Launch) -> dict[str, Any]:
+    """Return the options of a launch, less those that a config sets."""
+    return decoded_items({name: value for name, value in launch.options.items() if name not in CONFIG_OPTIONS})
+
+
+def _gridless(launch: Launch, config: Config) -> str:
+    values = ", ".join(f"{axis}={config.values.get(axis)}" for axis in launch.grid.axes)
+    return f"the recording has no grid for {values}: record again with this config among the kernel's own"
+
+
+def _copied(descriptor: Any) -> Any:
+    copied = copy.copy(descriptor)
+    copied.block_shape = list(descriptor.block_shape)
+    return copied
+
+
 def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, bound: Tolerance | None) -> Any:
     size = first.element_size()
-    untouched = bits(first) == _signed(_POISONS[0], size)
-    untouched &= bits(second) == _signed(_POISONS[1], size)
+    untouched = bits(first) == _repeated(_POISONS[0], size)
+    untouched &= bits(second) == _repeated(_POISONS[1], size)
     unequal = (bits(first) != bits(second)) & ~untouched
     if first.is_floating_point() and bool(unequal.any()):
         left, right = first.double(), second.double()
@@ -236,24 +248,6 @@ def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, 
     return second.double() if bound is not None and second.is_floating_point() else second
 
 
-def _signed(byte: int, size: int) -> int:
+def _repeated(byte: int, size: int) -> int:
     """Return the integer of so many bytes, as torch's signed types (and uint8) take it."""
     return int.from_bytes(bytes([byte] * size), signed=size > 1)
-
-
-def _copied(described: Any) -> Any:
-    copied = copy.copy(described)
-    copied.block_shape = list(described.block_shape)
-    return copied
-
-
-def _gridless(grid: Grid, config: Config) -> str:
-    own = {**config.options, **config.kwargs}
-    values = ", ".join(f"{axis}={own.get(axis)}" for axis in grid.axes)
-    return f"the recording has no grid for {values}: record again with this config among the kernel's own"
-
-
-def grid_of(grid: Grid, config: Config) -> tuple[int, ...] | None:
-    """Return the programs of a config; None where they were not recorded."""
-    options = {name: getattr(config, name) for name in CONFIG_OPTIONS}
-    return grid.of({**options, **config.kwargs})

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from fp8tune import interpreter
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.replay import recording
 from fp8tune.replay.naming import is_kernel, resolved
@@ -50,16 +51,22 @@ def load_spec(reference: str) -> KernelSpec:
     the recording; MachineError where a kernel of this package cannot be imported.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # somebody else's file imports none of ours
-        with contextlib.suppress(ModuleNotFoundError):  # a tree from before it: its kernels have their own
-            importlib.import_module("fp8tune_kernels.interpreter").install()
+        interpreter.install()
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
-        return _with_check(_declared(named.kernel), named)
+        check_reference(reference)
+        try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
+            spec = importlib.import_module("fp8tune_kernels.catalog").load(named.kernel)
+        except ImportError as error:
+            raise MachineError(
+                f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
+            ) from error
+        return _with_check(spec, named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = imported_module(module_text)
     try:
-        spec: Any = resolved(module, attribute)
+        spec = resolved(module, attribute)
     except (AttributeError, LookupError, TypeError):
         specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
         raise unknown(f"kernel spec in {module_text}", attribute, specs) from None
@@ -94,8 +101,13 @@ def recorded_kernel(named: KernelReference) -> Kernel:
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
-    for name, kernel in kernels.items() if where.endswith(".py") else ():
-        if name.endswith(f":{attribute}") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve():
+    for name, kernel in kernels.items():
+        if (
+            where.endswith(".py")
+            and name.endswith(f":{attribute}")
+            and kernel.file
+            and Path(kernel.file).resolve() == Path(where).resolve()
+        ):
             return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
 
@@ -138,17 +150,17 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
     """Return a spec with the check that the user asks for instead of its own."""
     if named.recording:
         raise UsageError(f"{named.kernel} has a spec, which makes its own inputs: leave out @{named.recording}")
-    if named.check == "tolerance" and named.tolerance is None and spec.tolerance is None:
-        raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
     if named.check:
         bound = named.tolerance or spec.tolerance if named.check == "tolerance" else None
+        if named.check == "tolerance" and bound is None:
+            raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
         spec = replace(spec, check=named.check, tolerance=bound)
     if named.reference:
         function = _function(named.reference)
 
         def reference(*inputs: Any) -> tuple[Any, ...]:
-            given = function(*inputs)
-            return tuple(given) if isinstance(given, tuple | list) else (given,)
+            outputs = function(*inputs)
+            return tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
 
         spec = replace(spec, reference=reference)
     return spec
@@ -167,36 +179,29 @@ def imported_module(text: str) -> ModuleType:
 
     Raises UsageError if that is not possible.
     """
-    path = Path(text)
-    if text.endswith(".py") and not path.is_file():
-        raise UsageError(f"cannot import kernel file {text!r}: no such file")
-    content = ""
-    with contextlib.suppress(OSError):  # the import says why
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if text.endswith(".py") else ""
-    _try_import(text, content)
-    return _imported(text)
+    path, content = Path(text), ""
+    if text.endswith(".py"):
+        if not path.is_file():
+            raise UsageError(f"cannot import kernel file {text!r}: no such file")
+        with contextlib.suppress(OSError):  # the import says why
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+    if text not in sys.modules and text.partition(".")[0] not in ("fp8tune", "fp8tune_kernels"):
+        _try_import(text, content)
+    return imported_here(text)
 
 
-@functools.cache  # once for each content of a file
+@functools.cache
 def _try_import(text: str, content: str) -> None:
-    if text in sys.modules or text.partition(".")[0] in ("fp8tune", "fp8tune_kernels"):
-        return
-    first_import.try_import(text, _imported)
+    """Import in a child process, once for each content of a file."""
+    first_import.try_import(text, imported_here)
 
 
-def _imported(text: str) -> ModuleType:
+def imported_here(text: str) -> ModuleType:
+    """Import a module or a ``path.py`` in this process. Raises UsageError."""
     if text.endswith(".py"):
         return _from_file(Path(text))
     with _importing(text, Path.cwd()):
         return importlib.import_module(text)
-
-
-def _declared(kernel: str) -> KernelSpec:
-    check_reference(kernel)
-    try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
-        return cast(KernelSpec, importlib.import_module("fp8tune_kernels.catalog").load(kernel))
-    except ImportError as error:
-        raise MachineError(f"cannot import kernel {kernel}: {one_line(error)}: install fp8tune again") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -235,55 +240,48 @@ def _importing(what: str, folder: Path) -> Iterator[None]:
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
     """Return the spec, its functions guarded, once its names and grid are what the rest of fp8tune relies on."""
     for refusal in _refusals(spec, module):
-        raise UsageError(refusal)
+        raise UsageError(f"kernel {spec.name!r}: {refusal}")
     guarded = copy.copy(spec)
     for function in FUNCTIONS:
-        if (given := getattr(spec, function)) is not None:
-            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, given))
+        if (unguarded := getattr(spec, function)) is not None:
+            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, unguarded))
     return guarded
 
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
-    kernel = f"kernel {spec.name!r}"
+    """Yield the faults of a spec's fields, without the kernel's name."""
     pattern = KERNEL_NAME if isinstance(spec, RecordedSpec) else SPEC_NAME
     if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
-        rule = "use up to 64 letters, digits, dots, underscores and dashes, and begin with a letter or digit"
-        yield f"kernel name {spec.name!r} is refused: {rule}"
+        yield "its name is refused: use up to 64 letters, digits, dots, underscores and dashes"
     if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
-        yield f"kernel name {spec.name!r} is fp8tune's own: give the spec in {module.__name__} another name"
+        yield f"its name is fp8tune's own: give the spec in {module.__name__} another name"
     if set(spec.default) != set(spec.axes):
-        yield f"{kernel} has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
+        yield f"it has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
     if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
-        yield f"{kernel} has {spec.span}: name an axis, and a size that its key has exactly"
+        yield f"it has {spec.span}: name an axis, and a size that its key has exactly"
     for what, names in (("axis", spec.axes), ("key", spec.key)):
         for name in names:
             if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-                yield f"{kernel}: {what} {name!r} is refused: use a name that Python takes"
+                yield f"{what} {name!r} is refused: use a name that Python takes"
     for axis, values in spec.axes.items():
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:
-                yield f"{kernel}: {axis} has the value {value!r}: use whole numbers from 0"
+                yield f"{axis} has the value {value!r}: use whole numbers from 0"
     if not spec.in_dtypes or not {*spec.in_dtypes} <= {*DTYPES}:
-        yield f"{kernel}: in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
-    for name in ("scale_modes", "input_layouts"):
-        words = getattr(spec, name)
-        is_missing = not words and name == "input_layouts"
-        if is_missing or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
-            yield f"{kernel}: {name} {words!r} is refused: name at least one, without blanks"
-    yield from _refused_checks(spec, kernel)
-
-
-def _refused_checks(spec: KernelSpec, kernel: str) -> Iterator[str]:
+        yield f"in_dtypes {spec.in_dtypes!r} is refused: name at least one of {', '.join(DTYPES)}"
+    for name, words in (("scale_modes", spec.scale_modes), ("input_layouts", spec.input_layouts or ("",))):
+        if not all(isinstance(word, str) and word and WORD.fullmatch(word) for word in words):
+            yield f"{name} {getattr(spec, name)!r} is refused: name at least one, without blanks"
     if spec.check not in CHECKS:
-        yield f"{kernel}: check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
-    if (spec.check == "tolerance") != isinstance(spec.tolerance, Tolerance):
-        yield f"{kernel}: check {spec.check!r} with tolerance={spec.tolerance!r} is refused: declare both or neither"
-    if isinstance(spec.tolerance, Tolerance):
-        bounds = (spec.tolerance.relative, spec.tolerance.absolute, spec.tolerance.rms)
-        if not any(bounds) or not all(0 <= bound < math.inf for bound in bounds):
-            yield f"{kernel}: {spec.tolerance!r} is refused: use numbers from 0, and one of them above"
+        yield f"check {spec.check!r} is refused: use one of {', '.join(CHECKS)}"
+    bound = spec.tolerance
+    if (spec.check == "tolerance") != isinstance(bound, Tolerance):
+        yield f"check {spec.check!r} with tolerance={bound!r} is refused: declare both or neither"
+    bounds = (bound.relative, bound.absolute, bound.rms) if isinstance(bound, Tolerance) else (1.0,)
+    if min(bounds) < 0 or not 0 < sum(bounds) < math.inf:
+        yield f"{bound!r} is refused: use numbers from 0, and one of them above"
     if spec.prepare is not None and not callable(spec.prepare):
-        yield f"{kernel}: prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
+        yield f"prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,11 @@ def is_kernel(value: Any) -> bool:
     return hasattr(value, "run") and hasattr(value, "fn")
 
 
+def tuner_of(kernel: Any) -> Any:
+    """Return the autotuner in a kernel; None for a bare one."""
+    return next((item for item in chain(kernel) if hasattr(item, "configs")), None)
+
+
 def python_function(kernel: Any) -> Any:
     """Return the Python function that a kernel was made of."""
     return next(item for item in chain(kernel) if hasattr(item, "__code__"))
@@ -46,18 +51,19 @@ def attribute_of(kernel: Any) -> str | None:
     """
     function = python_function(kernel)
     interface = sys.modules["triton.runtime.jit"].KernelInterface
+    own = sys.modules.get(function.__module__)
+    modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
+    every = [names for module in modules if "__name__" in (names := getattr(module, "__dict__", {}))]
 
     def holds(value: Any) -> bool:
         return interface in type(value).__mro__ and any(item is kernel for item in chain(value))
 
-    own = sys.modules.get(function.__module__)
-    modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
-    for names in (getattr(module, "__dict__", {}) for module in modules):
+    for names in every:
         for name, value in [(function.__name__, names.get(function.__name__)), *list(names.items())]:
             if holds(value):
                 return f"{names['__name__']}:{name}"
-    for names in (getattr(module, "__dict__", {}) for module in modules):
-        for name, value in list(names.items()) if "__name__" in names else ():
+    for names in every:
+        for name, value in list(names.items()):
             for step, inner in _members(value):
                 if holds(inner) and _STEP.fullmatch(step):
                     return f"{names['__name__']}:{name}{step}"

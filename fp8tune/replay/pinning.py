@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.replay.naming import chain, function_name, is_kernel, resolved
-from fp8tune.replay.values import UnknownHookError, hook_for
+from fp8tune.replay.arguments import flattened, tensor_in
+from fp8tune.replay.naming import chain, function_name, is_kernel, resolved, tuner_of
+from fp8tune.replay.values import UnknownHookError, decoded_items, hook_for
 from fp8tune.replay.watch.kernel import tuning_key
-from fp8tune.replay.watch.memory import flattened, is_descriptor, is_tensor
 
 MODES = ("off", "strict", "nearest", "tune")
 
@@ -69,19 +69,20 @@ def pin(kernel: Any, table: Table, unknown: str = "tune") -> None:
     if mode not in MODES:
         raise UsageError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
     if len(getattr(target, "configs", (0, 0))) < 2:
-        raise UsageError(f"{_name(target)} declares one config, which Triton never looks up: edit that one")
+        raise UsageError(f"{function_name(target)} declares one config, which Triton never looks up: edit that one")
     unpin(kernel)
     if mode == "off":
-        _logger.warning("%s is not pinned to %s: off", _name(target), _called(table))
+        source = getattr(table, "__name__", "a mapping" if isinstance(table, Mapping) else table)
+        _logger.warning("%s is not pinned to %s: off", function_name(target), source)
         return
     pinned = _Pinned(target, _read(table, target), mode)
     with _pinning:
-        if _looks_up(target):
-            target.cache = pinned
         if not _looks_up(target):
             target.run = pinned.run_with_config
-        elif mode == "nearest" and target.early_config_prune:
-            target.run = pinned.run
+        else:
+            target.cache = pinned
+            if mode == "nearest" and target.early_config_prune:
+                target.run = pinned.run
         _PINNED[id(target)] = pinned
 
 
@@ -95,9 +96,25 @@ def unpin(kernel: Any) -> None:
                 target.cache = pinned.before
 
 
+def _target(kernel: Any) -> Any:
+    """Return the autotuner of a kernel, else the bare jitted function."""
+    every = [item for item in chain(kernel) if is_kernel(item)]
+    tuner = tuner_of(kernel)
+    if tuner is None and not every:
+        name = getattr(kernel, "__name__", None) or type(kernel).__name__
+        raise TypeError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
+    return every[-1] if tuner is None else tuner
+
+
+def _looks_up(target: Any) -> bool:
+    """Return True for Triton's own autotuner, which looks configs up in ``cache``."""
+    module = importlib.import_module("triton.runtime.autotuner")
+    return getattr(type(target), "run", None) is module.Autotuner.run
+
+
 @dataclass(frozen=True)
 class _Read:
-    """A table as it was given."""
+    """A table as the user gave it."""
 
     source: str
     devices: Mapping[str, Mapping[Key, Any]]
@@ -106,13 +123,6 @@ class _Read:
     names: tuple[str, ...] = ()
     """The arguments of a key."""
 
-    def of_this_device(self) -> tuple[str, Mapping[Key, Any]]:
-        """Return the device's name and configs."""
-        if "" in self.devices:
-            return "any device", self.devices[""]
-        name = _device_name()
-        return name, self.devices.get(name, {})
-
 
 class _Pinned(dict[Key, Any]):
     """The autotuner's dictionary: keys that were launched -> configs. The first launch of a key asks the table."""
@@ -120,7 +130,7 @@ class _Pinned(dict[Key, Any]):
     def __init__(self, target: Any, read: _Read, mode: str) -> None:
         super().__init__()
         self.before = getattr(target, "cache", None) if _looks_up(target) else None
-        self._target, self._read, self._mode = target, read, mode
+        self._target, self._read, self._mode, self._name = target, read, mode, function_name(target)
         self._configs = _configs(target, read)  # now: a table that cannot be used is refused before any launch
         self._lock = threading.RLock()
         self._launching = threading.local()
@@ -143,30 +153,52 @@ class _Pinned(dict[Key, Any]):
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        given = {**named, **config.all_kwargs()}
+        named |= config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook(given)
-        return (self._target.fn.run if is_tuner else self._run)(**given)
+            config.pre_hook(named)
+        return (self._target.fn.run if is_tuner else self._run)(**named)
 
     def _bare_key(self, named: Mapping[str, Any]) -> Key:
-        parameters = [(name, named[name]) for name in self._target.arg_names if name in named]
-        flat = [value for name, given in parameters for _, value in flattened(name, given)]
-        bases = [item.base if is_descriptor(item) else item for item in flat if is_descriptor(item) or is_tensor(item)]
+        parameters = [name for name in self._target.arg_names if name in named]
+        tensors = [tensor_in(value) for name in parameters for _, value in flattened(name, named[name])]
         sizes = (named[name] for name in self._read.names if name in named)
-        return (*sizes, *(str(base.dtype) for base in bases))
+        return (*sizes, *(str(tensor.dtype) for tensor in tensors if tensor is not None))
 
     @functools.cached_property
     def _table(self) -> Mapping[Key, Any]:
         """The configs of the device that launches first."""
-        device, rows = self._read.of_this_device()
-        configs = self._configs.get(device, self._configs.get("", {}))
-        evidence = self._read.evidence.get(device, {})
-        first = next((evidence[key] for key in rows if key in evidence), "none given")
-        where = device if configs else f"{device} (it has {', '.join(self._read.devices) or 'no device'})"
+        device = "" if "" in self._configs else _device_name()
+        configs, evidence = self._configs.get(device, {}), self._read.evidence.get(device, {})
+        first = next((evidence[key] for key in self._read.devices.get(device, ()) if key in evidence), "none given")
+        where = device or "any device"
+        where += "" if configs else f" (it has {', '.join(self._read.devices) or 'no device'})"
         keys = "1 key" if len(configs) == 1 else f"{len(configs)} keys"
         line = f"{keys} for {where}; evidence of the first: {first}; unknown keys: {self._mode}"
-        _logger.warning("%s is pinned to %s: %s", _name(self._target), self._read.source, line)
+        _logger.warning("%s is pinned to %s: %s", self._name, self._read.source, line)
         return configs
+
+    def _find(self, key: Any) -> bool:
+        with self._lock:
+            plain = _plain(key)
+            config = self._table[plain] if plain in self._table else self._unknown(plain)
+            if config is not None:
+                self[key] = config
+            return config is not None
+
+    def _unknown(self, key: Key) -> Any:
+        line = f"{self._name}: {self._read.source} has no config for the key {key}"
+        if self._mode == "strict":
+            raise UsageError(f"{line}: sweep it, or pin with unknown='tune'")
+        if self._mode == "tune":
+            return self._log_once(f"{line}: Triton tunes it, and any other such key")
+        alike = [
+            (distance, repr(known), known) for known in self._table if (distance := _distance(key, known)) < math.inf
+        ]
+        for _, _, known in sorted(alike):
+            if self._is_allowed(self._table[known]):
+                self._log_once(f"{line}: launched with that of {known}; other such keys alike")
+                return self._table[known]
+        raise UsageError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
 
     def _log_once(self, line: str) -> None:
         """Log the first key that is unknown: others would repeat it."""
@@ -174,65 +206,15 @@ class _Pinned(dict[Key, Any]):
             self._has_logged = True
             _logger.warning("%s", line)
 
-    def _find(self, key: Any) -> bool:
-        with self._lock:
-            plain = _plain(key)
-            config = self._table.get(plain)
-            if config is None:
-                config = self._unknown(plain)
-            if config is not None:
-                self[key] = config
-            return config is not None
-
-    def _unknown(self, key: Key) -> Any:
-        line = f"{_name(self._target)}: {self._read.source} has no config for the key {key}"
-        if self._mode == "strict":
-            raise UsageError(f"{line}: sweep it, or pin with unknown='tune'")
-        if self._mode == "tune":
-            self._log_once(f"{line}: Triton tunes it, and any other such key")
-            return None
-        alike = [known for known in self._table if _distance(key, known) < math.inf]
-        alike.sort(key=lambda known: (_distance(key, known), repr(known)))
-        for known in alike:
-            if self._is_allowed(self._table[known]):
-                self._log_once(f"{line}: launched with that of {known}; other such keys alike")
-                return self._table[known]
-        raise UsageError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
-
     def _is_allowed(self, config: Any) -> bool:
         prune = getattr(self._target, "early_config_prune", None)
-        return not (prune and _looks_up(self._target)) or config in prune(
-            [config], self._target.nargs, **self._launching.kwargs
-        )
+        if not prune or not _looks_up(self._target):
+            return True
+        return config in prune([config], self._target.nargs, **self._launching.kwargs)
 
 
 _PINNED: dict[int, _Pinned] = {}
 """id of an autotuner or bare kernel -> its table."""
-
-
-def _target(kernel: Any) -> Any:
-    """Return the autotuner of a kernel, else the bare jitted function."""
-    every = [item for item in chain(kernel) if is_kernel(item)]
-    tuner = next((item for item in every if hasattr(item, "configs")), None)
-    if tuner is None and not every:
-        name = getattr(kernel, "__name__", None) or type(kernel).__name__
-        raise TypeError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
-    return every[-1] if tuner is None else tuner
-
-
-def _looks_up(target: Any) -> bool:
-    """Return True for Triton's own autotuner, which looks configs up in ``cache``."""
-    module = importlib.import_module("triton.runtime.autotuner")
-    return getattr(type(target), "run", None) is module.Autotuner.run
-
-
-_name = function_name
-
-
-def _called(table: Table) -> str:
-    if isinstance(table, ModuleType):
-        return table.__name__
-    return "a mapping" if isinstance(table, Mapping) else str(Path(table))
 
 
 def _read(table: Table, target: Any) -> _Read:
@@ -246,13 +228,14 @@ def _read(table: Table, target: Any) -> _Read:
     for file in sorted(path.glob("*.py")):
         if _is_of(target, str((names := _run(file)).get("KERNEL"))):
             return _vendored(names, str(file))
-    raise UsageError(f"no table in {str(path)!r} is of {_name(target)}: write one with fp8tune export --for python")
+    name = function_name(target)
+    raise UsageError(f"no table in {str(path)!r} is of {name}: write one with fp8tune export --for python")
 
 
 def _is_of(target: Any, name: str) -> bool:
     """Return True if ``module:attribute`` holds the kernel; the attribute may be called otherwise than its function."""
     module, _, attribute = name.partition(":")
-    if name == _name(target):
+    if name == function_name(target):
         return True
     try:
         return any(item is target for item in chain(resolved(sys.modules[module], attribute)))
@@ -275,41 +258,26 @@ def _vendored(names: Mapping[str, Any], source: str) -> _Read:
 
 
 def _configs(target: Any, read: _Read) -> dict[str, dict[Key, Any]]:
-    """Return device -> key -> config as Triton takes it."""
-    if not hasattr(target, "configs") and not read.names:
-        raise UsageError(f"{_name(target)} has no autotuner: pin a file of fp8tune export --for python, not a mapping")
-    try:
-        return {
-            device: {_plain(key): _config(target, config, read.source) for key, config in rows.items()}
-            for device, rows in read.devices.items()
-        }
-    except UnknownHookError:
-        raise UsageError(
-            f"{read.source} has a config that {_name(target)} does not declare, and its pre_hooks differ"
-        ) from None
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise UsageError(f"{read.source} has a row that cannot be used: {one_line(error)}: export it again") from error
-
-
-def _config(target: Any, given: Any, source: str) -> Any:
-    """Return a row's config, with the ``pre_hook`` that the kernel declares for it."""
+    """Return device -> key -> config as Triton takes it, with the ``pre_hook`` that the kernel declares for it."""
     from triton import Config
 
-    config = Config(**given)
-    config.kwargs = {name: _value(value) for name, value in config.kwargs.items()}
-    if strange := sorted(set(config.kwargs) - set(target.arg_names)):
-        raise UsageError(f"{source} is of another kernel: {_name(target)} has no argument {strange[0]!r}")
-    config.pre_hook = hook_for(config, getattr(target, "configs", ()))
-    return config
-
-
-def _value(value: Any) -> Any:
-    """Return a config's value; dtypes may be as recordings write them: ``{"dtype": "tl.float32"}``."""
-    if not isinstance(value, Mapping):
-        return value
-    package, _, name = value["dtype"].partition(".")
-    module = importlib.import_module({"torch": "torch", "tl": "triton.language"}[package])
-    return getattr(module, name) if hasattr(module, name) else module.dtype(name)  # tl.float32 calls itself fp32
+    name, configs = function_name(target), dict[str, dict[Key, Any]]()
+    if not hasattr(target, "configs") and not read.names:
+        raise UsageError(f"{name} has no autotuner: pin a file of fp8tune export --for python, not a mapping")
+    try:
+        for device, rows in read.devices.items():
+            configs[device] = {_plain(key): Config(**row) for key, row in rows.items()}
+            for config in configs[device].values():
+                config.kwargs = decoded_items(config.kwargs)
+                config.pre_hook = hook_for(config, getattr(target, "configs", ()))
+    except UnknownHookError:
+        raise UsageError(f"{read.source} has a config that {name} does not declare, and its pre_hooks differ") from None
+    except (TypeError, ValueError, AttributeError, KeyError, UsageError) as error:
+        raise UsageError(f"{read.source} has a row that cannot be used: {one_line(error)}: export it again") from error
+    arguments = {argument for rows in configs.values() for config in rows.values() for argument in config.kwargs}
+    if strange := sorted(arguments - set(target.arg_names)):
+        raise UsageError(f"{read.source} is of another kernel: {name} has no argument {strange[0]!r}")
+    return configs
 
 
 def _plain(key: Any) -> Key:

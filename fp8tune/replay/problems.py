@@ -49,9 +49,8 @@ def in_words(problem: Problem, launch: Launch) -> Problem:
 def key(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the lookup key: those of the autotuner's key, then the dtypes in which launches differ."""
     tensors = {argument.name for launch in kernel.launches for argument in launch.tensors}
-    named = [
-        name for name in kernel.key if name not in tensors and all(name in launch.scalars for launch in kernel.launches)
-    ]
+    scalars = [launch.scalars for launch in kernel.launches]
+    named = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
     return (*named, *(f"{name}_dtype" for name in _differing(kernel.launches)))
 
 
@@ -63,15 +62,14 @@ def problems(kernel: Kernel) -> dict[Problem, Launch]:
 
 def problem(kernel: Kernel, launch: Launch, differing: Sequence[str], layout: str) -> Problem:
     """Return the problem of one launch; ``differing``: the tensors whose dtypes are sizes."""
-    dtypes = {argument.name: argument.dtype for argument in launch.tensors}
-    floats = [argument.dtype for argument in launch.tensors if not argument.is_integer]
-    scalars = launch.scalars
+    dtypes, scalars = {item.name: item.dtype for item in launch.tensors}, launch.scalars
     sizes = {name: number(scalars[name]) for name in kernel.key if name in scalars}
     sizes |= {f"{name}_dtype": dtype_number(dtypes[name]) for name in differing if name in dtypes}
     sizes |= {name: value for name, value in scalars.items() if is_size(name, value) and name not in sizes}
-    if not sizes:  # a kernel may take its sizes from nothing but the shapes of its grid
-        first = next(iter(launch.tensors), None)
-        sizes = {f"{first.name}_{dim}": size for dim, size in enumerate(first.shape)} if first else {}
+    if not sizes and launch.tensors:  # a kernel may take its sizes from nothing but the shapes of its grid
+        first = launch.tensors[0]
+        sizes = {f"{first.name}_{dim}": size for dim, size in enumerate(first.shape)}
+    floats = [item.dtype for item in launch.tensors if not item.is_integer]
     return Problem(
         kernel.name,
         NamedInts({name.replace("[", "_").replace("]", ""): size for name, size in sizes.items()} or {"count": 1}),

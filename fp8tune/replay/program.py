@@ -17,7 +17,7 @@ from pathlib import Path
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
 from fp8tune.replay import usage
-from fp8tune.replay.recording import Kernel, Recording, merged, read
+from fp8tune.replay.recording import Argument, Kernel, Launch, Recording, Tensor, merged, read
 from fp8tune.replay.watch import process
 from fp8tune.revisions import source
 from fp8tune.stopping import Stopped
@@ -52,7 +52,7 @@ def run(
     if not parts:
         return Ended(exit_code, None)
     recording = merged([part for part in parts if part.kernels] or parts[:1])
-    kernels = tuple(_with_usage([_completed(kernel) for kernel in recording.kernels], recording.codes))
+    kernels = _with_usage([_with_source(kernel) for kernel in recording.kernels], recording.codes)
     return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=kernels, codes={}))
 
 
@@ -65,28 +65,22 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str], stdout: i
         raise UsageError(f"{reason}: give a program, such as python train.py") from None
     try:
         code = child.wait()
+        return 128 - code if code < 0 else code
     except KeyboardInterrupt:
-        if not sys.stdin.isatty():  # a terminal signals all processes itself
-            child.send_signal(signal.SIGINT)
-        _wait(child)
-        return 130
+        signal_number, exit_code = signal.SIGINT, 130
     except Stopped as stopped:
-        child.send_signal(getattr(signal, stopped.name))
-        _wait(child)
-        return stopped.exit_code
-    return 128 - code if code < 0 else code
-
-
-def _wait(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a program that was signalled; a second Ctrl-C kills it."""
+        signal_number, exit_code = signal.Signals[stopped.name], stopped.exit_code
+    if signal_number != signal.SIGINT or not sys.stdin.isatty():  # a terminal sends Ctrl-C to all processes itself
+        child.send_signal(signal_number)
     try:
         child.wait()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the second Ctrl-C
         child.kill()
         child.wait()
+    return exit_code
 
 
-def _completed(kernel: Kernel) -> Kernel:
+def _with_source(kernel: Kernel) -> Kernel:
     """Return the kernel as it is named from here, with the hash of its code."""
     name = _name(kernel)
     try:
@@ -115,25 +109,38 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> list[Kernel]:
+def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Kernel, ...]:
     """Return kernels whose every tensor says whether it is read and written, as far as they can be compiled here."""
     work = [
         (kernel, launch, codes.get(launch.code))
         for kernel in kernels
         for launch in kernel.launches
-        if launch.code in codes or not kernel.refusal
+        if launch.code in codes or (not kernel.refusal and any(map(_may_point, launch.arguments)))
     ]
-    answers: list[usage.Usage] = []
+    uses: list[usage.Usage] = []
     with contextlib.suppress(MachineError):
-        answers = usage.usages(work) if work else []
-    known = {(kernel.name, launch.id): answer for (kernel, launch, _), answer in zip(work, answers, strict=False)}
-    return [
+        uses = usage.usages(work) if work else []
+    known = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=False)}
+    return tuple(
         replace(
             kernel,
-            launches=tuple(
-                replace(launch.with_usage(known.get((kernel.name, launch.id), {})), code="")
-                for launch in kernel.launches
-            ),
+            launches=tuple(_with_use(launch, known.get((kernel.name, launch.id), {})) for launch in kernel.launches),
         )
         for kernel in kernels
-    ]
+    )
+
+
+def _may_point(argument: Argument) -> bool:
+    """Return True unless the argument is a constant of the code."""
+    return isinstance(argument, Tensor) or not argument.is_constexpr
+
+
+def _with_use(launch: Launch, uses: usage.Usage) -> Launch:
+    """Return a launch with the use of its arguments; unchanged if it is unknown."""
+
+    def marked(tensor: Tensor) -> Tensor:
+        use = uses.get(tensor.name)
+        return replace(tensor, is_loaded=use.is_loaded, is_stored=use.is_stored) if use else tensor
+
+    addresses = tuple(name for name, use in uses.items() if use.is_address) if uses else launch.addresses
+    return replace(launch.with_tensors(marked), addresses=addresses, code="")

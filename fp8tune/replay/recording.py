@@ -9,8 +9,10 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -18,6 +20,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from fp8tune.errors import UsageError, one_line
 
 R = TypeVar("R")
+M = TypeVar("M", "Launch", "Kernel")
 
 FORMAT = 3
 """Version of the file. Older recordings are made again, newer ones need a newer fp8tune."""
@@ -137,8 +140,13 @@ class Config:
     def options(self) -> dict[str, int]:
         """Warps and stages, and the other :data:`CONFIG_OPTIONS` where they are set."""
         optional = {"num_ctas": None if self.num_ctas == 1 else self.num_ctas, "maxnreg": self.maxnreg}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **given}
+        options = {name: value for name, value in optional.items() if value is not None}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **options}
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """All values by name, as a grid may ask for them."""
+        return {**{name: getattr(self, name) for name in CONFIG_OPTIONS}, **self.kwargs}
 
 
 @dataclass(frozen=True)
@@ -170,16 +178,14 @@ class Launch:
     code: str = ""
     """Key of the compiled code in ``Recording.codes``, in the parts that single processes write."""
 
-    @property
+    @cached_property
     def id(self) -> str:
         """12 hex digits of everything but values, statistics, counts and times: the same on every rank."""
-        kept = ("name", "dtype", "shape", "strides", "alignment", "storage", "offset", "descriptor")
-        arguments = [
-            [item.name, item.value, item.is_constexpr]
-            if isinstance(item, Scalar)
-            else [getattr(item, name) for name in kept]
-            for item in self.arguments
-        ]
+        names = {
+            Scalar: ("name", "value", "is_constexpr"),
+            Tensor: ("name", "dtype", "shape", "strides", "alignment", "storage", "offset", "descriptor"),
+        }
+        arguments = [[getattr(item, name) for name in names[type(item)]] for item in self.arguments]
         text = json.dumps([arguments, self.options], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -193,34 +199,30 @@ class Launch:
         """The other arguments by name."""
         return {item.name: item.value for item in self.arguments if isinstance(item, Scalar)}
 
-    def with_usage(self, usage: Mapping[str, tuple[bool, bool, bool]]) -> Launch:
-        """Return the launch with (is loaded, is stored, is an address) of each argument; unchanged if unknown."""
-        if not usage:
-            return self
-        arguments = tuple(
-            replace(item, is_loaded=usage[item.name][0], is_stored=usage[item.name][1])
-            if isinstance(item, Tensor) and item.name in usage
-            else item
-            for item in self.arguments
-        )
-        addresses = tuple(name for name, (_, _, is_address) in usage.items() if is_address)
-        return replace(self, arguments=arguments, addresses=addresses)
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Launch:
+        """Return the launch with each tensor changed."""
+        arguments = (change(item) if isinstance(item, Tensor) else item for item in self.arguments)
+        return replace(self, arguments=tuple(arguments))
 
     def without_values(self) -> Launch:
         """Return the launch without the elements of its tensors."""
-        arguments = (
-            replace(item, values=None, packed="") if isinstance(item, Tensor) else item for item in self.arguments
-        )
-        return replace(self, arguments=tuple(arguments))
+        return self.with_tensors(lambda tensor: replace(tensor, values=None, packed=""))
 
     def merged(self, other: Launch) -> Launch:
-        """Add a launch of the same id: the one that has values, with both counts."""
+        """Add a launch of the same id: the one that has values, with the counts, programs and configs of both."""
         first, second = (other, self) if self.in_graph and not other.in_graph else (self, other)
         gpu_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
-        mean_us = sum(gpu_us) / len(gpu_us) if gpu_us else None
-        code = first.code or second.code
-        count = self.count + other.count
-        return replace(first, count=count, gpu_us=mean_us, config=first.config or second.config, code=code)
+        more = [entry for entry in second.grid.table if first.grid != second.grid and entry not in first.grid.table]
+        listed = None if self.configs is None or other.configs is None else distinct((*self.configs, *other.configs))
+        return replace(
+            first,
+            grid=replace(first.grid, table=(*first.grid.table, *more)),
+            configs=listed,
+            count=self.count + other.count,
+            gpu_us=sum(gpu_us) / len(gpu_us) if gpu_us else None,
+            config=first.config or second.config,
+            code=first.code or second.code,
+        )
 
 
 @dataclass(frozen=True)
@@ -253,21 +255,16 @@ class Kernel:
 
     def merged(self, other: Kernel) -> Kernel:
         """Add what another process recorded."""
-        launches = {launch.id: launch for launch in self.launches}
-        for launch in other.launches:
-            launches[launch.id] = launches[launch.id].merged(launch) if launch.id in launches else launch
+        launches = merged_by((*self.launches, *other.launches), lambda launch: launch.id)
         first, second = (self, other) if self.configs else (other, self)
-        skipped = {
-            why: self.skipped.get(why, 0) + other.skipped.get(why, 0) for why in {**self.skipped, **other.skipped}
-        }
         is_fine = launches and not (self.refusal and other.refusal)  # recorded in any process is enough
         return replace(
             first,
-            configs=(*first.configs, *(item for item in second.configs if item not in first.configs)),
+            configs=distinct((*first.configs, *second.configs)),
             refusal="" if is_fine else self.refusal or other.refusal,
             tuning_s=self.tuning_s + other.tuning_s,
-            launches=tuple(launches.values()),
-            skipped=skipped,
+            launches=launches,
+            skipped=dict(Counter(self.skipped) + Counter(other.skipped)),
         )
 
 
@@ -287,22 +284,38 @@ class Recording:
     """Key -> (argument names, text) of compiled code, in the parts that single processes write."""
 
 
+def distinct(configs: Iterable[Config]) -> tuple[Config, ...]:
+    """Return configs in their order, each once; a config may hold what cannot be hashed."""
+    result: list[Config] = []
+    for config in configs:
+        result += [config] if config not in result else []
+    return tuple(result)
+
+
+def merged_by(records: Iterable[M], key: Callable[[M], str]) -> tuple[M, ...]:
+    """Return launches or kernels in their order, those with an equal key merged."""
+    result: dict[str, M] = {}
+    for record in records:
+        result[key(record)] = result[key(record)].merged(record) if key(record) in result else record
+    return tuple(result.values())
+
+
 def merged(recordings: Sequence[Recording]) -> Recording:
     """Return one recording of several processes: equal launches become one, with all counts."""
-    kernels: dict[str, Kernel] = {}
-    for kernel in (kernel for recording in recordings for kernel in recording.kernels):
-        kernels[kernel.name] = kernels[kernel.name].merged(kernel) if kernel.name in kernels else kernel
-    codes = {key: code for recording in recordings for key, code in recording.codes.items()}
-    processes = sum(recording.processes for recording in recordings)
-    return replace(recordings[0], processes=processes, kernels=tuple(kernels.values()), codes=codes)
+    return replace(
+        recordings[0],
+        processes=sum(recording.processes for recording in recordings),
+        kernels=merged_by((item for part in recordings for item in part.kernels), lambda kernel: kernel.name),
+        codes={key: code for recording in recordings for key, code in recording.codes.items()},
+    )
 
 
 def as_json(record: Any) -> Any:
     """Return a record of this module as plain JSON values; fields at their default are left out."""
     if dataclasses.is_dataclass(record):
         document = {"kind": "tensor"} if isinstance(record, Tensor) else {}
-        given = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
-        return document | {item.name: as_json(value) for item, value in given if not _is_default(value, item)}
+        values = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
+        return document | {item.name: as_json(value) for item, value in values if not _is_default(value, item)}
     if isinstance(record, Mapping):
         return {name: as_json(value) for name, value in record.items()}
     return [as_json(value) for value in record] if isinstance(record, list | tuple) else record

@@ -42,19 +42,19 @@ def odd(launch: Launch) -> Launch | str:
 def _substituted(launch: Launch) -> dict[int, int]:
     """Return size -> the one that takes its place."""
     every = {size for tensor in launch.tensors for size in tensor.shape if size > KEPT}
-    taken: dict[int, int] = {}
-    for size in sorted(every & _told(launch), reverse=True):
+    substitutes: dict[int, int] = {}
+    for size in sorted(every & _visible_sizes(launch), reverse=True):
         choices = MULTIPLES_OF_16 if size % 16 == 0 else PRIMES
-        free = [choice for choice in choices if choice < size and choice not in taken.values()]
+        free = [choice for choice in choices if choice < size and choice not in substitutes.values()]
         if free:
-            taken[size] = free[0]
-    return taken
+            substitutes[size] = free[0]
+    return substitutes
 
 
-def _told(launch: Launch) -> set[int]:
-    """Return the sizes of tensors that the kernel is told, in an argument or by its grid.
+def _visible_sizes(launch: Launch) -> set[int]:
+    """Return the sizes of tensors that the kernel gets, as an argument or by its grid.
 
-    Of a tensor whose number of elements alone is told, that is the longest.
+    Of a tensor whose number of elements alone it gets, that is the longest.
     """
     scalars = {value for value in launch.scalars.values() if type(value) is int}
     entries, programs = [values for values, _ in launch.grid.table], [programs for _, programs in launch.grid.table]
@@ -63,14 +63,14 @@ def _told(launch: Launch) -> set[int]:
     ones = (1,) * len(entries)
     terms = {ones}.union(*(_by_blocks(entries, number) for number in known))
 
-    def is_told(number: int) -> bool:
+    def is_visible(number: int) -> bool:
         own = {*_by_blocks(entries, number)} - {ones}
         return number in scalars or any(_times(term, factor) in columns for term in own for factor in terms)
 
     visible = set[int]()
     for tensor in launch.tensors:
-        visible |= {size for size in tensor.shape if tensor.descriptor or is_told(size)}
-        visible |= {max(tensor.shape)} if tensor.shape and is_told(math.prod(tensor.shape)) else set()
+        visible |= {size for size in tensor.shape if tensor.descriptor or is_visible(size)}
+        visible |= {max(tensor.shape)} if tensor.shape and is_visible(math.prod(tensor.shape)) else set()
     return visible
 
 
@@ -96,18 +96,18 @@ class _Numbers:
 
     def new_strides(self, tensor: Tensor) -> tuple[int, ...]:
         """Return strides of a dense tensor in any order of its dims. Raises UnclearError for any other."""
-        made, old, new = [0] * len(tensor.shape), 1, 1
+        strides, old, new = [0] * len(tensor.shape), 1, 1
         for dim in sorted(range(len(tensor.shape)), key=lambda dim: (tensor.strides[dim], tensor.shape[dim])):
             stride, size = tensor.strides[dim], tensor.shape[dim]
             if stride == 0:
                 continue
             if size == 1:
-                made[dim] = next(iter(self.strides.get(stride, ())), self.size(stride))
+                strides[dim] = next(iter(self.strides.get(stride, ())), self.size(stride))
                 continue
             if stride != old:
                 raise UnclearError(f"{tensor.name} has gaps between its elements")
-            made[dim], old, new = new, old * size, new * self.size(size)
-        return tuple(made)
+            strides[dim], old, new = new, old * size, new * self.size(size)
+        return tuple(strides)
 
     def is_block(self, name: str) -> bool:
         """Return True for a constant that is a block by its name: ``BLOCK_N``, or ``BD`` beside an argument ``D``."""
@@ -135,19 +135,19 @@ def _argument(argument: Argument, numbers: _Numbers) -> Argument:
     shape = tuple(map(numbers.size, argument.shape))
     if argument.offset and shape != argument.shape:
         raise UnclearError(f"{argument.name} begins inside another tensor")
-    made = replace(argument, shape=shape, strides=numbers.new_strides(argument))
-    return _integers(made, argument, numbers) if argument.is_integer and argument.dtype != "bool" else made
+    resized = replace(argument, shape=shape, strides=numbers.new_strides(argument))
+    return _integers(resized, argument, numbers) if argument.is_integer and argument.dtype != "bool" else resized
 
 
-def _integers(made: Tensor, recorded: Tensor, numbers: _Numbers) -> Tensor:
+def _integers(resized: Tensor, recorded: Tensor, numbers: _Numbers) -> Tensor:
     """Scale values up to a size, such as group ends, as the size is. Raises UnclearError for other large ones."""
     values = recorded.integers
     least, most = (min(values), max(values)) if values else (recorded.least, recorded.most)
-    if values is not None and made.shape != recorded.shape:
-        count, kept = math.prod(made.shape), len(values)
-        values = tuple(values[index * kept // count] for index in range(count))
+    if values is not None and resized.shape != recorded.shape:
+        count, recorded_count = math.prod(resized.shape), len(values)
+        values = tuple(values[index * recorded_count // count] for index in range(count))
     if most is None or most <= KEPT:
-        return replace(made, values=values, packed="")
+        return replace(resized, values=values, packed="")
     old = next((size for size in numbers.sizes if size in (most, most + 1)), None)
     if old is None:
         raise UnclearError(f"{recorded.name} holds values up to {int(most)}, which is no size of a tensor")
@@ -159,7 +159,7 @@ def _integers(made: Tensor, recorded: Tensor, numbers: _Numbers) -> Tensor:
 
     values = None if values is None else tuple(map(scaled, values))
     return replace(
-        made, values=values, packed="", least=None if least is None else float(scaled(least)), most=float(largest)
+        resized, values=values, packed="", least=None if least is None else float(scaled(least)), most=float(largest)
     )
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune.replay import configs, problems, sizes
-from fp8tune.replay.case import Case, Storage, itemsize
+from fp8tune.replay.case import Case, Storage
 from fp8tune.replay.launching import Launcher
-from fp8tune.replay.naming import chain
+from fp8tune.replay.naming import chain, tuner_of
 from fp8tune.replay.recording import Argument, Kernel, Launch, Tensor, as_json
 from fp8tune.replay.values import Unrecordable, config_of
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
@@ -61,8 +61,6 @@ class RecordedSpec(KernelSpec):
     """``(config, problem)`` -> the reason why a declared config does not belong to a launch."""
     notices: tuple[str, ...] = ()
     """Launches that are left out, and what else the user should know."""
-    moves: Callable[[Problem], int] = field(default=lambda problem: 0)
-    """The bytes of a launch; two launches may have the same shape."""
 
     @property
     def check_text(self) -> str:
@@ -72,8 +70,8 @@ class RecordedSpec(KernelSpec):
         return f"{super().check_text.removesuffix(' of float64')} to the first config"
 
     def bytes_of(self, problem: Problem) -> int:
-        """Return the bytes of its tensors: the most that the launch moves."""
-        return self.moves(problem)
+        """Return the bytes that the launch of a problem moves: two launches may have the same shape."""
+        return int(self.inputs(problem, "meta")[-1].bytes_moved())
 
     def document(self, problem: Problem) -> str:
         """Return the launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
@@ -86,8 +84,8 @@ class RecordedSpec(KernelSpec):
     def first(self, problem: Problem) -> NamedInts:
         """Return the config listed first of those that the kernel does not prune."""
         listed = (config for config in self.configs if not self.unlisted(config, problem))
-        kept = (c for c in listed if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
-        return next(kept, self.default)
+        runnable = (c for c in listed if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
+        return next(runnable, self.default)
 
     def is_small(self, problem: Problem) -> bool:
         """Return True if Triton's interpreter can run it, itself or at odd sizes."""
@@ -119,16 +117,18 @@ def build(
     only_recorded_sizes = only_recorded_sizes or bool(kernel.pruner_configs)
     odd = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in launches.values()}
     untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
-    work = _Work(kernel, launcher, launches, grid, {id: made for id, made in odd.items() if isinstance(made, Launch)})
+    work = _Work(
+        kernel, launcher, launches, grid, {id: launch for id, launch in odd.items() if isinstance(launch, Launch)}
+    )
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
-    right: Any = functools.partial(_named_reference, reference, bool(bound)) if reference else work.agreed(bound)
+    right = partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound)
     return RecordedSpec(
         name=kernel.name,
         axes=configs.axes(kernel),
         default=grid[0],
         key=problems.key(kernel),
         problems=lambda row: iter(()),
-        inputs=work.inputs,
+        inputs=lambda problem, device: launcher.case(work.launch_of(problem), device).inputs(problem.seed),
         outputs=lambda *inputs: inputs[-1].outputs(),
         launch=launcher.launch,
         reference=right,
@@ -141,7 +141,6 @@ def build(
         configs=grid,
         recorded=tuple(launches),
         bytes_moved=work.bytes_moved,
-        moves=work.bytes_of,
         kernel=kernel,
         launches=launches,
         module=str(getattr(list(chain(function))[-1], "__module__", "")),
@@ -149,7 +148,7 @@ def build(
         untried_sizes="" if only_recorded_sizes else untried,
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
-        unlisted=work.unlisted,
+        unlisted=lambda config, problem: launcher.unlisted(work.launch_of(problem), NamedInts(config)),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
     )
 
@@ -183,18 +182,16 @@ def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]
     names = {item.name.partition("[")[0] for launch in kernel.launches for item in launch.arguments}
     if missing := sorted(names - set(parameters)):
         raise UsageError(f"{kernel.name} has changed: it has no argument {missing[0]!r} any more: record it again")
-    tuner = next((item for item in chain(function) if hasattr(item, "configs")), None)
-    set_by_program = [config for launch in kernel.launches for config in launch.configs or ()]
     try:
-        declared = list(map(config_of, getattr(tuner, "configs", ())))
+        declared = list(map(config_of, getattr(tuner_of(function), "configs", ())))
     except Unrecordable:
         return kernel, ()
-    own = [config for config in kernel.configs if config in declared or config not in set_by_program]
-    if not declared or own == declared:
+    beside = [config for launch in kernel.launches for config in launch.configs or () if config not in declared]
+    if not declared or [config for config in kernel.configs if config not in beside] == declared:
         return kernel, ()
-    extra = [config for config in kernel.configs if config in set_by_program and config not in declared]
     notice = "it changed since it was recorded: its configs are taken from the code, its sizes from the recording"
-    return replace(kernel, configs=(*declared, *extra)), (notice,)
+    configs = (*declared, *(config for config in kernel.configs if config in beside))
+    return replace(kernel, configs=configs), (notice,)
 
 
 def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
@@ -222,13 +219,9 @@ class _Work:
 
     kernel: Kernel
     launcher: Launcher
-    launches: Mapping[Problem, Launch]
+    launches: dict[Problem, Launch]
     grid: tuple[NamedInts, ...]
     odd: Mapping[str, Launch]
-
-    def inputs(self, problem: Problem, device: str) -> tuple[Any, ...]:
-        """Return the tensors that the launch reads, then its :class:`Case`."""
-        return self.launcher.case(self.launch_of(problem), device).inputs(problem.seed)
 
     def launch_of(self, problem: Problem) -> Launch:
         """Return the launch as recorded, or at odd sizes."""
@@ -241,37 +234,28 @@ class _Work:
             raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
         return launch
 
+    @cached_property
+    def _by_shape(self) -> dict[NamedInts, Launch]:
+        """Launches at recorded and odd sizes; of two with one shape the first."""
+        odd = {
+            self._odd_problem(launch): self.odd[launch.id] for launch in self.launches.values() if launch.id in self.odd
+        }
+        return {problem.shape: launch for problem, launch in reversed((self.launches | odd).items())}
+
     def invalid(self, config: Mapping[str, int], shape: Mapping[str, int], limits: object) -> str | None:
         """Explain what the kernel prunes itself, and configs whose grid is not known."""
-        launch = self._of_shape(shape)
+        launch = self._by_shape.get(NamedInts(shape))
         return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
-
-    def unlisted(self, config: Mapping[str, int], problem: Problem) -> str | None:
-        """Explain why a declared config does not belong to a launch."""
-        return self.launcher.unlisted(self.launch_of(problem), NamedInts(config))
 
     def bytes_moved(self, shape: Mapping[str, int]) -> int:
         """Return the bytes that are loaded and stored; an element that is both counts twice."""
-        launch = self._of_shape(shape)
-        return 0 if launch is None else moved(self.launcher.case(launch, "meta"))
-
-    def bytes_of(self, problem: Problem) -> int:
-        """Return the same of one launch."""
-        return moved(self.launcher.case(self.launch_of(problem), "meta"))
-
-    def _of_shape(self, shape: Mapping[str, int]) -> Launch | None:
-        odd = (
-            (self._odd_problem(launch), self.odd[id])
-            for launch in self.launches.values()
-            if (id := launch.id) in self.odd
-        )
-        every = [*self.launches.items(), *odd]
-        return next((launch for problem, launch in every if problem.shape == shape), None)
+        launch = self._by_shape.get(NamedInts(shape))
+        return 0 if launch is None else self.launcher.case(launch, "meta").bytes_moved()
 
     def _odd_problem(self, launch: Launch, seed: int = 0) -> Problem:
         recorded = next(problem for problem, other in self.launches.items() if other is launch)
-        made = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
-        shape = NamedInts([(name, made.shape.get(name, value)) for name, value in recorded.shape.items()])
+        odd = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
+        shape = NamedInts([(name, odd.shape.get(name, value)) for name, value in recorded.shape.items()])
         return replace(recorded, shape=shape, input_layout=f"{problems.ODD}{launch.id}", seed=seed)
 
     def edges(self, problem: Problem) -> Iterable[Edge]:
@@ -293,20 +277,20 @@ class _Work:
         is_small = _elements(launch) <= SMALL or launch.id not in self.odd
         return problem if is_small else self._odd_problem(launch, problem.seed)
 
-    def agreed(self, bound: Tolerance | None) -> Callable[..., tuple[Any, ...]]:
-        """Return the reference of a kernel for which none was named."""
+    def agreed(self, bound: Tolerance | None, *inputs: Any) -> tuple[Any, ...]:
+        """Return the outputs of the first config that the kernel runs: what is right where no reference was named."""
+        launch = inputs[-1].launch
+        listed = [config for config in self.grid if self.launcher.unlisted(launch, config) is None]
+        runnable = [config for config in listed if self.launcher.pruned(launch, config) is None]
+        return self.launcher.agreed(runnable, inputs, bound)
 
-        def first_config(*inputs: Any) -> tuple[Any, ...]:
-            launch = inputs[-1].launch
-            listed = (config for config in self.grid if self.launcher.unlisted(launch, config) is None)
-            kept = [config for config in listed if self.launcher.pruned(launch, config) is None]
-            return self.launcher.agreed(kept, inputs, bound)
 
-        return first_config
+class _UnusableError(ValueError):
+    """A fault of what a reference returns; the text names it."""
 
 
 def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any) -> tuple[Any, ...]:
-    """Return what a function of the kernel's arguments gives: a tensor, a tuple, or a dict by name.
+    """Return what a function of the kernel's arguments returns: a tensor, a tuple, or a dict by name.
 
     Raises UsageError for whatever is wrong with it: that is no fault of any config.
     """
@@ -315,7 +299,10 @@ def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any)
     case.prepare(inputs, outputs)
     named = {name: _widened(value) if is_close else value for name, value in case.arguments(inputs, outputs).items()}
     try:
-        results = _by_name(function(**_taken(function, named)), case)
+        parameters = inspect.signature(function).parameters.values()
+        if not any(item.kind is item.VAR_KEYWORD for item in parameters):
+            named = {item.name: named[item.name] for item in parameters if item.name in named}
+        results = _by_name(function(**named), case)
         pairs = zip(case.written, outputs, strict=True)
         return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
     except (Exception, SystemExit) as error:
@@ -324,54 +311,39 @@ def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any)
         raise UsageError(f"--reference {where} cannot be used: {reason}") from error
 
 
-class _UnusableError(ValueError):
-    """A fault of what a reference takes or gives; the text names it."""
-
-
-def _taken(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a reference asks for."""
-    taken = inspect.signature(function).parameters.values()
-    if any(item.kind is item.VAR_KEYWORD for item in taken):
-        return dict(named)
-    needed = [item.name for item in taken if item.default is item.empty and item.kind is not item.VAR_POSITIONAL]
-    if strange := [name for name in needed if name not in named]:
-        raise _UnusableError(f"it asks for {strange[0]}, the kernel takes {', '.join(named)}")
-    return {item.name: named[item.name] for item in taken if item.name in named}
-
-
-def _by_name(given: Any, case: Case) -> dict[str, Any]:
-    """Return what a reference gives, by the argument that it is right for."""
+def _by_name(result: Any, case: Case) -> dict[str, Any]:
+    """Return the tensors of a reference by the argument that each is right for."""
     arguments = (argument for storage in case.written for argument in storage.arguments)
     written = [argument.name for argument in arguments if argument.is_stored is not False]
-    names = ", ".join(written)
-    if not isinstance(given, Mapping):
-        several = given if isinstance(given, tuple | list) else (given,)
-        if len(several) != len(written):
-            raise _UnusableError(f"it gives {len(several)} tensors, the kernel writes {names}: give a dict")
-        given = dict(zip(written, several, strict=True))
-    for name, result in given.items():
+    if not isinstance(result, Mapping):
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        if len(tensors) != len(written):
+            names = ", ".join(written)
+            raise _UnusableError(f"it gives {len(tensors)} tensors, the kernel writes {names}: give a dict")
+        result = dict(zip(written, tensors, strict=True))
+    for name, tensor in result.items():
         if name not in written:
-            raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
-        if not hasattr(result, "untyped_storage"):
-            raise _UnusableError(f"it gives {type(result).__name__} for {name}: return a tensor")
-    return dict(given)
+            raise _UnusableError(f"it gives {name!r}, the kernel writes {', '.join(written)}")
+        if not hasattr(tensor, "untyped_storage"):
+            raise _UnusableError(f"it gives {type(tensor).__name__} for {name}: return a tensor")
+    return dict(result)
 
 
 def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
     """Return an output as the reference has it; what it does not name is what the launch finds there."""
     expected = output.double() if is_close and output.dtype.is_floating_point else output
     for argument in (argument for argument in storage.arguments if argument.name in results):
-        result = results[argument.name]
+        result, name = results[argument.name], argument.name
         if tuple(result.shape) != argument.shape:
-            shapes = f"{tuple(result.shape)}, the kernel's {argument.shape}"
-            raise _UnusableError(f"its {argument.name} has the shape {shapes}")
-        if not storage.is_flat:
-            if not is_close and result.dtype != output.dtype:
-                dtypes = f"{result.dtype}, the kernel's {output.dtype}"
-                raise _UnusableError(f"its {argument.name} is {dtypes}: return that, or ask for --check tolerance")
+            raise _UnusableError(f"its {name} has the shape {tuple(result.shape)}, the kernel's {argument.shape}")
+        if storage.is_flat:
+            start = expected.storage_offset() + argument.offset
+            expected.as_strided(argument.shape, argument.strides, start).copy_(result)
+        elif is_close or result.dtype == output.dtype:
             return result.double() if is_close and expected.is_floating_point() else result
-        start = expected.storage_offset() + argument.offset
-        expected.as_strided(argument.shape, argument.strides, start).copy_(result)
+        else:
+            dtypes = f"{result.dtype}, the kernel's {output.dtype}"
+            raise _UnusableError(f"its {name} is {dtypes}: return that, or ask for --check tolerance")
     return expected
 
 
@@ -424,17 +396,6 @@ def _tolerance(kernel: Kernel) -> Tolerance:
     longest = max((max(*item.shape, math.prod(item.shape) // smallest) for item in inputs if item.shape), default=1)
     # float32 sums in two orders differ by about 2**-24 of their size for each square root of a term
     return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
-
-
-def moved(case: Case) -> int:
-    """Return the bytes of a launch that are loaded and stored, each element once."""
-    total = 0
-    for storage in case.storages:
-        for argument in storage.arguments:
-            own = [size for size, stride in zip(argument.shape, argument.strides, strict=True) if stride]
-            times = (argument.is_loaded is not False) + (argument.is_stored is True)
-            total += math.prod(own) * itemsize(argument) * times
-    return total
 
 
 def _elements(launch: Launch) -> int:

@@ -4,16 +4,14 @@ The text of Triton's first IR (TTIR) is parsed with Triton's own bindings. A val
 whatever takes it as an operand, loops, branches and calls. What a load returns is followed no further, unless it
 becomes a pointer. An unknown operation counts as a load and a store of every pointer it takes.
 
-That happens in a process of its own, which has no GPU and no interpreter; it compiles launches without code for sm_90:
-
-    echo '[{"kernel": {...}, "launch": {...}, "code": [signature, text]}]' | python -m fp8tune.replay.usage
+Launches without code are compiled for sm_90, in a process of its own that has no GPU and no interpreter.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -21,14 +19,12 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8tune.errors import MachineError
-from fp8tune.replay.naming import chain, resolved
-from fp8tune.replay.recording import Config, Kernel, Launch, Tensor, as_json, from_json
-from fp8tune.replay.values import decoded
+from fp8tune.replay.naming import resolved
+from fp8tune.replay.recording import Config, Kernel, Launch
 
 
 class Use(NamedTuple):
@@ -53,26 +49,18 @@ def usages(work: Sequence[Work]) -> list[Usage]:
 
     Raises MachineError where no process can compile, for example without Triton.
     """
-    documents = [
-        {
-            "kernel": as_json(replace(kernel, launches=())),
-            "launch": as_json(launch.without_values()),
-            "code": code,
-        }
-        for kernel, launch, code in work
-    ]
+    light = [(replace(kernel, launches=()), launch.without_values(), code) for kernel, launch, code in work]
     process = subprocess.run(
         [sys.executable, "-m", "fp8tune.replay.usage"],
-        input=json.dumps(documents),
+        input=pickle.dumps(light),
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
-        text=True,
         check=False,
     )
     try:
         answers = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        message = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        message = (process.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise MachineError(f"kernels cannot be compiled here: {message}: install torch and triton") from None
     return [{name: Use(*map(bool, use)) for name, use in answer.items()} for answer in answers]
 
@@ -102,14 +90,13 @@ def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
     module.walk(graph.add)
     if not graph.functions:
         raise ValueError("the text declares no kernel")
-    entry = graph.functions[module.get_entry_func_name()]
-    names = list(_argument_names(signature))
-    if len(names) != len(entry.arguments):
-        raise ValueError(f"the code has {len(entry.arguments)} arguments, the signature {len(names)}")
+    arguments, names = graph.arguments(module.get_entry_func_name()), list(_argument_names(signature))
+    if len(names) != len(arguments):
+        raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
     graph.link()
     loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
     result: dict[str, Use] = {}
-    for name, (value, kind) in zip(names, entry.arguments, strict=True):
+    for name, (value, kind) in zip(names, arguments, strict=True):
         if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
             use = Use(is_pointer and value in loaded, is_pointer and value in stored, value in addresses)
             result[name] = Use(*map(any, zip(use, result.get(name, Use()), strict=True)))
@@ -133,22 +120,12 @@ _PURE = re.compile(
 """Operations that only compute with the pointers they take."""
 
 
-class _Function:
-    def __init__(self) -> None:
-        self.arguments: list[tuple[int, str]] = []
-        """(value, type)"""
-        self.returned: list[list[int]] = []
-        self.branched: list[list[int]] = []
-        """Operands of branches: which block each goes to the bindings do not tell."""
-        self.blocks: list[list[int]] = []
-        """Arguments of all blocks but the first."""
-
-
 class _Graph:
     """Values, and what each is derived from. Operations come with the inner ones first."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, _Function] = {}
+        self.functions: dict[str, int] = {}
+        """Name -> region."""
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
         self._derived: defaultdict[int, set[int]] = defaultdict(set)
@@ -159,11 +136,16 @@ class _Graph:
         self._read_from: dict[int, list[int]] = {}
         """Result of a load -> the pointer that it was loaded from."""
         self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
-        """Region -> its blocks -> their arguments."""
+        """Region -> its blocks -> their arguments, as (value, type)."""
         self._handed_on: defaultdict[int, list[list[int]]] = defaultdict(list)
         """Region -> operands of the operations that end it."""
-        self._function = _Function()
+        self._branched: defaultdict[int, list[int]] = defaultdict(list)
+        """Region -> operands of its branches: which block each goes to the bindings do not tell."""
         self._calls: list[tuple[str, list[int], list[int]]] = []
+
+    def arguments(self, function: str) -> list[tuple[int, str]]:
+        """Return the arguments of a function, as (value, type)."""
+        return next(iter(self._blocks[self.functions[function]].values()))
 
     def add(self, operation: Any) -> None:
         """Add an operation of a walk through a module."""
@@ -177,19 +159,13 @@ class _Graph:
             arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
             self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
         if name == "tt.func":
-            first, *others = self._blocks[regions[0]].values()
-            self._function.arguments = first
-            self._function.blocks = [[value for value, _ in arguments] for arguments in others]
-            self.functions[operation.get_str_attr("sym_name")] = self._function
-            self._function = _Function()
-        elif name in ("scf.yield", "scf.condition"):
-            self._handed_on[parent].append(operands[1:] if name == "scf.condition" else operands)
-        elif name == "tt.return":
-            self._function.returned.append(operands)
+            self.functions[operation.get_str_attr("sym_name")] = regions[0]
+        elif name in ("scf.yield", "scf.condition", "tt.return"):
+            self._handed_on[parent].append(operands[name == "scf.condition" :])
         elif name == "tt.call":
             self._calls.append((operation.get_flat_symbol_ref_attr("callee"), operands, results))
         elif name in ("cf.br", "cf.cond_br"):
-            self._function.branched.append(operands)
+            self._branched[parent] += operands
         elif name.startswith("scf.") and regions:
             self._join(name, operands, results, regions)
         else:
@@ -230,8 +206,8 @@ class _Graph:
         if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
             self._addresses.update(operands)
         elif is_assembly:  # its memory operand may be an integer
-            given = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-            self._addresses.update(item.id() for item in given if "i64" in str(item.get_type()))
+            values = [operation.get_operand(index) for index in range(operation.get_num_operands())]
+            self._addresses.update(item.id() for item in values if "i64" in str(item.get_type()))
         elif name.endswith("ptr_to_int"):
             self._based.update(results)
         elif "load" in name:
@@ -240,13 +216,12 @@ class _Graph:
     def link(self) -> None:
         """Connect calls with functions and branches with blocks, once all are known."""
         for callee, operands, results in self._calls:
-            function = self.functions[callee]
-            self._derive([value for value, _ in function.arguments], operands)
-            for returned in function.returned:
+            self._derive([value for value, _ in self.arguments(callee)], operands)
+            for returned in self._handed_on[self.functions[callee]]:
                 self._derive(results, returned)
-        for function in self.functions.values():
-            operands = [operand for branched in function.branched for operand in branched]
-            for value in (value for arguments in function.blocks for value in arguments):
+        for region, operands in self._branched.items():
+            _, *others = self._blocks[region].values()
+            for value in (value for arguments in others for value, _ in arguments):
                 self._derived[value].update(operands)
 
     def sources(self, values: Iterable[int]) -> set[int]:
@@ -277,93 +252,27 @@ class _Graph:
             self._derived[value].add(origin)
 
 
-def _compiled(kernel: Kernel, launch: Launch) -> Any:
-    """Compile one launch with the config it had, else the one declared first."""
-    outer = _loaded(kernel.name)
-    tuner = next((item for item in chain(outer) if hasattr(item, "configs")), None)
-    arguments = arguments_of(launch, {item.name: _tensor(item) for item in launch.tensors})
-    options: dict[str, Any] = {name: decoded(value) for name, value in launch.options.items()}
-    function = outer
-    if tuner is not None:
-        recorded = launch.config or next(iter(kernel.configs), Config({}))
-        kwargs = {name: decoded(value) for name, value in recorded.kwargs.items()}
-        config = next((config for config in tuner.configs if config.kwargs == kwargs), tuner.configs[0])
-        if config.pre_hook is not None:
-            config.pre_hook({**arguments, **config.all_kwargs()})
-        options |= config.all_kwargs()
-        function = tuner.fn
-    given = {name: value for name, value in arguments.items() if name in kernel.parameters}
-    return function.run(grid=(1, 1, 1), warmup=True, **{**given, **options})
-
-
-def arguments_of(launch: Launch, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a launch by parameter, its tensors given; items of a tuple are put together again."""
-    result: dict[str, Any] = {}
-    for item in launch.arguments:
-        value = tensors[item.name] if isinstance(item, Tensor) else decoded(item.value)
-        name, *places = re.findall(r"[^\[\]]+", item.name)
-        if not places:
-            result[name] = value
-            continue
-        items: list[Any] = result.setdefault(name, [])
-        for _ in places[1:]:  # in their order: a place is the next one, or inside the last
-            if len(items) <= int(places[0]):
-                items.append([])
-            items, places = items[int(places[0])], places[1:]
-        items.append(value)
-    return {name: _as_tuple(value) for name, value in result.items()}
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _loaded(name: str) -> Any:
-    where, _, attribute = name.rpartition(":")
-    sys.path.append(os.getcwd())
-    if where.endswith(".py"):
-        file = Path(where).absolute()
-        root, parts = file.parent, [file.stem]
-        while (root / "__init__.py").is_file():
-            root, parts = root.parent, [root.name, *parts]
-        sys.path.insert(0, str(root))
-        where = ".".join(parts)
-    return resolved(importlib.import_module(where), attribute)
-
-
-def _tensor(argument: Tensor) -> Any:
-    import torch
-
-    tensor = torch.empty_strided(argument.shape, argument.strides, dtype=getattr(torch, argument.dtype), device="meta")
-    return argument_in_memory(argument, tensor)
-
-
-def argument_in_memory(argument: Tensor, tensor: Any) -> Any:
-    """Return a tensor, or the TensorDescriptor over it that was recorded."""
-    if argument.descriptor is None:
-        return tensor
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
-
-
-def _usage(document: Any) -> Usage:
-    if document["code"]:
+def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
+    """Return the use of arguments from a launch's own code, else from what is compiled here."""
+    if code:
         try:
-            signature, text = document["code"]
+            signature, text = code
             return usage_of(text, signature)
         except ValueError as error:  # the code of another Triton version
-            print(f"{document['kernel']['name']}: {error}", file=sys.stderr)
-    compiled = _compiled(from_json(document["kernel"], Kernel), from_json(document["launch"], Launch))
-    from fp8tune.replay.watch.kernel import plain_signature
-
+            print(f"{kernel.name}: {error}", file=sys.stderr)
+    where, _, attribute = kernel.name.rpartition(":")
+    function = resolved(loading.imported_here(where), attribute)
+    launcher = Launcher(kernel, function)
+    case = launcher.case(launch, "meta")
+    config = triton_config(
+        launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
+    )
+    named = case.arguments(case.inputs(0), case.outputs())
+    compiled = launcher.run(launch, config, named, grid=(1, 1, 1), warmup=True)
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 
 
 def _main() -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
     results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
     target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
     driver.set_active(
@@ -372,14 +281,22 @@ def _main() -> None:
         )
     )
     answers: list[Usage] = []
-    for document in json.load(sys.stdin):
+    for kernel, launch, code in pickle.load(sys.stdin.buffer):
         try:
-            answers.append(_usage(document))
+            answers.append(_usage(kernel, launch, code))
         except Exception as error:  # not known, then
-            print(f"{document['kernel']['name']}: {error!r}", file=sys.stderr)
+            print(f"{kernel.name}: {error!r}", file=sys.stderr)
             answers.append({})
     print(json.dumps(answers), file=results)
 
 
 if __name__ == "__main__":
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from fp8tune.replay import loading
+    from fp8tune.replay.launching import Launcher
+    from fp8tune.replay.values import triton_config
+    from fp8tune.replay.watch.kernel import plain_signature
+
     _main()

@@ -61,7 +61,7 @@ def encoded(value: Any, what: str) -> Value:
             function = naming.function_name(value)
             raise Unrecordable(f"{what} is the function {function}, which cannot be imported")
         return {"function": name}
-    kind_name = kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+    kind_name = f"{module}.{kind.__qualname__}".removeprefix("builtins.")
     raise Unrecordable(f"{what} is of type {kind_name}, which a recording cannot hold")
 
 
@@ -102,6 +102,11 @@ def decoded(value: Value) -> Any:
         raise UsageError(f"the recording has the value {text!r}, which cannot be imported here") from None
 
 
+def decoded_items(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return values by name, decoded."""
+    return {name: decoded(value) for name, value in values.items()}
+
+
 class UnknownHookError(Exception):
     """A config that nobody declared, of a kernel whose configs have different hooks."""
 
@@ -113,11 +118,9 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
     """
     import triton
 
-    kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages, "num_ctas": config.num_ctas}
-    made = triton.Config(kwargs, **options, maxnreg=config.maxnreg)
-    made.pre_hook = hook_for(made, declared)
-    return made
+    result = triton.Config(decoded_items(config.kwargs), **{"num_ctas": config.num_ctas, **config.options})
+    result.pre_hook = hook_for(result, declared)
+    return result
 
 
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:
@@ -132,18 +135,10 @@ def hook_for(config: Any, declared: Sequence[Any]) -> Any:
 
 def _behaviour(hook: Any) -> Any:
     """Return what two hooks have in common that do the same: a lambda for each config is made of one code."""
-    code = getattr(hook, "__code__", None)
-    if code is None:
+    if not hasattr(hook, "__code__"):
         return hook
     cells = tuple(id(cell.cell_contents) for cell in hook.__closure__ or ())
-    return code, cells, hook.__defaults__, id(hook.__globals__)
-
-
-def has_function(value: Value) -> bool:
-    """Return True for a function, or a tuple with one: its text differs in every process."""
-    if isinstance(value, tuple | list):
-        return any(map(has_function, value))
-    return isinstance(value, Mapping) and ("function" in value or has_function(value.get("tuple", ())))
+    return hook.__code__, cells, hook.__defaults__, id(hook.__globals__)
 
 
 def number(value: Value) -> int:
@@ -161,6 +156,6 @@ def dtype_number(dtype: str) -> int:
 def text_of(value: Value) -> str:
     """Return a value as people write it: ``silu``, ``float16``, ``0.125``, ``(2, 3)``."""
     if isinstance(value, Mapping) and len(value) == 1:
-        ((kind, held),) = value.items()
-        return text_of(held) if kind == "tuple" else str(held).removeprefix("torch.").removeprefix("tl.")
+        ((kind, inner),) = value.items()
+        return text_of(inner) if kind == "tuple" else str(inner).removeprefix("torch.").removeprefix("tl.")
     return f"({', '.join(map(text_of, value))})" if isinstance(value, tuple | list) else str(value)

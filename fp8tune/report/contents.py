@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune import adapter
-from fp8tune.adapter import Explanation
 from fp8tune.ceiling import Bound, ceiling_of
 from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.view import Column
+from fp8tune.stats.explanation import Explanation
 from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
-from fp8tune.store.outcomes import NO_HISTORY, History
+from fp8tune.studies import read_studies
 
 R = TypeVar("R")
 
@@ -136,13 +135,11 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     kernels: Sequence[str | None] = wanted.kernels or [None]
     for number, kernel in enumerate(kernels):
         progress("reading rows", number, len(kernels))
-        studies += adapter.read_studies(reader, kernel, wanted.arch)
+        studies += read_studies(reader, kernel, wanted.arch)
     found = [one for one in studies if wanted.device.casefold() in one.device.name.casefold()]
     detailed = _detailed(found)
     progress("reading configs", 0, len(detailed))
-    subjects = {subject: one for one in detailed if (subject := _subject(one)) is not None}
-    histories = reader.histories({of: one.times_us.keys() for of, one in subjects.items()})
-    rows = [_row(one, histories) if one in detailed else Row(one) for one in found]
+    rows = [_row(one, reader) if one in detailed else Row(one) for one in found]
     rest = len(found) - len(detailed)
     left_out = (
         f"{rest} of {len(found)} problems are shown without their configs: name kernels to see them." if rest else ""
@@ -155,19 +152,17 @@ def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Cont
     )
 
 
-def _subject(found: Study) -> Subject | None:
-    """None for rows of an implementation that is not ours."""
-    return None if found.version is None else Subject(found.version, found.device, found.kind, found.problem)
-
-
-def _row(found: Study, histories: Mapping[Subject, History]) -> Row:
-    subject = _subject(found)
-    known = NO_HISTORY if subject is None else histories[subject]
-    return Row(found, known.commit, Explanation(found, known.outcomes))
+def _row(study: Study, reader: Reader) -> Row:
+    if study.version is None:  # rows of an implementation that is not ours
+        return Row(study, "", Explanation(study))
+    subject = Subject(study.version, study.device, study.kind, study.problem)
+    outcomes = reader.tried(subject) if study.failures else {}
+    untimed = {config: outcome for config, outcome in outcomes.items() if config not in study.times_us}
+    return Row(study, reader.commit(subject), Explanation(study, untimed))
 
 
 def _detailed(found: Sequence[Study]) -> Collection[Study]:
     if len(found) <= ALL:
         return set(found)
-    by_worth = sorted(found, key=lambda one: (not one.finals, -one.pick.newest))
+    by_worth = sorted(found, key=lambda one: (not one.finals, -one.newest))
     return set(by_worth[:DETAILED])

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8tune.adapter import KernelSummary, pick_of, summarize
 from fp8tune.records import Device, Kind
 from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats.means import group_by
 from fp8tune.stats.study import OPEN, SETTLED, Verdict
+from fp8tune.studies import KernelSummary, pick_of, summarize
 
 
 def view(found: Contents) -> View:
@@ -130,7 +130,7 @@ PICKS: tuple[Column[Row], ...] = (
     Column("time", "time, us", lambda row: row.study.choice.time_us, 1),
     Column("share", "of ceiling, %", lambda row: _percent(row.ceiling_share), 1),
     Column("verdict", "verdict", lambda row: row.verdict),
-    Column("newest", "measured", lambda row: day(row.study.pick.newest)),
+    Column("newest", "measured", lambda row: day(row.study.newest)),
     Column("kind", "kind", lambda row: str(row.study.kind)),
     Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
@@ -172,8 +172,8 @@ def _devices(found: Contents) -> Part:
         Column("triton", "Triton", lambda place: place.device.triton),
         Column("timing", "timing", lambda place: place.device.timing),
         Column("problems", "problems", lambda place: len(place.rows)),
-        Column("oldest", "oldest row", lambda place: day(min(row.study.pick.newest for row in place.rows))),
-        Column("newest", "newest row", lambda place: day(max(row.study.pick.newest for row in place.rows))),
+        Column("oldest", "oldest row", lambda place: day(min(row.study.newest for row in place.rows))),
+        Column("newest", "newest row", lambda place: day(max(row.study.newest for row in place.rows))),
     ]
     says = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
     return Part("devices", "What it was measured with", says, table(columns, places))

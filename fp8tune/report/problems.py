@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8tune.adapter import Attempt, Explanation, reasons
 from fp8tune.records import NamedInts, Status
 from fp8tune.report.charts import BLUE, ORANGE, ROLES, WIDTH, chart, colours
 from fp8tune.report.contents import Row, day, device_name
 from fp8tune.report.view import Column, Part, Picture, Value, View, table
+from fp8tune.stats.explanation import Attempt, Explanation, reasons
 from fp8tune.stats.study import Stage
 
 DRAWN = 2000
@@ -54,7 +54,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     software = [device.driver and f"driver {device.driver}", device.runtime, device.torch and f"torch {device.torch}"]
     software += [device.triton and f"Triton {device.triton}"]
     yield "device", ", ".join(filter(None, [device_name(device), device.arch, *software]))
-    yield "measured", ", ".join(filter(None, [day(pick.newest), row.commit[:12] and f"commit {row.commit[:12]}"]))
+    yield "measured", ", ".join(filter(None, [day(found.newest), row.commit[:12] and f"commit {row.commit[:12]}"]))
     if entry.source:
         yield "source", ", ".join(filter(None, [entry.source, entry.note]))
 

@@ -1,4 +1,4 @@
-"""What fp8tune asks of git, through its command line: commits, their files and checkouts, the working tree's state."""
+"""Git, through its command line: commits, their files and checkouts, the state of the working tree."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from fp8tune import errors, scratch
 
 DATABASES = ":(exclude,glob)**/*.db*"
-"""A sweep writes its own database: that alone does not make a working tree a changed one."""
+"""A sweep writes its own database: that alone does not count as a changed working tree."""
 
 
 def toplevel(folder: Path) -> Path:
-    """The root of the working tree that ``folder`` lies in. Raises MachineError if there is none, or no git."""
+    """Return the root of the working tree that ``folder`` lies in. Raises MachineError if there is none, or no git."""
     return Path(_output(folder, "rev-parse", "--show-toplevel"))
 
 
 def resolve(repository: Path, revision: str) -> str:
-    """The full commit id of a revision. Raises UsageError naming near branches and tags for one that does not exist."""
+    """Return the full commit id of a revision. Raises UsageError, which names near branches and tags, if unknown."""
     answer = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if answer.returncode or answer.stdout.startswith("^"):  # git takes ^A for what A does not reach
         names = _output(repository, "for-each-ref", "--format=%(refname:short)").split()
@@ -31,7 +31,7 @@ def resolve(repository: Path, revision: str) -> str:
 
 
 def merge_base(repository: Path, one: str, other: str) -> str:
-    """The commit two revisions forked at. Raises UsageError if their histories share none."""
+    """Return the commit two revisions forked at. Raises UsageError if their histories share none."""
     answer = _git(repository, "merge-base", resolve(repository, one), resolve(repository, other))
     if answer.returncode:
         raise errors.UsageError(f"{one!r} and {other!r} share no history: compare them with {one}..{other}")
@@ -39,19 +39,19 @@ def merge_base(repository: Path, one: str, other: str) -> str:
 
 
 def files(repository: Path, commit: str) -> frozenset[str]:
-    """The paths, from the repository's root, of all files of a commit; none where there is no such commit."""
+    """Return the paths, from the repository's root, of all files of a commit; none where there is no such commit."""
     answer = _git(repository, "ls-tree", "-r", "-z", "--name-only", "--full-tree", "--end-of-options", commit)
     return frozenset() if answer.returncode else frozenset(answer.stdout.split("\0"))
 
 
 def show(repository: Path, commit: str, path: str) -> str | None:
-    """The text of a file (path from the repository's root) as a commit has it; None if it has no such file."""
+    """Return the text of a file (path from the repository's root) in a commit; None if it has no such file."""
     answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")
     return None if answer.returncode else answer.stdout
 
 
 def versions(file: Path, number: int) -> Iterator[bytes]:
-    """What was committed of a file, on any branch or on none by now: the newest versions, the newest first."""
+    """Yield the newest committed versions of a file, the newest first, on any branch or on none by now."""
     log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
     for commit in log.split():
         answer = _git(file.parent, "cat-file", "blob", f"{commit}:./{file.name}", encoding=None)
@@ -60,7 +60,7 @@ def versions(file: Path, number: int) -> Iterator[bytes]:
 
 
 def head(folder: Path) -> str:
-    """The commit checked out here, ``+`` appended if tracked files have changed since.
+    """Return the commit checked out here, ``+`` appended if tracked files have changed since.
 
     Empty outside a repository, before its first commit, and if git is not installed: a sweep needs none of them.
     """
@@ -73,7 +73,7 @@ def head(folder: Path) -> str:
 
 
 def tracks(path: Path) -> bool:
-    """Whether a file is committed or about to be; never without git."""
+    """Return True if a file is committed or about to be; False without git."""
     try:
         answer = _git(path.absolute().parent, "ls-files", "--error-unmatch", "--", path.name)
     except errors.MachineError:
@@ -83,7 +83,7 @@ def tracks(path: Path) -> bool:
 
 @contextlib.contextmanager
 def checkouts(repository: Path, commits: Sequence[str | None]) -> Iterator[tuple[Path, ...]]:
-    """A folder for each commit; for None, a copy of the working tree with what is tracked or could be added.
+    """Yield a folder for each commit; for None, a copy of the working tree with what is tracked or could be added.
 
     Git keeps no record of them and runs no hook: each is written through an index of its own. The folders are removed
     at the end, or by the next run after a ``kill -9``. Raises MachineError if git refuses.
@@ -113,25 +113,22 @@ def _copy_working_tree(repository: Path, folder: Path) -> None:
 def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = None) -> str:
     answer = _git(folder, *arguments, variables=variables)
     if answer.returncode:
-        said = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
-        raise errors.MachineError(f"git cannot read {folder}: {said}; name a checkout with --repo")
+        reason = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
+        raise errors.MachineError(f"git cannot read {folder}: {reason}; name a checkout with --repo")
     return str(answer.stdout.strip())
 
 
 def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, encoding: str | None = "utf-8") -> Any:
     if not folder.is_dir():
         raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
-    command = ["git", "-C", str(folder), *arguments]
-    environment = {**os.environ, "LC_ALL": "C", **(variables or {})}
-    unreadable = "replace" if encoding else None
     try:
         return subprocess.run(
-            command,
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C", **(variables or {})},
             encoding=encoding,
-            errors=unreadable,
+            errors="replace" if encoding else None,
         )
     except FileNotFoundError:
         raise errors.MachineError("git is not installed: install it to compare revisions") from None

@@ -1,4 +1,4 @@
-"""The text that names a kernel everywhere: which one, from which recording, and what is right.
+"""The text that names a kernel everywhere, with its recording and its check.
 
 ``NAME``, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``; then, where the kernel has no spec, ``@RECORDING.json``; then,
 where something else than the kernel's own check is asked, ``?check=tolerance&relative=1e-3&reference=module:function``.
@@ -43,7 +43,7 @@ class KernelReference:
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:
-        """Raises UsageError for an option that does not exist, or a value that it does not take."""
+        """Parse a text. Raises UsageError for an option that does not exist, or a value that it does not take."""
         match = _TEXT.fullmatch(text)
         if match is None:
             return cls(text)
@@ -68,24 +68,24 @@ class KernelReference:
                 raise UsageError(f"{name} {function!r} names no function: write module:function")
 
     def __str__(self) -> str:
-        given = [(name, getattr(self, name)) for name in _OPTIONS]
-        options = "&".join(f"{name}={value}" for name, value in given if value not in ("", None))
+        values = [(name, getattr(self, name)) for name in _OPTIONS]
+        options = "&".join(f"{name}={value}" for name, value in values if value not in ("", None))
         return self.kernel + (f"@{self.recording}" if self.recording else "") + (f"?{options}" if options else "")
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """The bound that was asked for; None where none was."""
+        """The bound of the text; None where it has none."""
         if self.relative is None and self.absolute is None:
             return None
         return Tolerance(self.relative or 0.0, self.absolute or 0.0)
 
     @property
     def overrides(self) -> bool:
-        """Whether something else than the kernel's own check is asked for."""
+        """True if the text replaces the kernel's own check."""
         return bool(self.check or self.reference)
 
     def absolute_paths(self) -> KernelReference:
-        """The same for a process in any folder."""
+        """Return the reference for a process in any folder."""
         return replace(self, recording=str(Path(self.recording).absolute())) if self.recording else self
 
 

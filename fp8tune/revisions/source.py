@@ -1,14 +1,12 @@
-"""The hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
+"""Hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
 
 Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
 within the kernel's own package: no comments, docstrings, formatting, names of helpers and modules, and nothing of the
-reference, the inputs, the grid and other kernels.
+reference, the inputs, the grid and other kernels. A kernel function without a spec is hashed with all it mentions, but
+for the configs and keys of ``triton.autotune``, and so is a spec that is not a call with a ``launch=`` keyword.
 
 Not seen are names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or side effects of an import,
-and the code of other packages (torch, triton), whose versions a row keeps. A spec that is not written as a call with a
-``launch=`` keyword is hashed with everything it mentions.
-
-A kernel function without a spec is hashed with all it mentions, but for the configs and keys of ``triton.autotune``.
+and the code of other packages (torch, triton), whose versions a row keeps.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class NoSuchKernel(errors.UsageError):
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a spec is declared; of a ``path.py:ATTRIBUTE``, ``root`` is the folder its imports start from."""
+    """Module and attribute of a kernel; of a ``path.py:ATTRIBUTE``, ``root`` is the folder its imports start from."""
 
     module: str
     attribute: str
@@ -53,12 +51,12 @@ class Reference:
 
     @property
     def package(self) -> str:
-        """The outermost one."""
+        """The outermost package."""
         return self.module.partition(".")[0]
 
 
 def parse_reference(text: str) -> Reference:
-    """Where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
+    """Return where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
     text = KernelReference.parse(text).kernel
     if text in catalog.KERNELS:
         return Reference(catalog.module_name(text), "SPEC")
@@ -79,8 +77,63 @@ def parse_reference(text: str) -> Reference:
     return Reference(where, attribute)
 
 
+# Readers of code
+
+
+def installed(kernel: str) -> Read:
+    """Return a reader of the code that would run here; nothing is imported."""
+    return in_folder(_root(kernel))
+
+
+def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
+    """Return a reader of files below a folder, which tries each source root in turn."""
+
+    def text(path: str) -> str | None:
+        file = folder / path
+        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
+
+    return _in_roots(text, roots)
+
+
+def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
+    """Return a reader of the files that a commit of a git repository has."""
+    names = functools.cache(functools.partial(git.files, repository, commit))  # most paths that are tried are none
+    return _in_roots(lambda path: git.show(repository, commit, path) if path in names() else None, roots)
+
+
+def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
+    @functools.cache
+    def read(path: str) -> str | None:
+        texts = (text(str(PurePosixPath(root, path))) for root in roots)
+        return next((text for text in texts if text is not None), None)
+
+    return read
+
+
+def _root(kernel: str) -> Path:
+    """Return the folder an installed kernel's imports start from; the current one comes last, as in an import."""
+    reference = parse_reference(kernel)
+    if reference.root is not None:
+        return reference.root
+    package = reference.package
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # __main__, and whatever a program put into sys.modules by hand
+        raise NoSuchKernel(f"{package} has no file of its own: name the kernel's file as path.py:ATTRIBUTE") from None
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    if spec is not None:
+        return Path(spec.origin or ".").parent
+    if any(Path(path).is_file() for path in candidates(package)):
+        return Path.cwd()
+    raise NoSuchKernel(f"no module named {package!r}: install it, or name the file as path.py:ATTRIBUTE")
+
+
+# Hashes
+
+
 def source_hash(kernel: str, read: Read) -> str:
-    """16 hex digits for the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
+    """Return 16 hex digits for the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
 
     Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
     """
@@ -88,21 +141,21 @@ def source_hash(kernel: str, read: Read) -> str:
 
 
 def reference_hash(kernel: str, read: Read) -> str:
-    """The same of what says which bytes are right: what another reference checked is checked anew.
+    """Return the same for what says which bytes are right: what another reference checked is checked anew.
 
     A kernel without a spec agrees with the first of its configs, so that its own code counts.
     """
     own = _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
     named = KernelReference.parse(kernel)
-    asked = str(replace(named, kernel="", recording=""))
-    if not asked:
+    options = str(replace(named, kernel="", recording=""))
+    if not options:
         return own
-    texts = [own, asked, *([source_hash(named.reference, installed(named.reference))] if named.reference else [])]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    texts = [own, options, *([source_hash(named.reference, installed(named.reference))] if named.reference else [])]
+    return _digest("\n".join(texts).encode())
 
 
 def folder_hash(kernel: str) -> str:
-    """16 hex digits for the text of every Python file beside an installed kernel's own: whatever its spec may reach.
+    """Return 16 hex digits for the text of every Python file beside an installed kernel's own.
 
     Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
     them. Raises NoSuchKernel if the kernel is not installed.
@@ -113,16 +166,17 @@ def folder_hash(kernel: str) -> str:
         raise NoSuchKernel(f"{kernel} is not installed: there is no {paths[0]} below {start}")
     root, files = (folder.parent, "**/*.py") if kernel in catalog.KERNELS else (folder, "*.py")
     texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+    return _digest(b"\0".join(texts))
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """The ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
+    """Return the ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
 
     Raises as :func:`source_hash` does.
     """
     declared = _declared(kernel, read)[2]
-    if _is_function(declared):
+    is_kernel = isinstance(declared, ast.FunctionDef | ast.ClassDef) or _calls(declared, "jit", "heuristics")
+    if is_kernel:
         return KernelReference.parse(kernel).kernel
     name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):
@@ -130,62 +184,24 @@ def kernel_name(kernel: str, read: Read) -> str:
     raise errors.UsageError(f'{kernel} gives no plain name: declare it as SPEC = KernelSpec(name="...")')
 
 
-def installed(kernel: str) -> Read:
-    """Reads the code that would run here, without importing any of it."""
-    return in_folder(_root(kernel))
+def _hash(kernel: str, read: Read, fields: tuple[str, ...], needed: str = "launch") -> str:
+    """Hash these fields of a spec's declaration; all of it where ``needed`` is not written there."""
+    walk, module, spec = _declared(kernel, read)
+    keywords = _keywords(spec)
+    for expression in [keywords[name] for name in fields if name in keywords] if needed in keywords else [spec]:
+        walk.enter(module, expression)
+    return _digest("\n".join(walk.entries).encode())
 
 
-def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
-    """Reads files below a folder, trying each source root in turn."""
-
-    def text(path: str) -> str | None:
-        file = folder / path
-        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
-
-    return _in_roots(text, roots)
-
-
-def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
-    """The same of the files that a commit of a git repository has."""
-    names = functools.cache(functools.partial(git.files, repository, commit))  # most paths that are tried are none
-
-    def text(path: str) -> str | None:
-        return git.show(repository, commit, path) if path in names() else None
-
-    return _in_roots(text, roots)
-
-
-def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
-    @functools.cache
-    def read(path: str) -> str | None:
-        texts = (text(str(PurePosixPath(root, path))) for root in roots)
-        return next((found for found in texts if found is not None), None)
-
-    return read
-
-
-def _root(kernel: str) -> Path:
-    """The folder an installed kernel's imports start from, the current one last, as when its spec is loaded."""
-    reference = parse_reference(kernel)
-    package = reference.package
-    if reference.root is not None:
-        return reference.root
-    try:
-        spec = importlib.util.find_spec(package)
-    except ValueError:  # __main__, and whatever a program put into sys.modules by hand
-        raise NoSuchKernel(f"{package} has no file of its own: name the kernel's file as path.py:ATTRIBUTE") from None
-    if spec is None:
-        if any(Path(path).is_file() for path in candidates(package)):
-            return Path.cwd()
-        raise NoSuchKernel(f"no module named {package!r}: install it, or name the file as path.py:ATTRIBUTE")
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).parent
-    return Path(spec.origin or ".").parent
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stmt]:
-    """A walk through the kernel's code, and the module and the expression that its spec is assigned from, or the
-    kernel function itself, without ``triton.autotune`` around it."""
+    """Return a walk, a module, and the expression that its spec is assigned from, or the kernel function itself.
+
+    ``triton.autotune`` around the function is left out.
+    """
     reference = parse_reference(kernel)
     # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
     walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
@@ -196,12 +212,15 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stm
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
         for statement in module.statements.get(attribute, ()):
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-                return walk, module, _without_autotune(statement.value)
             if isinstance(statement, ast.ClassDef):
                 return walk, module, statement
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                value = statement.value
+                while isinstance(value, ast.Call) and _calls(value.func, "autotune") and value.args:
+                    value = value.args[0]  # of triton.autotune(...)(kernel)
+                return walk, module, value
             if isinstance(statement, ast.FunctionDef):
-                kernels = [_undecorated(each) for each in module.statements[attribute]]
+                kernels = [_without_autotune(item) for item in module.statements[attribute]]
                 module.statements[attribute] = kernels  # it is reached again by its own name
                 return walk, module, kernels[0]
         if attribute not in module.imports:
@@ -210,51 +229,22 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stm
     raise NoSuchKernel(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 
-def _hash(kernel: str, read: Read, fields: tuple[str, ...], needed: str = "launch") -> str:
-    """Of these fields of a spec's declaration; of all of it where ``needed`` is not written there."""
-    walk, module, spec = _declared(kernel, read)
-    given = _keywords(spec)
-    for expression in [given[name] for name in fields if name in given] if needed in given else [spec]:
-        walk.enter(module, expression)
-    return hashlib.sha256("\n".join(walk.entries).encode()).hexdigest()[:16]
+def _without_autotune(statement: ast.stmt) -> ast.stmt:
+    if not isinstance(statement, ast.FunctionDef):
+        return statement
+    bare = copy.copy(statement)
+    bare.decorator_list = [item for item in statement.decorator_list if not _calls(item, "autotune")]
+    return bare
 
 
 def _keywords(spec: ast.AST) -> dict[str | None, ast.expr]:
     return {keyword.arg: keyword.value for keyword in spec.keywords} if isinstance(spec, ast.Call) else {}
 
 
-def _is_function(declared: ast.AST) -> bool:
-    """Whether this is a kernel, not a spec: a function, or ``triton.jit(function)``."""
-    return (
-        isinstance(declared, ast.FunctionDef | ast.ClassDef)
-        or _calls(declared, "jit")
-        or _calls(declared, "heuristics")
-    )
-
-
-def _undecorated(statement: ast.stmt) -> ast.stmt:
-    if not isinstance(statement, ast.FunctionDef):
-        return statement
-    undecorated = copy.copy(statement)
-    undecorated.decorator_list = [each for each in statement.decorator_list if not _is_autotune(each)]
-    return undecorated
-
-
-def _without_autotune(expression: ast.expr) -> ast.expr:
-    """``triton.autotune(...)(kernel)`` as ``kernel``."""
-    while isinstance(expression, ast.Call) and _is_autotune(expression.func) and expression.args:
-        expression = expression.args[0]
-    return expression
-
-
-def _is_autotune(node: ast.expr) -> bool:
-    return _calls(node, "autotune")
-
-
-def _calls(node: ast.AST, name: str) -> bool:
-    """Whether this is a call such as ``triton.NAME(...)``, or one of what that gives."""
+def _calls(node: ast.AST, *names: str) -> bool:
+    """Return True for a call such as ``triton.NAME(...)``, or one of its result."""
     while isinstance(node, ast.Call):
         node = node.func
         if isinstance(node, ast.Name | ast.Attribute):
-            return (node.id if isinstance(node, ast.Name) else node.attr) == name
+            return (node.id if isinstance(node, ast.Name) else node.attr) in names
     return False

@@ -1,4 +1,4 @@
-"""What a piece of Python reaches, followed name by name through the text of its modules; nothing is imported.
+"""Follow a piece of Python name by name through the text of its modules; nothing is imported.
 
 A :class:`Walk` starts at an expression and collects, as canonical text, each module-level statement it depends on.
 Names bound at module level are numbered in the order of their first mention. So renaming a helper, or moving code
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fp8tune.errors import UsageError
 
 Read = Callable[[str], str | None]
-"""A file's path relative to the import root (``fp8tune_kernels/spec.py``) -> its text, None where absent."""
+"""Path of a file relative to the import root (``fp8tune_kernels/spec.py``) -> its text, None where absent."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -36,7 +36,7 @@ class Module:
     """The modules of each ``from x import *``."""
 
     def binds(self, name: str) -> bool:
-        """Whether the module has a top-level name."""
+        """Return True if the module has this top-level name."""
         return name in self.statements or name in self.imports
 
 
@@ -81,31 +81,30 @@ class Walk:
                     self._add(reached, statement)
 
     def module(self, name: str) -> Module | None:
-        """A module this walk may follow, parsed; None for any other. Raises UsageError if it is not Python."""
-        if name not in self._modules:
-            self._modules[name] = None
-            if self.package in (None, name.partition(".")[0]) and not self._is_ignored(name):
-                self._load(name)
+        """Return a module this walk may follow, parsed; None for any other. Raises UsageError if it is not Python."""
+        if name in self._modules:
+            return self._modules[name]
+        self._modules[name] = None
+        if self.package not in (None, name.partition(".")[0]) or self._is_ignored(name):
+            return None
+        path, text = next(
+            ((path, text) for path in candidates(name) if (text := self.read(path)) is not None), ("", "")
+        )
+        if path:
+            parsed = _parsed(name, path, text)
+            # a walk adds names to its modules, not to what other walks share
+            module = self._modules[name] = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
+            for star in filter(None, map(self.module, module.stars)):
+                names = [name for name in (*star.statements, *star.imports) if not module.binds(name)]
+                module.imports.update({name: f"{star.name}.{name}" for name in names})
         return self._modules[name]
-
-    def _load(self, name: str) -> None:
-        for path in candidates(name):
-            if (text := self.read(path)) is not None:
-                parsed = _parsed(name, path, text)
-                # a walk adds names to its modules, not to what other walks share
-                module = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
-                self._modules[name] = module
-                for star in filter(None, map(self.module, module.stars)):
-                    found = {n: f"{star.name}.{n}" for n in (*star.statements, *star.imports) if not module.binds(n)}
-                    module.imports.update(found)
-                return
 
     def _is_ignored(self, name: str) -> bool:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
 
     def _add(self, module: Module, node: ast.AST) -> None:
-        found = template(node)
-        self.entries.append(found.filled([self.label(module, chain) for chain in found.chains]))
+        code = template(node)
+        self.entries.append(code.filled([self.label(module, chain) for chain in code.chains]))
 
     def _number(self, place: _Place) -> str:
         if place not in self._numbers:
@@ -114,7 +113,7 @@ class Walk:
         return f"#{self._numbers[place]}"
 
     def label(self, module: Module, chain: Sequence[str], within: frozenset[_Place] = frozenset()) -> str:
-        """What a name of a module, and the attributes taken of it, becomes in an entry."""
+        """Return the text in an entry for a name of a module and the attributes taken of it."""
         name, *attributes = chain
         place = _Place(module.name, name)
         if place in within:  # modules that import each other's names
@@ -128,7 +127,10 @@ class Walk:
         return self._imported(module.imports[name], attributes, within) if name in module.imports else ".".join(chain)
 
     def _imported(self, target: str, attributes: Sequence[str], within: frozenset[_Place]) -> str:
-        """``a.b`` may be module b of package a, or b in module a: the first module that binds the next name decides."""
+        """Return the label of an import. ``a.b`` may be module b of package a, or b in module a.
+
+        The first module that binds the next name decides.
+        """
         parts = [*target.split("."), *attributes]
         for depth in range(1, len(parts) + 1):
             module = self.module(".".join(parts[:depth]))
@@ -142,7 +144,7 @@ class Walk:
 
 
 class Template(NamedTuple):
-    """A piece of code as text, with a gap for each name that it takes from its module, or binds there.
+    """Code as text, with a gap for each name that it takes from its module, or binds there.
 
     Without layout and comments, and the same from every Python version, as ``ast.dump`` is not: new fields are empty in
     older code, and left out here.
@@ -151,12 +153,12 @@ class Template(NamedTuple):
     chains: tuple[tuple[str, ...], ...]
     """These names with their attributes, in the order of the tree: that decides their numbers."""
     texts: tuple[str, ...]
-    """Between the gaps; one more than these."""
+    """Texts between the gaps; one more than these."""
     gaps: tuple[int, ...]
-    """Which of the names fills each."""
+    """Index of the name that fills each gap."""
 
     def filled(self, labels: Sequence[str]) -> str:
-        """With a label for each name."""
+        """Return the text with a label for each name."""
         return self.texts[0] + "".join(
             repr(labels[n]) + text for n, text in zip(self.gaps, self.texts[1:], strict=True)
         )
@@ -164,7 +166,7 @@ class Template(NamedTuple):
 
 @functools.lru_cache(4096)  # of a tree that is parsed once: kernels share most of what they reach
 def template(node: ast.AST) -> Template:
-    """Of a statement or an expression."""
+    """Return the template of a statement or an expression."""
     own = _bound_names(node) if isinstance(node, ast.stmt) else set[str]()
     names = _global_names(node) | own
     chains: list[tuple[str, ...]] = []
@@ -195,13 +197,13 @@ def template(node: ast.AST) -> Template:
 
 
 def candidates(module: str) -> tuple[str, str]:
-    """The files a module may lie in, relative to the import root."""
+    """Return the files a module may lie in, relative to the import root."""
     path = module.replace(".", "/")
     return f"{path}.py", f"{path}/__init__.py"
 
 
 def _drop_prose(tree: ast.Module) -> None:
-    """Drop what no computation depends on: docstrings, and the annotations of plain functions.
+    """Drop docstrings, and the annotations of plain functions: no computation depends on them.
 
     A decorated function keeps its annotations: ``tl.constexpr`` is one.
     """
@@ -217,7 +219,7 @@ def _drop_prose(tree: ast.Module) -> None:
 
 @functools.lru_cache(256)  # the kernels of a package share most of what they reach
 def _parsed(name: str, path: str, text: str) -> Module:
-    """A module from its text, the names of stars still missing."""
+    """Parse a module; the names of stars are still missing."""
     package = name if path.endswith("/__init__.py") else name.rpartition(".")[0]
     module = Module(name)
     try:
@@ -246,8 +248,10 @@ def _parsed(name: str, path: str, text: str) -> Module:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The top-level statements, those of a block that defines something by themselves: ``if has_triton():`` around
-    every kernel of a module does not make one kernel of them."""
+    """Yield the top-level statements, and those of a block that defines something one by one.
+
+    ``if has_triton():`` around every kernel of a module does not make one kernel of them.
+    """
     for statement in body:
         defines = any(isinstance(node, DEFINITIONS) for node in _outside_scopes(statement))
         if isinstance(statement, ast.If | ast.Try | ast.With) and defines:
@@ -259,7 +263,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
-    """A top-level statement and all in it that is in no function, class or comprehension."""
+    """Yield a top-level statement and all in it that is in no function, class or comprehension."""
     yield node
     if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
@@ -267,7 +271,7 @@ def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _bound_names(statement: ast.stmt) -> set[str]:
-    """The names that a top-level statement binds in its module."""
+    """Return the names that a top-level statement binds in its module."""
     names = set()
     for node in _outside_scopes(statement):
         match node:
@@ -282,7 +286,7 @@ def _bound_names(statement: ast.stmt) -> set[str]:
 
 @functools.lru_cache(4096)  # of a tree that is parsed once
 def _global_names(node: ast.AST) -> set[str]:
-    """The names code takes from its module: parameters and locals of functions in it are not among them."""
+    """Return the names that code takes from its module, without parameters and locals of functions in it."""
     # within a function, because the variables of a comprehension are then locals in every Python: since 3.12 symbol
     # tables show them in the scope around it
     inside = "def _():\n" + textwrap.indent(ast.unparse(node), " ")

@@ -174,22 +174,6 @@ def control_difference(default: Sequence[ProcessTimes], control: Sequence[Proces
     return abs(math.expm1(fmean(differences))) if differences else None
 
 
-def processes_to_settle(
-    finals: Finals, totals: Sequence[int], current: NamedInts | None, default: NamedInts | None, axes: Axes
-) -> int:
-    """Return the least process count in ``totals`` expected to settle the study if times repeat, else the largest."""
-    count = min(len(processes) for processes in finals.values())
-    for total in totals:
-        # A repeated process gets a new name, because two processes with one name would count as one.
-        repeats = {
-            config: [replace(processes[n % count], process=f"{n}") for n in range(total)]
-            for config, processes in finals.items()
-        }
-        if not decide_finals(repeats, current, default, axes).needs_more:
-            return total
-    return max(totals)
-
-
 def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decision:
     """Return the decision for a pick. ``is_fresh`` is True if a table built without history would also contain it."""
     config, time_us = pairs.configs[pick], math.exp(pairs.logs[pick].mean())

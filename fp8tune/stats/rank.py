@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
-from typing import TypeVar
 
-from fp8tune.records import ComparableRows, Device, Kind, Problem
+from fp8tune.records import Device, Kind, Problem
 from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED, Kind.PUBLISHED)  # the most trusted first
-Pool = TypeVar("Pool", Study, ComparableRows)  # group of comparable rows
 
 _OTHER_FIELDS = attrgetter("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode", "seed")
 
 
-def competing(pools: Iterable[Pool]) -> list[Pool]:
+def competing(pools: Iterable[Study]) -> list[Study]:
     """Return the best group with times for each problem and GPU model, and all groups without times."""
-    with_times: list[Pool] = []
-    rest: list[Pool] = []
+    with_times: list[Study] = []
+    rest: list[Study] = []
     for pool in pools:
         (with_times if pool.kind in TIMED_KINDS and pool.newest else rest).append(pool)
     return _best_groups(with_times) + rest
 
 
-def answering(pools: Iterable[Pool]) -> list[Pool]:
+def answering(pools: Iterable[Study]) -> list[Study]:
     """Return the best group for each problem and GPU model, sorted for display.
 
     The best group has the newest complete kernel version. Among several devices, one that ran finals is preferred, so
@@ -37,28 +35,28 @@ def answering(pools: Iterable[Pool]) -> list[Pool]:
     return sorted(rest, key=lambda pool: display_order(pool.problem, pool.device))
 
 
-def _best_groups(pools: Iterable[Pool]) -> list[Pool]:
+def _best_groups(pools: Iterable[Study]) -> list[Study]:
     groups = group_by(pools, lambda pool: (pool.problem, pool.device.arch, pool.device.name))
     return list(map(_best, groups.values()))
 
 
-def _best(rivals: Sequence[Pool]) -> Pool:
+def _best(rivals: Sequence[Study]) -> Study:
     first = min(rivals, key=_rank)
     version = _source_hash(first), first.complete
     peers = [pool for pool in rivals if (_source_hash(pool), pool.complete) == version]
     return min(peers, key=lambda pool: (not pool.has_finals, _rank(pool)))
 
 
-def _rank(pool: Study | ComparableRows) -> tuple[object, ...]:
+def _rank(pool: Study) -> tuple[object, ...]:
     """Return a sort key: measured before published, complete before incomplete, then newest first; names break ties."""
     return TIMED_KINDS.index(pool.kind), not pool.complete, -pool.newest, _source_hash(pool), pool.device.fingerprint
 
 
-def _source_hash(pool: Study | ComparableRows) -> str:
+def _source_hash(pool: Study) -> str:
     return pool.version.source_hash if pool.version else ""
 
 
-def _subject(pool: Study | ComparableRows) -> Hashable:
+def _subject(pool: Study) -> Hashable:
     """Return the fields on which a published result and a measurement are compared; routing and scales are left out."""
     problem = pool.problem
     return pool.device.arch, problem.kernel, problem.shape, problem.input_layout

@@ -94,13 +94,18 @@ class Result:
     ceiling_gb_per_s: float | None = None
     copy_gb_per_s: float | None = None  # rate of a device-to-device copy in the sweep that timed it
     peak_flop_per_s: float | None = None
-    newest: float = field(default=0.0, compare=False)
-    """Time at which the last row of the result was stored, in seconds since the epoch."""
 
     @property
     def stage(self) -> Stage:
         """Stage in which ``value_us`` was measured."""
         return Stage.FINAL if self.finals else Stage.COARSE
+
+    @property
+    def times_us(self) -> tuple[float, ...]:
+        """Time of each process that timed the config, in order; none without a time."""
+        if self.finals:
+            return tuple(sorted(map(process_us, self.finals)))
+        return () if self.coarse_us is None else (self.coarse_us,) * self.figures
 
     @property
     def value_us(self) -> float:
@@ -167,6 +172,8 @@ class Study:
     results: tuple[Result, ...] = ()  # results with a time; for compiled kernels, all results
     failures: Mapping[NamedInts, Status] = field(default_factory=dict)
     """Configs that were tried without getting a time, each with the status that gives the reason."""
+    untimed: tuple[NamedInts, ...] = ()
+    """Configs of correct results without a time, such as those that a publication names without one."""
     lookup_key: NamedInts | None = None
     bytes_moved: int | None = None
     flops: int | None = None
@@ -177,15 +184,17 @@ class Study:
     today: Today | None = None
     decision: Decision | None = None  # None until :func:`fp8tune.stats.decide.decide_study`
     noise: float | None = None  # relative difference between the default and its A/A control
+    newest: float = field(default=0.0, compare=False)
+    """Time at which the last row of the study was stored, in seconds since the epoch."""
 
     def __hash__(self) -> int:
         """Hash only the identifying fields, because other fields hold mappings."""
         return hash((self.problem, self.device, self.kind, self.version))
 
     @property
-    def newest(self) -> float:
-        """Time at which the last row of the study was stored, in seconds since the epoch."""
-        return max((result.newest for result in self.results), default=0.0)
+    def configs(self) -> list[NamedInts]:
+        """Named configs of the results, and those without a time."""
+        return [*(result.config for result in self.results if result.config is not None), *self.untimed]
 
     @property
     def default(self) -> NamedInts:

@@ -1,1 +1,1 @@
-"""The results database. Knows no GPU and no terminal."""
+"""Results database: schema, reading, writing, importing and the work queue. Knows no GPU and no terminal."""

@@ -1,188 +1,441 @@
-"""Opening a results database: its URL, its transactions, and the driver's errors as one line each.
-
-What is SQLite's alone is in :mod:`fp8tune.store.sqlite`, what is a server's in :mod:`fp8tune.store.postgresql`.
-"""
+"""Connections to a results database: transactions that are repeated when a server goes away, one-line errors."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import os
 import sqlite3
-from collections.abc import Callable, Collection, Hashable, Iterator
-from contextvars import ContextVar
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import NullPool
+import tenacity
+from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
-from fp8tune.store import last_writes, postgresql, remembered, retrying, sqlite
+from fp8tune.store.schema import METADATA, VERSION, Meta
 
-_LINES = {"sqlite": sqlite.LINES, "postgresql": postgresql.LINES}
+BUSY_S = 60.0
+"""Patience with another process that holds the lock of a file."""
+
+PATIENCE_S = 300.0
+"""Patience with a server that went away: one that is restarted or upgraded is back by then."""
+
+WRITERS_LOCK = int.from_bytes(b"fp8tune")
+"""Advisory lock that the writers of one database on a server take in turn."""
+
+IDLE_S = 20
+"""A server ends a transaction whose client says nothing for so long, below the length of a lease: a paused process
+holds the lock no longer."""
 
 TESTED = "tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
-"""What the tests run; nothing else is accepted."""
 
-_LABEL, _SECRETS = "fp8tune_label", "fp8tune_secrets"
-"""Options of an engine: what messages call the database, and what they must not say."""
+_DRIVERS = {"sqlite": "sqlite", "sqlite+pysqlite": "sqlite"}
+_DRIVERS |= dict.fromkeys(("postgresql", "postgresql+psycopg"), "postgresql+psycopg")
 
-_CONNECT: ContextVar[Callable[[], sqlite3.Connection]] = ContextVar("connects to the file that is opened now")
+_OPTIONS = (
+    f"-c lock_timeout=10000 -c idle_in_transaction_session_timeout={1000 * IDLE_S} -c jit=off"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    " -c work_mem=64MB -c random_page_cost=1.1"
+)
+# A host that is gone is noticed within 25 s, on both sides: the defaults of Linux take two hours.
+_CONNECT = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 
-_DRIVERS = {
-    "sqlite": "sqlite",
-    "sqlite+pysqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
+_DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
+_FOREIGN = "is not a results database of this fp8tune: give another file with --db"
+_INVALID = "cannot hold this row, which is invalid and was not stored: see its values"
+_LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
+_STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
+_UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
+_PASSING = (_LOST, _STARTING, _UNREACHABLE)
+
+_FILE_LINES = {
+    "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
+    "malformed": _DAMAGED,
+    "could not decode": _DAMAGED,
+    "constraint": _INVALID,
+    "cannot store": _INVALID,
+    "locked": "is locked by another process: stop it or wait for it, or give another file with --db",
+    "readonly": "cannot be written: make the file and its folder writable, or give another file with --db",
+    "unable to open": "cannot be opened: check that its folder exists and may be written",
+    "full": "could not grow, the disk is full: free some space; every row stored before is kept",
+    "disk i/o": "could not be read or written (disk error): check the disk and ulimit -f, then run fp8tune doctor",
+    "no such": _FOREIGN,
 }
-"""Scheme -> the dialect and driver that opens it."""
+_STATE_LINES = {
+    "23": _INVALID,
+    "55p03": _LOST,  # another writer holds the lock longer than usual: try again
+    "42p01": _FOREIGN,
+    "42703": _FOREIGN,
+    "42501": "may not be used by this user: ask the server's administrator for the right to",
+    "25006": "cannot be written: ask the server's administrator for the right to, or give another one with --db",
+    "53100": "could not grow, the server's disk is full: every row stored before is kept",
+    "57p04": "was removed while it was in use: make the database with createdb",
+    "57p03": _STARTING,
+    "53300": _STARTING,
+    "57p": _LOST,
+    "25p03": _LOST,  # idle in a transaction for IDLE_S
+    "08": _LOST,
+    "40": _LOST,  # a deadlock, and what else a server undoes by itself
+}
+_CLIENT_LINES = {
+    **dict.fromkeys(("starting up", "shutting down", "recovery mode", "not yet accepting"), _STARTING),
+    **dict.fromkeys(("too many", "connection slots"), _STARTING),
+    "password": "refused the login: put the password into PGPASSWORD or ~/.pgpass, and check the user's name",
+    "does not exist": "is not there: make the database with createdb, and check the user's name",
+    **dict.fromkeys(("server closed", "connection is"), _LOST),
+    **dict.fromkeys(("connection failed", "connection timeout", "resolve host"), _UNREACHABLE),
+}
+
+_logger = logging.getLogger("fp8tune")
+_reached: set[str] = set()
+_open_files: Counter[tuple[int, int] | None] = Counter()
+"""Number of databases that this process has open, by file."""
+_opening = threading.Lock()
+
+Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+AnyDatabase = TypeVar("AnyDatabase", bound="Database")
 
 
 class EmptyDatabaseError(DatabaseError):
-    """There is a database, and nothing in it yet."""
+    """The database has no tables yet."""
 
 
-def connect(url: str, *, create: bool, writable: bool, patience_s: float | None = None) -> Connection:
-    """One connection to a plain path or a database URL. Raises DatabaseError for whatever stands in the way.
-
-    ``patience_s``: how long it waits for another process's commit, and for a server that went away.
-    """
-    parsed = _parse(url)
-    if _is_sqlite(parsed):
-        return _file(sqlite_path(parsed), label(url), create, writable, patience_s)
-    patience_s = retrying.PATIENCE_S if patience_s is None else patience_s
-    options = postgresql.options(parsed.query, patience_s)
-    # of the engine itself, not of a copy: its first connection asks the server for its version before any copy is used
-    known = {_LABEL: label(url), _SECRETS: passwords(url)}
-    try:
-        engine = create_engine(parsed, poolclass=NullPool, connect_args=options, execution_options=known)
-    except ImportError:
-        raise DatabaseError(f"{label(url)} needs a driver: pip install 'fp8tune[postgresql]'") from None
-    _map_errors(engine)
-    connection = _begun(engine)
-    retrying.be_patient(connection, patience_s)
-    return connection
+class ForeignLogError(DatabaseError):
+    """A log beside the file belongs to another file: SQLite would write its pages into this one."""
 
 
-def _file(path: Path | None, label: str, create: bool, writable: bool, patience_s: float | None) -> Connection:
-    """A connection to an SQLite file, or in memory."""
-    if path is not None:
-        sqlite.check_path(path, create=create and writable, writable=writable)
-    patience_s = sqlite.BUSY_TIMEOUT_S if patience_s is None else patience_s
-    connection = _through_sqlite(
-        functools.partial(sqlite.connected, path, create=create, writable=writable, patience_s=patience_s), label
+class LostConnectionError(DatabaseError):
+    """The server went away, or does not take connections yet. Nothing of the transaction may be stored."""
+
+    def __init__(self, label: str, line: str) -> None:
+        super().__init__(f"{label} {line}")
+        self.label, self.is_starting = label, line == _STARTING
+
+
+class Database:
+    """An SQLite file, or a database on a PostgreSQL server. A context manager; one thread at a time."""
+
+    def __init__(
+        self, url: str, *, create: bool = False, writable: bool = True, versions: tuple[int, ...] = (VERSION,)
+    ) -> None:
+        """Open a plain path or a URL, at once or not at all; see :meth:`open`."""
+        parsed = parse(url)
+        self.version, self._versions = VERSION, versions
+        self.label, self.path, self.writable = label(url), path_of(url), writable
+        self.is_server = parsed.get_backend_name() != "sqlite"
+        self._secrets, self._is_ours = passwords(url), False
+        self._open: Connection | None = None
+        self._fence: Callable[[Connection], None] | None = None
+        """Called at the beginning of each write; raises to store nothing."""
+        with contextlib.nullcontext() if self.path is None else _opening:
+            if self.path is not None:
+                _check_path(self.path, create=create and writable, writable=writable)
+            self._mode = "ro" if not writable else "rwc" if create else "rw"
+            self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
+            try:
+                self._check_tables(create=create and writable)
+            except BaseException:
+                self._engine.dispose()
+                raise
+            self._is_ours = True
+            if self.path is not None:
+                self._engine.dispose()  # connections from now on use a write-ahead log
+                self._inode = self._file = _inode(self.path)
+                _open_files[self._file] += 1
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        create: bool = False,
+        writable: bool = True,
+        wait: bool = False,
+        versions: tuple[int, ...] = (VERSION,),
+    ) -> Self:
+        """Open a plain path or a database URL.
+
+        Args:
+            url: The database.
+            create: Make a missing file, and the tables of an empty database.
+            writable: Without it, nothing needs a right to write.
+            wait: Wait for a server that this process has never reached.
+            versions: Versions of the schema that the caller can read.
+
+        Raises:
+            DatabaseError: The database cannot be used.
+        """
+
+        def is_passing(error: BaseException) -> bool:
+            if not isinstance(error, LostConnectionError):
+                return False
+            return wait or error.is_starting or error.label in _reached
+
+        database = _repeated(
+            lambda: cls(url, create=create, writable=writable, versions=versions), is_passing, label(url)
+        )
+        _reached.add(database.label)
+        return database
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the last writer of a file leaves one plain file without a log."""
+        self._engine.dispose()
+        if self.path is not None and self.writable and _inode(self.path) == self._inode:
+            with contextlib.suppress(sqlite3.Error):  # another process has it open, and will do it
+                raw = sqlite3.connect(f"{_uri(self.path)}?mode=rw", uri=True, isolation_level=None, timeout=0)
+                with contextlib.closing(raw):
+                    raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    raw.execute("PRAGMA journal_mode=DELETE")
+        if self.path is not None:
+            _open_files[self._file] -= 1
+
+    @property
+    def _connection(self) -> Connection:
+        assert self._open is not None, "outside of a transaction"
+        return self._open
+
+    def _begin(self, *, write: bool) -> None:
+        """Do what each transaction begins with."""
+        if write and self._fence is not None:
+            self._fence(self._connection)
+
+    def run(self, work: Callable[[], Value], *, write: bool = False) -> Value:
+        """Return the result of ``work`` in a transaction, repeated until it is committed.
+
+        All writes are idempotent, so a commit whose answer was lost may be repeated.
+
+        Raises:
+            LostConnectionError: The server did not come back in time.
+        """
+        if self._open is not None:  # within another transaction
+            return work()
+
+        def attempt() -> Value:
+            try:
+                with self.transaction(write=write) as self._open:
+                    self._begin(write=write)
+                    return work()
+            finally:
+                self._open = None
+
+        def is_passing(error: BaseException) -> bool:
+            return isinstance(error, LostConnectionError) and error.label == self.label
+
+        return _repeated(attempt, is_passing, self.label)
+
+    @contextlib.contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+        """Open a transaction that sees one state; a writing one is committed as a whole, or not at all."""
+        if write and not self.writable:
+            raise DatabaseError("the database was opened for reading only: open it with writable=True")
+        with self._one_line_errors():
+            if write and self.path is not None and self._is_ours:
+                self._check_still_there(self.path)
+            with self._engine.connect() as connection, connection.begin():
+                if not self.is_server:
+                    # IMMEDIATE takes the lock up front: who reads first and then writes would fail, not wait.
+                    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+                elif write:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
+                else:
+                    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                yield connection
+
+    def execute_alone(self, statement: str) -> None:
+        """Execute VACUUM or ANALYZE outside of a transaction. A server vacuums by itself."""
+        if not (self.is_server and statement == "VACUUM"):
+            with self._one_line_errors(), self._engine.connect() as connection:
+                connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
+
+    def _server(self, url: URL) -> Engine:
+        options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
+        named = url.query.get("options", "")
+        options["options"] = f"{_OPTIONS} {named if isinstance(named, str) else ' '.join(named)}"
+        options["application_name"] = "fp8tune"
+        try:
+            return create_engine(url, connect_args=options, pool_size=1, max_overflow=2)
+        except ImportError:
+            raise DatabaseError(f"{self.label} needs a driver: pip install 'fp8tune[postgresql]'") from None
+
+    def _connect(self) -> sqlite3.Connection:
+        if self.path is None:
+            return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        address = f"{_uri(self.path)}?mode={self._mode}"
+        if not self.writable and _is_stranded(self.path):
+            address += "&immutable=1"
+        raw = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        raw.execute("PRAGMA trusted_schema=OFF")
+        raw.execute("PRAGMA foreign_keys=ON")
+        if self._is_ours and self.writable:
+            # In WAL mode, NORMAL survives kill -9; only a power failure can lose the last commits.
+            _switch_to_wal(raw)
+            raw.execute("PRAGMA synchronous=NORMAL")
+        return raw
+
+    def _check_tables(self, *, create: bool) -> None:
+        with self.transaction(write=create) as connection:
+            inspector = inspect(connection)
+            tables = set(inspector.get_table_names())
+            if fakes := set(METADATA.tables) & {*inspector.get_view_names(), *_virtual_tables(connection)}:
+                raise DatabaseError(f"{self.label}: {min(fakes)} is not a plain table there: give another file")
+            if not tables and create:
+                METADATA.create_all(connection)
+                connection.execute(Meta.insert().values(name="schema_version", value=str(VERSION)))
+                return
+            if not tables:
+                line = "is empty: run fp8tune sweep or fp8tune import to fill it"
+                raise EmptyDatabaseError(f"{self.label} {line}")
+            if not {"meta", "trials"} <= tables:
+                raise DatabaseError(f"{self.label} {_FOREIGN}")
+            text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
+            self.version = version = int(text) if text.isdecimal() else 0
+        if version in self._versions and "studies" in tables:
+            return
+        if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
+            raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
+        if version < VERSION:
+            line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
+            raise DatabaseError(f"{self.label} {line}")
+        newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
+        raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")
+
+    def _check_still_there(self, path: Path) -> None:
+        """Raise DatabaseError if the path has become another file: rows would go nowhere."""
+        if self._inode in (None, _inode(path)):
+            return
+        self._inode = None  # saved once
+        names = (path.with_name(f"{path.name}.saved{number}") for number in range(1, 10**6))
+        saved = next(path for path in names if not path.exists())
+        with self._engine.connect() as connection:
+            cursor: Any = connection.connection.driver_connection
+            cursor.execute("VACUUM INTO ?", (str(saved),))
+        raise DatabaseError(
+            f"{path} was replaced or removed while it was in use (git checkout, pull or switch?): "
+            f"every row stored before is in {saved}; run fp8tune import {saved}, then this again"
+        )
+
+    @contextlib.contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (DBAPIError, sqlite3.Error) as error:
+            raise self._error(error) from error
+        except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a damaged schema
+            raise DatabaseError(f"{self.label} {_DAMAGED}") from error
+
+    def _error(self, error: Exception) -> DatabaseError:
+        cause = getattr(error, "orig", None) or error
+        state, text = str(getattr(cause, "sqlstate", None) or "").lower(), str(cause).strip()
+        lines = _FILE_LINES if not self.is_server else _STATE_LINES if state else _CLIENT_LINES
+        line = next((lines[part] for part in lines if (state.startswith(part) if state else part in text.lower())), "")
+        if getattr(error, "connection_invalidated", False) and not line:
+            line = _LOST
+        if line in _PASSING:
+            return LostConnectionError(self.label, line)
+        first_line = without(self._secrets, (text.splitlines() or [type(cause).__name__])[0][:200])
+        return DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}")
+
+
+def reads(
+    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
+) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+    """Make a method read in one transaction, which sees one state of the database."""
+    reading: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=False)
+    return reading
+
+
+def writes(
+    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
+) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+    """Make a method write in one transaction, all or nothing."""
+    writing: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=True)
+    return writing
+
+
+def _within(method: Any, *, write: bool) -> Any:
+    @functools.wraps(method)
+    def call(self: Database, *args: Any, **options: Any) -> Any:
+        # A generator could be read once only, and the transaction may be repeated.
+        args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
+        return self.run(lambda: method(self, *args, **options), write=write)
+
+    return call
+
+
+def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], bool], label: str) -> Value:
+    """Repeat ``work`` while a server is away, for PATIENCE_S; announce a wait of more than a second, and its end."""
+    began, is_announced = time.monotonic(), False
+
+    def before_sleep(state: tenacity.RetryCallState) -> None:
+        nonlocal is_announced
+        alive.sign()
+        if not is_announced and time.monotonic() - began >= 1.0:
+            is_announced = True
+            _logger.warning(f"{label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        stop=tenacity.stop_before_delay(PATIENCE_S),
+        # Many workers have lost the same server: they come back one by one.
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+        before_sleep=before_sleep,
+        reraise=True,
     )
-    retrying.be_patient(connection, patience_s)
-    sqlite.prepare(connection, path)
-    return connection
+    value = retrying(work)
+    if is_announced:
+        _logger.warning(f"{label}: the connection is back after {time.monotonic() - began:.0f} s")
+    return value
 
 
-def _through_sqlite(connect: Callable[[], sqlite3.Connection], label: str) -> Connection:
-    """A connection of SQLite's driver as one of SQLAlchemy."""
-    engine = _every_file().execution_options(**{_LABEL: label})
-    token = _CONNECT.set(connect)
-    try:
-        return _begun(engine)
-    finally:
-        _CONNECT.reset(token)
-
-
-@functools.cache
-def _every_file() -> Engine:
-    """One for all files: it compiles each statement once a process, which is more than half of reading a small file."""
-    engine = create_engine("sqlite://", poolclass=NullPool, creator=lambda: _CONNECT.get()(), query_cache_size=2000)
-    _map_errors(engine)
-    return engine
-
-
-def _begun(engine: Engine) -> Connection:
-    return remembered.begin(engine.connect())
+def insert_ignoring(connection: Connection, table: Any) -> Any:
+    """Return an INSERT that skips rows whose key exists."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    return dialect.insert(table).on_conflict_do_nothing()
 
 
 def label(url: str) -> str:
-    """What messages call a database: its path, or its URL without the password."""
+    """Return the name of a database in messages: its path, or its URL without the password."""
     path = path_of(url)
     return redacted(url) if path is None else str(path)
 
 
-def begin_writing(connection: Connection) -> None:
-    """What whoever writes does once the database is known to be ours."""
-    if connection.dialect.name == "sqlite":
-        sqlite.begin_writing(connection)
-
-
-def private_copy(connection: Connection, label: str) -> Connection:
-    """A temporary copy of an older SQLite file, which replaces the connection. Raises DatabaseError for a server's."""
-    if connection.dialect.name != "sqlite":
-        raise DatabaseError(
-            f"{label} is of an older fp8tune: run fp8tune sweep or fp8tune import on it, which bring it up to date"
-        )
-    copy = sqlite.copied(connection, label)
-    close(connection, wrote=False)
-    return _through_sqlite(lambda: copy, label)
-
-
-def close(connection: Connection, *, wrote: bool) -> None:
-    """Close. Raises DatabaseError if an SQLite file was replaced; saves its rows."""
-    with contextlib.suppress(DatabaseError):  # of a connection that is lost already
-        connection.rollback()
-    if connection.dialect.name == "sqlite":
-        sqlite.close(connection, wrote=wrote)
-    else:
-        connection.close()
-        connection.engine.dispose()
-
-
-@contextlib.contextmanager
-def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
-    """One transaction. A writer takes the writers' lock at once: two queue instead of failing half way."""
-    is_file = connection.dialect.name == "sqlite"
-    if write and is_file:
-        sqlite.check_still_there(connection)
-    with connection.begin():
-        if is_file:
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-        elif write:
-            last_writes.begin(connection)
-        else:
-            postgresql.begin(connection, write=False)
-        yield connection
-
-
-def moment(connection: Connection) -> Hashable:
-    """What changes with each commit of another process, within the caller's transaction."""
-    if connection.dialect.name == "sqlite":
-        return int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
-    return postgresql.moment(connection)
-
-
-def note_many_new_rows(connection: Connection) -> None:
-    """Tell a server that there are many, within the caller's transaction."""
-    if connection.dialect.name != "sqlite":
-        postgresql.gather_statistics(connection)
-
-
-def sqlite_path(url: URL) -> Path | None:
-    """The file of an SQLite URL; None for a server and for a database in memory."""
-    if not _is_sqlite(url) or url.database in (None, "", ":memory:"):
-        return None
-    return Path(str(url.database))
-
-
 def path_of(url: str) -> Path | None:
-    """The file of a plain path or URL; None for a server and for a database in memory."""
-    return sqlite_path(_parse(url))
+    """Return the file of a plain path or URL; None for a server and for a database in memory."""
+    parsed = parse(url)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
+    return Path(str(parsed.database)) if is_file else None
 
 
 def exists(url: str) -> bool:
-    """Whether there is a database to open: a file that is there, or any server."""
-    parsed = _parse(url)
-    path = sqlite_path(parsed)
-    return path.is_file() if path is not None else not _is_sqlite(parsed)
+    """Return True if there is a database to open: a file that is there, or any server."""
+    path = path_of(url)
+    return path.is_file() if path is not None else parse(url).get_backend_name() != "sqlite"
 
 
-def _parse(url: str) -> URL:
+def parse(url: str) -> URL:
+    """Parse a plain path or a URL.
+
+    Raises:
+        DatabaseError: No such database can be used.
+    """
     if "://" not in url:
         return URL.create("sqlite", database=url)
     scheme = url.split("://")[0]
@@ -195,38 +448,73 @@ def _parse(url: str) -> URL:
     return parsed.set(drivername=_DRIVERS[parsed.drivername])
 
 
-def _is_sqlite(url: URL) -> bool:
-    return url.get_backend_name() == "sqlite"
+def _check_path(path: Path, *, create: bool, writable: bool) -> None:
+    if path.is_dir():
+        raise DatabaseError(f"{path} is a folder: give a file with --db")
+    if not path.exists() and not create:
+        raise DatabaseError(f"{path} does not exist: run fp8tune sweep or fp8tune import, or give another --db")
+    if not path.exists() and not path.parent.is_dir():
+        raise DatabaseError(f"{path} cannot be made, its folder does not exist: make the folder first")
+    place = path if path.exists() else path.parent
+    if writable and not os.access(place, os.W_OK):
+        raise DatabaseError(f"{path} cannot be written: make {place} writable, or give another file with --db")
+    if path.exists() and not os.access(path, os.R_OK):
+        raise DatabaseError(f"{path} cannot be read: ask its owner for the right to, or give another file with --db")
+    log = Path(f"{path}-wal")
+    # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
+    if all(_write_version(path) == 1 and log.is_file() and log.stat().st_size > 32 for _ in range(3)):
+        raise ForeignLogError(
+            f"{path} was replaced (git checkout, pull or switch?) while {log.name}, the log of a process that was "
+            f"killed, lay beside it: move {log.name} away, then run this again"
+        )
 
 
-def _map_errors(engine: Engine) -> None:
-    """The one border where a driver's errors become ours. Of which database they are, its connection's options say."""
+def _write_version(path: Path) -> int:
+    """Return the header's write version: 1 for a rollback journal, 2 for WAL, 0 if it is not known."""
+    # Closing any descriptor of a file drops all locks of this process on it, those of SQLite's connections too: other
+    # processes would then write, or remove the log, while these are in use.
+    if _open_files[_inode(path)]:
+        return 0
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(19)[18:].ljust(1, b"\0")[0]
+    return 0
 
-    @event.listens_for(engine, "handle_error")
-    def to_database_error(context: ExceptionContext) -> None:
-        original = context.original_exception
-        if isinstance(original, DatabaseError):  # a column type refused a value
-            raise original
-        if not isinstance(original, Exception):  # Ctrl-C
-            if context.dialect.name == "sqlite":  # its connection is as good as before; a server may owe an answer
-                context.is_disconnect = False
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    return None
+
+
+def _is_stranded(path: Path) -> bool:
+    """Return True if the file says WAL where SQLite may not make the files that WAL needs."""
+    is_writable = os.access(path.parent, os.W_OK)
+    return not is_writable and not Path(f"{path}-wal").exists() and _write_version(path) == 2
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(os.fsencode(path.absolute()))}"
+
+
+def _switch_to_wal(raw: sqlite3.Connection) -> None:
+    """Wait for whoever writes: SQLite itself refuses a change of mode at once."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode=WAL")
             return
-        assert context.engine is not None
-        options = context.engine.get_execution_options()
-        label: str = options[_LABEL]
-        secrets: Collection[str] = options.get(_SECRETS, ())
-        state = getattr(original, "sqlstate", None)  # a server may speak another language than English
-        text = (state or str(original)).lower()
-        for part, line in _LINES[engine.dialect.name].items():
-            # a code is no part of a message: "08" would be found in a port
-            if text.startswith(part) if state else part in text and not part[0].isdigit():
-                raise _error(context, label, line) from None
-        if context.is_disconnect:
-            raise postgresql.lost(label, context.connection) from None
-        first_line = (str(original).strip().splitlines() or [type(original).__name__])[0][:200]
-        raise _error(context, label, f"cannot be used: {without(secrets, first_line)}") from None
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
 
 
-def _error(context: ExceptionContext, label: str, line: str) -> DatabaseError:
-    is_server = context.dialect.name == "postgresql"
-    return postgresql.error(label, line, context.connection) if is_server else DatabaseError(f"{label} {line}")
+def _virtual_tables(connection: Connection) -> set[str]:
+    """Return the virtual tables of a file, and the tables that have a trigger: both run what the file says."""
+    if connection.dialect.name != "sqlite":
+        return set()
+    query = (
+        "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger' OR (type = 'table' AND sql LIKE 'create virtual%')"
+    )
+    return {str(name) for name in connection.exec_driver_sql(query).scalars()}

@@ -1,4 +1,4 @@
-"""Which databases a command takes that is not told: the user's own, and the rows that come with fp8tune below them."""
+"""Choice of the databases that a command takes without ``--db``: the user's own, and the shipped results."""
 
 from __future__ import annotations
 
@@ -19,37 +19,31 @@ VARIABLE = "FP8TUNE_DB"
 """The environment variable that names the user's own database: a path or a URL."""
 
 BASE_VARIABLE = "FP8TUNE_BASE"
-"""The environment variable that names another base; if it is set and empty, there is none."""
+"""The environment variable that names other shipped results; if it is set and empty, there are none."""
 
-LOCAL = "fp8tune.db"
-"""In this folder, if it is there: the user's own rows."""
-
-COMMITTED = "results.db"
-"""In a checkout: the rows that come with fp8tune."""
-
-INSTALLED = "_results.db"
-"""In a wheel, beside the package's modules: the same rows without their samples."""
-
-_MAGIC = b"SQLite format 3\x00"
+LOCAL = "fp8tune.db"  # the user's own results, if it is in this folder
+COMMITTED = "results.db"  # the shipped results in a checkout
+INSTALLED = "_results.db"  # the same in a wheel, beside the package's modules
 
 
 @dataclass(frozen=True)
 class Databases:
-    """What is read: the own rows, over those of a base. Paths or URLs."""
+    """Paths or URLs of the own and the shipped results."""
 
     own: str | None
     base: str | None = None
 
     @property
     def label(self) -> str:
-        """What messages call it: ``fp8tune.db over results.db``. Without passwords."""
+        """Name in messages: ``fp8tune.db over results.db``. Without passwords."""
         return " over ".join(database.label(url) for url in (self.own, self.base) if url)
 
 
 def own() -> str:
-    """The user's own database, which may not be there yet: the variable's, ``./fp8tune.db``, or the data folder's.
+    """Return the user's own database, which may not exist: the variable's, ``./fp8tune.db``, or the data folder's.
 
-    Raises UsageError for a variable that names a database in memory.
+    Raises:
+        UsageError: The variable names a database in memory.
     """
     if named := os.environ.get(VARIABLE):
         if is_in_memory(named):
@@ -59,53 +53,55 @@ def own() -> str:
 
 
 def data_folder() -> Path:
-    """Where the platform keeps a user's data of fp8tune: ``~/.local/share/fp8tune`` on Linux. May not be there."""
+    """Return the platform's folder for data of fp8tune: ``~/.local/share/fp8tune`` on Linux. It may not exist."""
     import platformdirs
 
     return Path(platformdirs.user_data_dir("fp8tune", appauthor=False))
 
 
 def base() -> str | None:
-    """The rows that come with fp8tune: ``results.db`` of this folder or the checkout, or those of the wheel."""
+    """Return the shipped results: ``results.db`` of this folder or the checkout, or those of the wheel."""
     if (named := os.environ.get(BASE_VARIABLE)) is not None:
         return named or None
-    if _is_ours(Path(COMMITTED)):
-        return COMMITTED
     package = Path(__file__).resolve().parents[1]
-    for path in (package.parent / COMMITTED, package / INSTALLED):
-        if path.is_file() and (path.name == INSTALLED or (package.parent / "sweeps").is_dir()):
-            return str(path)
-    return None
+    is_checkout = (package.parent / "sweeps").is_dir()
+    candidates = [Path(COMMITTED)] if _is_ours(Path(COMMITTED)) else []
+    candidates += [package.parent / COMMITTED] if is_checkout else []
+    return next((str(path) for path in (*candidates, package / INSTALLED) if path.is_file()), None)
 
 
 def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
-    """What a command reads: what ``--db`` names and nothing else, or the own rows over the base's.
+    """Return what a command reads: ``--db`` alone, or the own and the shipped results.
 
-    ``notice`` takes one line which they are, unless there are none but those that were named.
+    ``notice`` takes one line that says which they are, unless they were named.
     """
     if db is not None:
         return Databases(db)
     mine, below = own(), base()
     if below is None or _is_same(mine, below):
         return Databases(mine)
-    if not _is_there(mine, notice):
-        missing = (
-            f"{database.label(mine)}, which {VARIABLE} names, is not there yet: " if os.environ.get(VARIABLE) else ""
-        )
-        notice(f"{missing}rows are those that come with fp8tune, {database.label(below)}")
-        return Databases(None, below)
-    found = Databases(mine, below)
-    notice(f"rows are those of {found.label}; --db reads one alone")
-    return found
+    with contextlib.suppress(OSError):  # of a folder that may not be read
+        if database.exists(mine):
+            databases = Databases(mine, below)
+            notice(f"rows are those of {databases.label}; --db reads one alone")
+            return databases
+    is_named = bool(os.environ.get(VARIABLE))
+    missing = f"{database.label(mine)}, which {VARIABLE} names, is not there yet: " if is_named else ""
+    notice(f"{missing}rows are those that come with fp8tune, {database.label(below)}")
+    return Databases(None, below)
 
 
 def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = True) -> str:
-    """What a command writes: what ``--db`` names, else the user's own database. ``create``: with its folder.
+    """Return what a command writes: ``--db``, or the user's own database. ``create``: make its folder.
 
-    ``notice`` takes one line which database that is. Raises UsageError where the variable names the base, and where git
-    tracks it: the next pull would conflict. Raises DatabaseError where the folder cannot be made.
+    ``notice`` takes one line that says which database that is.
+
+    Raises:
+        UsageError: The variable names the shipped results, or a file that git tracks: the next pull would conflict.
+        DatabaseError: No such database can be used, or the folder cannot be made.
     """
     if db is not None:
+        database.parse(db)  # before a sweep is planned: a database that cannot be used is refused at once
         return db
     mine, below = own(), base()
     if below is not None and _is_same(mine, below):
@@ -123,33 +119,25 @@ def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = Tr
     return mine
 
 
-def _is_there(url: str, notice: Callable[[str], None]) -> bool:
-    try:
-        return database.exists(url)
-    except OSError as error:
-        notice(f"left out {database.label(url)}, which cannot be read ({error.strerror})")
-        return False
-
-
-def _is_same(one: str, other: str) -> bool:
-    paths = [database.path_of(url) for url in (one, other)]
+def _is_same(first: str, second: str) -> bool:
+    paths = [database.path_of(url) for url in (first, second)]
     with contextlib.suppress(OSError):
         return all(paths) and os.path.samefile(*map(str, paths))
     return False
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file that happens to be called so holds rows of fp8tune, or did before it was damaged."""
+    """Return True for an SQLite file with our tables, or with unreadable ones: whoever opens it says so."""
     try:
-        if not path.is_file():  # to open a pipe waits for whoever writes it
+        if not path.is_file():  # opening a pipe would wait for a writer
             return False
         with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
+            if file.read(15) != b"SQLite format 3":
                 return False
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except OSError:
         return False
     except (sqlite3.Error, UnicodeDecodeError):
-        return True  # damaged or locked: whoever opens it says so
+        return True
     return {"meta", "trials"} <= names

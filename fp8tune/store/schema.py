@@ -1,422 +1,414 @@
-"""The tables of a results database, made from the records of :mod:`fp8tune.records` that their rows hold.
+"""Tables of a results database, the same on SQLite and PostgreSQL.
 
-One row of ``trials`` is one trial. What trials share is stored once: a *candidate* is one config of one kernel version
-on one problem and device.
+A *study* is one problem, kernel version and device. It has one *result* per config, and a result has one *trial* per
+timed block. Constraints reject what a reader could not use. The checksum of a row covers its columns, the ids of other
+rows among them, and that of a result also its blocks. So a result is checked with all the names that it belongs to::
+
+    problems, versions, devices --< studies --< results --< trials --- trial_details
+                                      |           |           |
+                    sweeps --< study_runs      configs     processes >-- sweeps >-- devices
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Collection
+import functools
+import zlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
-    Boolean,
+    REAL,
+    BigInteger,
+    CheckConstraint,
     Column,
+    Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
+    Text,
     UniqueConstraint,
 )
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-from fp8tune.records import (
-    Code,
-    Device,
-    Facts,
-    Finalist,
-    FinalsRun,
-    KernelVersion,
-    Kind,
-    Pick,
-    Problem,
-    Published,
-    Status,
-    Telemetry,
-)
-from fp8tune.store.columns import (
-    ARCH,
-    KERNEL,
-    LINE,
-    NAME,
-    WORD,
-    AxesJson,
-    CommandLine,
-    Count,
-    DocumentText,
-    Duration,
-    Finite,
-    KeyNames,
-    NamedIntsText,
-    ShapeText,
-    Share,
-    Text,
-    Whole,
-)
+from fp8tune.records import Kind, Status
 
-FACTS = tuple(name for name in Facts.__dataclass_fields__ if name != "code")
-"""Columns of candidates that say what the compiler says."""
-
-STAGES = ("screen", "final", "duplicate")
-"""The stages of a trial."""
-
+VERSION = 21
 METADATA = MetaData()
-"""All tables of this schema."""
+COARSE, FINAL, CONTROL = range(3)
+"""Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
 
-_Type = TypeEngine[Any] | type[TypeEngine[Any]]
+# STRICT tables of SQLite know five type names only.
+_INTEGER: TypeEngine[Any] = BigInteger().with_variant(Integer, "sqlite")
+_REAL: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
 
-
-def _table(name: str, *parts: SchemaItem, keeps_ids: bool = False) -> Table:
-    """``keeps_ids``: the id of a row that is gone, or packed, is not given to another."""
-    return Table(name, METADATA, Column("id", Integer, primary_key=True), *parts, sqlite_autoincrement=keeps_ids)
-
-
-def _column(name: str, kind: _Type) -> Column[Any]:
-    kind = kind() if isinstance(kind, type) else kind
-    kind.required = True  # type: ignore[attr-defined]  # of a type that checks what it reads
-    return Column(name, kind, nullable=False)
+_NAME = "A-Za-z0-9_.:+-"
+_INTS = "A-Za-z0-9_= "
+_TRIAL_KEY = ("result_id", "stage", "process_id", "round")
 
 
-def _line(what: str) -> Text:
-    return Text(what, LINE)
+class UnitState(StrEnum):
+    """State of a unit in the work queue."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
 
 
-def _refer_to(*tables: str) -> list[Column[Any]]:
-    """``problems`` -> ``problem_id`` and so on; ``kernel_versions`` -> ``version_id``."""
-    names = [table.rpartition("kernel_")[2].removesuffix("s") + "_id" for table in tables]
-    return [
-        Column(name, Integer, ForeignKey(f"{table}.id"), nullable=False)
-        for name, table in zip(names, tables, strict=True)
-    ]
+def _table(name: str, about: str, *parts: SchemaItem, rowid: bool = True) -> Table:
+    # Checks that differ by dialect must belong to the table: SQLAlchemy ignores ddl_if in columns.
+    checks = [check for part in parts for check in part.info.get("checks", ())]
+    return Table(name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info={"about": about})
 
 
-def _fields(
-    record: type[Any], without: Collection[str] = (), whole: _Type = Whole, **kinds: _Type
-) -> list[Column[Any]]:
-    """A column for each field of a record, of the type given for its name or annotated; ``whole`` for an integer."""
-    by_annotation: dict[str, _Type] = {"int": whole, "float": Finite, "bool": Boolean}
-    columns = []
-    for field in dataclasses.fields(record):
-        annotation, _, none = str(field.type).partition(" | ")
-        if field.name not in without:
-            named = Text(field.name.replace("_", " "), WORD) if annotation == "str" else None
-            kind = kinds.get(field.name) or named or by_annotation[annotation]
-            columns.append(Column(field.name, kind) if none else _column(field.name, kind))
-    return columns
+def _id() -> Column[Any]:
+    return Column("id", Integer, primary_key=True)
 
 
-def _names(columns: Collection[Column[Any]]) -> list[str]:
-    return [column.name for column in columns]
+def _crc() -> Column[Any]:
+    return Column("crc", _INTEGER, nullable=False)
 
 
-Meta = Table("meta", METADATA, Column("name", String, primary_key=True), _column("value", String))
-"""One named fact about the file: its ``schema_version``."""
+def _integer(name: str, *, null: bool = False, **options: Any) -> Column[Any]:
+    return Column(name, _INTEGER, CheckConstraint(f"{name} >= 0"), nullable=null, **options)
 
-Migrations = Table("migrations", METADATA, Column("name", String, primary_key=True), _column("applied_at", Finite))
-"""What was done to a database of an older fp8tune, and when, in seconds since the epoch."""
 
-_device = _fields(
-    Device,
-    arch=Text("arch", ARCH),
-    name=_line("device name"),
-    uuid_hash=Text("UUID hash", WORD),
-    **{name: _line(f"{name} version") for name in ("driver", "runtime", "torch", "triton")},
-    **{name: _line(name) for name in ("timing", "codegen")},
+def _real(name: str, *, null: bool = True, default: int | None = None) -> Column[Any]:
+    # Rejects infinities, and NaN, which PostgreSQL sorts above every number.
+    text = None if default is None else str(default)
+    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null, server_default=text)
+
+
+def _duration(name: str, *, null: bool = True) -> Column[Any]:
+    return Column(name, _REAL, CheckConstraint(f"{name} > 0 AND {name} <= 1e12"), nullable=null)
+
+
+def _text(name: str, characters: str | None = None, *, longest: int = 500, **options: Any) -> Any:
+    options.setdefault("server_default", "")
+    checks = [CheckConstraint(f"length({name}) <= {longest}")]
+    if characters:
+        sqlite, postgresql = f"NOT GLOB '*[^{characters}]*'", f"!~ '[^{characters}]'"
+    else:  # one line without control characters
+        sqlite, postgresql = "NOT GLOB ('*[' || char(1) || '-' || char(31) || char(127) || ']*')", "!~ '[[:cntrl:]]'"
+    checks.append(CheckConstraint(f'"{name}" {sqlite}').ddl_if(dialect="sqlite"))
+    checks.append(CheckConstraint(f'"{name}" {postgresql}').ddl_if(dialect="postgresql"))
+    return Column(name, Text, nullable=False, info={"checks": checks}, **options)
+
+
+def _document(name: str) -> Column[Any]:
+    return Column(name, Text, CheckConstraint(f"length({name}) <= 1048576"), nullable=False)
+
+
+def _choice(name: str, choices: Iterable[str], **options: Any) -> Column[Any]:
+    names = ", ".join(f"'{choice}'" for choice in choices)
+    return Column(name, Text, CheckConstraint(f"{name} IN ({names})"), nullable=False, **options)
+
+
+def _refers(name: str, table: str, *, null: bool = False, **options: Any) -> Column[Any]:
+    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=null, **options)
+
+
+Meta = _table(
+    "meta", "Facts about the database: its schema version.", _text("name", _NAME, primary_key=True), _text("value")
 )
-Devices = _table("devices", *_device, UniqueConstraint(*_names(_device)))
-""":class:`fp8tune.records.Device`: rows may be compared only where all columns agree."""
 
-KernelVersions = _table(
-    "kernel_versions",
-    *_fields(KernelVersion, kernel=Text("kernel name", KERNEL), default=NamedIntsText, axes=AxesJson, key=KeyNames),
+_DEVICE = ("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton", "timing", "codegen")
+Devices = _table(
+    "devices",
+    "GPUs with their software and the way they were timed. Rows compare only where all columns agree.",
+    _id(),
+    _text("arch", _NAME),
+    _text("name"),
+    _text("uuid_hash", _NAME),
+    _integer("multiprocessors"),
+    *(_text(name) for name in _DEVICE[4:]),
+    _crc(),
+    UniqueConstraint(*_DEVICE),
+)
+
+Configs = _table(
+    "configs",
+    "Launch configs in the order of their declaration; empty where a publication names none.",
+    _id(),
+    _text("text", _INTS, longest=4000),
+    _text("canonical", _INTS, longest=4000, unique=True),
+    _crc(),
+)
+
+Versions = _table(
+    "versions",
+    "Kernels at one state of their source code; without a hash, implementations of others.",
+    _id(),
+    _text("kernel"),
+    _text("source_hash", _NAME),
+    _refers("default_id", "configs"),
+    _text("axes", longest=100_000),
+    _text("key", _INTS, longest=4000),
+    _crc(),
     UniqueConstraint("kernel", "source_hash"),
 )
-""":class:`fp8tune.records.KernelVersion`. An empty source hash: another implementation (published rows)."""
 
-_dtype = Text("dtype", WORD)
-_problem = _fields(
-    Problem, kernel=Text("kernel name", KERNEL), shape=ShapeText, in_dtype=_dtype, fp8_dtype=_dtype, seed=Whole
-)
+_MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
 Problems = _table(
     "problems",
-    *_problem,
-    _column("canonical", String),
-    UniqueConstraint("kernel", "canonical", *[name for name in _names(_problem) if name not in ("kernel", "shape")]),
+    "Problem sizes with routing, layout and dtypes. The shape keeps its order, canonical makes it unique.",
+    _id(),
+    _text("kernel"),
+    _text("shape", _INTS, longest=4000),
+    _text("canonical", _INTS, longest=4000),
+    *(_text(name, _NAME) for name in _MODES),
+    _integer("seed"),
+    Column("flops", _INTEGER),
+    _crc(),
+    UniqueConstraint("kernel", "canonical", *_MODES, "seed"),
 )
-""":class:`fp8tune.records.Problem`. ``shape`` keeps its names' order, ``canonical`` makes it unique."""
 
+RecordedLaunches = _table(
+    "recorded_launches",
+    "Recorded launch that a problem stands for, as JSON.",
+    _refers("problem_id", "problems", primary_key=True),
+    _document("document"),
+)
 
-def _named_integers(table: str) -> Table:
-    columns = _column("canonical", String), Column("items", NamedIntsText)
-    return _table(table, *columns, UniqueConstraint("canonical"))
-
-
-Configs = _named_integers("configs")
-"""A launch config; ``items`` is ``unstated`` for published rows that name none."""
-
-LookupKeys = _named_integers("lookup_keys")
-"""The key under which an exported table holds a problem; ``unstated`` where there is none."""
+SharedLaunches = _table(
+    "shared_launches",
+    "Problems that must share one launch config, by the name of their group; the weight is their share of launches.",
+    _text("name", primary_key=True),
+    _refers("problem_id", "problems", primary_key=True),
+    _real("weight", null=False),
+)
 
 Sweeps = _table(
     "sweeps",
-    _column("uid", Text("sweep uid", WORD)),
-    _column("request", String),
-    *_refer_to("devices"),
-    _column("command", CommandLine),
-    _column("commit", Text("commit", WORD)),
-    _column("timer", _line("timer")),
-    _column("seed", Whole),
-    _column("again", Boolean),
-    _column("started_at", Finite),
-    Column("finished_at", Finite),
-    UniqueConstraint("uid"),
+    "Sweeps. The uid is the same in every copy, so importing a database twice adds nothing.",
+    _id(),
+    _text("uid", _NAME, unique=True),
+    _refers("device_id", "devices"),
+    _text("request"),
+    _text("command", longest=10_000),
+    _text("git_commit", _NAME),
+    _text("timer"),
+    Column("seed", _INTEGER, nullable=False, server_default="0"),
+    _integer("again", server_default="0"),
+    _text("ptxas"),
+    *(_real(name) for name in ("sm_clock_limit_mhz", "memory_clock_mhz", "power_limit_w")),
+    _real("started_at", null=False),
+    _real("finished_at"),
+    _crc(),
 )
-"""One request. ``uid`` names it in every copy of the database, so that merging twice doubles nothing."""
 
-Workers = _table(
-    "workers",
-    _column("process", _line("process")),
-    _column("commit", Text("commit", WORD)),
-    UniqueConstraint("process", "commit"),
+Processes = _table(
+    "processes",
+    "Worker processes: the unit of replication. Trials reach their sweep, and their time, through it.",
+    _id(),
+    _refers("sweep_id", "sweeps"),
+    _text("name"),
+    _text("git_commit", _NAME),
+    _real("started_at", null=False),
+    _crc(),
+    UniqueConstraint("sweep_id", "name", "git_commit"),
 )
-"""One worker process, the unit of replication, and the commit its code was at."""
 
-Candidates = _table(
-    "candidates",
-    *_refer_to("problems", "configs", "kernel_versions", "devices"),
-    _column("kind", Text("kind", re.compile("|".join(Kind)))),
-    _column("source", _line("source")),
-    _column("note", _line("note")),
-    *_refer_to("lookup_keys"),
-    Column("bytes_moved", Count),
-    *_fields(Facts, without=["code"], whole=Count),
-    UniqueConstraint("problem_id", "config_id", "version_id", "device_id", "kind", "source", "note"),
-    keeps_ids=True,
+Studies = _table(
+    "studies",
+    "One problem, kernel version and device: everything comparable; with the number of its results and runs.",
+    _id(),
+    _refers("problem_id", "problems"),
+    _refers("version_id", "versions"),
+    _refers("device_id", "devices"),
+    _choice("kind", Kind),
+    Column("lookup_key", Text),
+    _integer("bytes_moved", null=True),
+    _real("timed_at", null=False, default=0),
+    _integer("results", server_default="0"),
+    _integer("runs", server_default="0"),
+    _crc(),
+    UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
 )
-"""One config of one kernel version on one problem and device, with the compiler's facts of its first trial."""
 
+StudyRuns = _table(
+    "study_runs",
+    "Progress of a sweep in one study: planned is set when all configs have a result, the bands once finals end.",
+    _refers("study_id", "studies", primary_key=True),
+    _refers("sweep_id", "sweeps", primary_key=True),
+    _integer("planned", null=True),
+    _text("reference", _NAME),
+    _text("check_used", server_default="exact"),
+    *(_real(name) for name in ("tie_band", "keep_band", "floor_us")),
+    _crc(),
+    CheckConstraint("(tie_band IS NULL) = (keep_band IS NULL)"),
+    rowid=False,
+)
+
+FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
+Results = _table(
+    "results",
+    "One config in one study. Status, coarse_us and final_us summarize its trials and outlive them.",
+    _id(),
+    _refers("study_id", "studies"),
+    _refers("config_id", "configs"),
+    _text("source"),
+    _text("note"),
+    _choice("status", Status, server_default=Status.OK),
+    _duration("coarse_us"),
+    _integer("coarse_processes", server_default="0"),
+    _duration("final_us"),
+    *(_integer(name, null=True) for name in FACTS[:3]),
+    _real("compile_s"),
+    _crc(),
+    UniqueConstraint("study_id", "config_id", "source", "note"),
+)
+
+CODE = ("agprs", "sgprs", "scratch_bytes", "resident_warps", "fp8_conversions")
 Codes = _table(
     "codes",
-    *_refer_to("candidates"),
-    *_fields(Code, whole=Count),
-    UniqueConstraint("candidate_id"),
+    "Machine code of a result: its hash, the settings given when it was compiled, and what a disassembler counts.",
+    _refers("result_id", "results", primary_key=True),
+    _text("code_hash", _NAME),
+    _text("settings"),
+    *(_integer(name, null=True) for name in CODE),
 )
-""":class:`fp8tune.records.Code` of a candidate, where it was only compiled."""
 
 Trials = _table(
     "trials",
-    *_refer_to("candidates", "sweeps"),
-    _column("stage", Text("stage", re.compile("|".join(STAGES)))),
-    _column("round", Whole),
-    *_refer_to("workers"),
-    _column("position", Whole),
-    _column("status", Text("status", re.compile("|".join(Status)))),
-    _column("reason", String),
-    Column("time_us", Duration),
-    Column("tick_us", Finite),
-    *_fields(Telemetry),
-    _column("created_at", Finite),
-    _column("samples", LargeBinary),
-    UniqueConstraint("candidate_id", "sweep_id", "stage", "round", "worker_id"),
-    Index("summary", "candidate_id", "stage", "worker_id", "status", "time_us", "created_at", "sweep_id", "round"),
-    keeps_ids=True,
+    "One timed block or failed attempt; stage 0 is the coarse pass, 1 the finals, 2 their A/A control.",
+    _refers("result_id", "results", primary_key=True),
+    Column("stage", _INTEGER, CheckConstraint("stage IN (0, 1, 2)"), primary_key=True, autoincrement=False),
+    _refers("process_id", "processes", primary_key=True),
+    _integer("round", primary_key=True),
+    _integer("position"),
+    _choice("status", Status),
+    _text("reason", longest=2_000),
+    _duration("time_us"),
+    CheckConstraint("time_us IS NULL OR status = 'ok'"),
+    CheckConstraint("reason <> '' OR status = 'ok'"),
+    rowid=False,
 )
-"""One trial. ``created_at``: seconds since the epoch; samples: see :func:`fp8tune.store.columns.pack_samples`.
 
-``summary`` covers what ranking aggregates: a million trials are read without touching one blob.
-"""
-
-_SUBJECT = ("kernel_versions", "devices", "problems")
-
-PackedTrials = _table(
-    "packed_trials",
-    *_refer_to(*_SUBJECT),
-    _column("kind", Text("kind", re.compile("|".join(Kind)))),
-    _column("candidates", Count),
-    _column("trials", Count),
-    _column("last_candidate", Count),
-    Column("newest", Finite),
-    Column("fastest_mb_per_s", Finite),
-    _column("columns", LargeBinary),
-    _column("samples", LargeBinary),
-    UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
+TELEMETRY = ("tick_us", "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "temperature_c", "power_w")
+TrialDetails = _table(
+    "trial_details",
+    "Samples (little-endian float32, microseconds) and telemetry of a block, which decisions never read.",
+    *(Column(name, Trials.c[name].type, primary_key=True) for name in _TRIAL_KEY),
+    *(_real(name) for name in TELEMETRY),
+    Column("samples", LargeBinary),
+    ForeignKeyConstraint(_TRIAL_KEY, [f"trials.{name}" for name in _TRIAL_KEY], ondelete="CASCADE"),
+    rowid=False,
 )
-"""All that ``candidates``, ``codes`` and ``trials`` held of one finished problem, kernel version, device and kind.
 
-``fp8tune compact`` packs them; whatever adds a trial unpacks them first, with the ids that they had. ``columns`` holds
-what each row said, see :mod:`fp8tune.store.packed`; ``samples`` those of finals alone, see
-:func:`fp8tune.store.packing.pack_blocks`. ``candidates`` and ``trials`` say how many there are, ``last_candidate`` the
-largest id, ``newest`` when the last time was stored, in seconds since the epoch, ``fastest_mb_per_s`` the highest rate
-of a candidate: bytes moved over the mean of its blocks.
-"""
-
-Completions = _table(
-    "completions",
-    *_refer_to("sweeps", *_SUBJECT),
-    _column("planned", Whole),
-    UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
+RemovedTrials = _table(
+    "removed_trials",
+    "Number of trials that pruning removed, so that counts by status stay complete.",
+    _refers("study_id", "studies", primary_key=True),
+    _choice("status", Status, primary_key=True),
+    _integer("trials"),
+    rowid=False,
 )
-"""A problem that was swept to the end: its best is a pick, not just the best so far."""
 
-ReferencesChecked = _table(
-    "references_checked",
-    *_refer_to("sweeps", "kernel_versions"),
-    _column("reference", Text("reference hash", WORD)),
-    UniqueConstraint("sweep_id", "version_id"),
+Decisions = _table(
+    "decisions",
+    "Pick of each study as it was decided last, beside the config that launches used until then and its origin.",
+    _refers("study_id", "studies", primary_key=True),
+    *(_refers(name, "configs", null=True) for name in ("config_id", "runner_up_id", "today_id")),
+    *(_text(name) for name in ("source", "note", "stage", "checked_by")),
+    *(Column(name, Text) for name in ("verdict", "runner_up_stage", "bound", "today_origin")),
+    *(_duration(name) for name in ("time_us", "runner_up_us", "today_us")),
+    *(_real(name) for name in ("ceiling_share", "runner_up_ratio", "slowdown_lower_share", "slowdown_upper_share")),
+    *(_real(name) for name in ("noise_floor_share", "speedup_ratio")),
+    *(_integer(name) for name in ("processes", "is_default", "is_incumbent")),
+    _real("decided_at", null=False),
+    _crc(),
 )
-"""The hash of the reference, inputs and edges that a sweep compared outputs with; unknown without a row."""
-
-Finals = _table(
-    "finals",
-    *_refer_to("sweeps", *_SUBJECT),
-    *_fields(FinalsRun, without=["sweep"], tie_band=Share, keep_band=Share),
-    UniqueConstraint("sweep_id", "version_id", "device_id", "problem_id"),
-)
-"""A problem whose finals ended in a sweep: :class:`fp8tune.records.FinalsRun`."""
 
 Calibrations = _table(
     "calibrations",
-    *_refer_to("sweeps", "devices"),
-    _column("name", Text("calibration name", NAME)),
-    _column("value", Finite),
-    _column("created_at", Finite),
-    UniqueConstraint("sweep_id", "device_id", "name"),
+    "Named values measured of the sweep's device; the unit is in the name.",
+    _refers("sweep_id", "sweeps", primary_key=True),
+    _text("name", _NAME, primary_key=True),
+    _real("value", null=False),
+    _real("created_at", null=False),
+    _crc(),
+    rowid=False,
 )
-"""A named value measured of a device in a sweep; its unit is in its name."""
 
-_published = _fields(
-    Published,
-    without=["operation", "shape", "device"],
-    source=_line("source"),
-    note=_line("note"),
-    **{name: Duration for name in Published.__dataclass_fields__ if name.endswith("_us")},
-)
+PUBLISHED = ("bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us")
 PublishedOperations = _table(
     "published_operations",
-    *_refer_to("problems", "devices"),
-    *_published,
-    UniqueConstraint("problem_id", "device_id", *_names(_published)),
+    "Whole operations as others printed them. All columns are the identity: rows that contradict each other stay.",
+    _id(),
+    _refers("problem_id", "problems"),
+    _refers("device_id", "devices"),
+    *(_text(name) for name in ("recipe", "source", "note")),
+    *(_duration(name, null=False) for name in PUBLISHED),
+    UniqueConstraint("problem_id", "device_id", "recipe", "source", "note", *PUBLISHED),
 )
-""":class:`fp8tune.records.Published`. All that is printed is its identity: rows that contradict each other stay."""
 
-RecordedLaunches = _table(
-    "recorded_launches", *_refer_to("problems"), _column("document", DocumentText), UniqueConstraint("problem_id")
-)
-"""The recorded launch that a problem stands for, with its kernel: JSON of :mod:`fp8tune.replay.recording`."""
-
-ProblemFlops = _table("problem_flops", *_refer_to("problems"), _column("flops", Count), UniqueConstraint("problem_id"))
-"""Floating-point operations of a problem, where its kernel declares them."""
-
-ChecksUsed = _table(
-    "checks_used",
-    *_refer_to("sweeps", "kernel_versions"),
-    _column("check", _line("check")),
-    UniqueConstraint("sweep_id", "version_id"),
-)
-"""By which check outputs were right in a sweep; ``exact`` without a row."""
-
-
-def _decided(name: str, record: type[Any], *columns: Column[Any], **kinds: _Type) -> Table:
-    """What was decided of configs, from the rows of all other tables: an import does not bring it along."""
-    names = {"problem": "problems", "config": "configs", "version": "kernel_versions", "device": "devices"}
-    shared = [_decided_of(f"{field}_id", table, primary_key=True) for field, table in names.items()]
-    kept: list[Column[Any]] = [
-        Column("kind", Text("kind", re.compile("|".join(Kind))), primary_key=True),
-        Column("source", _line("source"), primary_key=True),
-        Column("note", _line("note"), primary_key=True),
-    ]
-    without = [*names, *(column.name for column in kept), "lookup_key", "runner_up", "today"]
-    fields = _fields(record, without=without, whole=Count, **kinds)
-    return Table(
-        name, METADATA, *shared, *kept, *columns, *fields, _column("decided_at", Finite), sqlite_with_rowid=False
-    )
-
-
-def _decided_of(name: str, table: str, **given: Any) -> Column[Any]:
-    """What it is about goes, and takes it along."""
-    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), **given)
-
-
-Picks = _decided(
-    "picks",
-    Pick,
-    _decided_of("lookup_key_id", "lookup_keys", nullable=False),
-    _decided_of("runner_up_id", "configs"),
-    _decided_of("today_id", "configs"),
-    time_us=Duration,
-    checked_by=_line("check"),
-    today_origin=_line("origin"),
-)
-""":class:`fp8tune.records.Pick`, and since when it was decided so, in seconds since the epoch."""
-
-Finalists = _decided("finalists", Finalist, time_us=Duration)
-""":class:`fp8tune.records.Finalist`, likewise."""
-
-QueuedSweeps = Table(
+QueuedSweeps = _table(
     "queued_sweeps",
-    METADATA,
-    Column("key", Text("sweep key", WORD), primary_key=True),
-    _column("device", _line("device name")),
-    _column("document", DocumentText),
-    _column("command", CommandLine),
-    _column("created_at", Finite),
+    "Options and shapes of a shared sweep, as JSON, and the device name that it is for.",
+    _text("key", _NAME, primary_key=True),
+    _text("device"),
+    _document("document"),
+    _text("command", longest=10_000),
+    _real("created_at", null=False),
 )
-"""A sweep whose work is shared out: its options and shapes as JSON, and the device name that it is for."""
 
-UNIT_STATES = ("waiting", "running", "done", "failed")
-"""The states of a unit."""
-
-Units = Table(
+Units = _table(
     "units",
-    METADATA,
-    Column("key", Text("unit key", WORD), primary_key=True),
-    Column("sweep_key", Text("sweep key", WORD), ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
-    _column("position", Count),
-    _column("kernel", Text("kernel name", KERNEL)),
-    _column("source_hash", Text("source hash", WORD)),
-    _column("problems", DocumentText),
-    _column("worth", Finite),
-    _column("expected_s", Finite),
-    _column("state", Text("state", re.compile("|".join(UNIT_STATES)))),
-    _column("attempts", Count),
-    _column("worker", _line("worker")),
-    _column("token", Text("lease token", WORD)),
-    Column("taken_at", Finite),
-    Column("expires_at", Finite),
-    Column("ended_at", Finite),
-    _column("reason", String),
-    Index("units_to_take", "state", "sweep_key"),
+    "Parts of a queued sweep and the leases of the workers that do them.",
+    _text("key", _NAME, primary_key=True),
+    Column("sweep_key", Text, ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
+    _integer("position"),
+    _text("kernel"),
+    _text("source_hash", _NAME),
+    _document("problems"),
+    *(_real(name, null=False) for name in ("worth", "expected_s")),
+    _choice("state", UnitState, server_default=UnitState.WAITING),
+    _integer("attempts", server_default="0"),
+    _text("worker"),
+    _text("token", _NAME),
+    *(_real(name) for name in ("taken_at", "expires_at", "ended_at")),
+    _text("reason", longest=2_000),
+    CheckConstraint("(state = 'running') = (expires_at IS NOT NULL)"),
+    Index("units_by_state", "state", "sweep_key"),
 )
-"""Problems of one kernel that one worker does, and the lease of who does them: see :mod:`fp8tune.store.units`.
 
-Moments are seconds since the epoch by the server's clock; in a file, by the host's.
-"""
 
-Exclusions = Table(
-    "exclusions",
-    METADATA,
-    Column("device", _line("device name"), primary_key=True),
-    Column("uuid_hash", Text("UUID hash", WORD), primary_key=True),
-    _column("worker", _line("worker")),
-    _column("reason", _line("reason")),
-    _column("excluded_at", Finite),
-)
-"""A GPU that takes no units and why, until it is found to be well: see :mod:`fp8tune.store.exclusions`."""
+def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
+    """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
+    values = [None if row[name] is None else plain(row[name]) for name, plain in _checked(table)]
+    return zlib.crc32(repr((*values, *more)).encode())
 
-LastWrites = Table(
-    "last_writes",
-    METADATA,
-    Column("writer", Text("writer", WORD), primary_key=True),
-    _column("name", Text("name of a write", WORD)),
-    _column("written_at", Finite),
-)
-"""Which write of a connection to a server was committed last: see :mod:`fp8tune.store.last_writes`."""
 
-OPTIONAL = (RecordedLaunches, ProblemFlops, ChecksUsed, Picks, Finalists, QueuedSweeps, Units, Exclusions, LastWrites)
-"""Tables that a database may lack: see :mod:`fp8tune.store.optional`."""
+def checked_columns(table: Table) -> list[str]:
+    """Return the columns that a row's checksum covers."""
+    return [name for name, _ in _checked(table)]
+
+
+@functools.cache
+def _checked(table: Table) -> list[tuple[str, type]]:
+    return [(c.name, c.type.python_type) for c in table.c if c.name not in ("id", "crc", "finished_at")]
+
+
+@functools.cache
+def unique_names(table: Table) -> list[str]:
+    """Return the columns that identify a row in every copy of a database."""
+    for constraint in table.constraints:
+        if isinstance(constraint, UniqueConstraint):
+            return [column.name for column in constraint.columns]
+    return [column.name for column in table.primary_key]
+
+
+@functools.cache
+def defaults(table: Table) -> Mapping[str, Any]:
+    """Return the value of each column that a row may leave out."""
+    rows = {c.name: None if c.server_default is None else str(c.server_default.arg) for c in table.c}  # type: ignore[attr-defined]
+    texts = {c.name for c in table.c if isinstance(c.type, Text)}
+    numbers = {name: value if value is None else int(value) for name, value in rows.items() if name not in texts}
+    return {name: numbers.get(name, value) for name, value in rows.items() if name not in ("id", "crc")}

@@ -1,4 +1,4 @@
-"""From the options of a command to a plan: on which back end, which problems, which configs."""
+"""From the options of a command to a plan: the back end, the problem sizes and their configs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ import json
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, adapter, alive
+from fp8tune import __version__, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
-from fp8tune.measure.engine import Backend, Worker
-from fp8tune.measure.worker import RemoteError, WorkerDied
-from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
+from fp8tune.measure.engine import Backend
+from fp8tune.plan import grids, problems, shapes
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
@@ -31,21 +28,26 @@ from fp8tune.replay.spec import RecordedSpec
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
+from fp8tune.studies import NO_CONFIGS
 from fp8tune.sweep import recorded
 from fp8tune.sweep.options import Options
+from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
-from fp8tune_kernels.spec import FLAGS, KernelSpec
+from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
+
+RUNNING = (Kind.MEASURED, Kind.INTERPRETER)
+"""Kinds of back ends on which kernels run."""
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a kernel with all configs that are tried on it, and what every row of it keeps."""
+    """A problem size of a kernel with all configs that are tried on it, and facts that every row has."""
 
     reference: str
-    """How workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    """Text by which workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
     version: KernelVersion
     problem: Problem
     lookup_key: NamedInts
@@ -53,13 +55,13 @@ class ProblemPlan:
     configs: Mapping[NamedInts, str]
     """Config -> why it is pruned, empty for one that is tried."""
     flops: int | None = None
-    """Floating-point operations, where the kernel declares them."""
+    """Floating-point operations, if the kernel declares them."""
     reference_hash: str = ""
-    """Of the reference that outputs are compared with; empty where no kernel runs."""
+    """Hash of the reference that outputs are compared with; empty if no kernel runs."""
     current: NamedInts | None = None
     """Config of the shipped table's row for the key: it stays unless another is proven faster."""
     fallback: NamedInts | None = None
-    """Config of the shipped table for any other shape: timed in every round, for its place hangs on every problem."""
+    """Config of the shipped table for any other shape: timed in every round, because all problem sizes decide on it."""
     today: Today | None = None
     """Config that a launch uses now, which gains are measured against."""
 
@@ -68,6 +70,11 @@ class ProblemPlan:
         """Configs that are finalists whatever the coarse pass says."""
         today = self.today.config if self.today else None
         return tuple(config for config in (self.version.default, self.current, today) if config is not None)
+
+    @property
+    def count(self) -> int:
+        """Number of configs, without building a grid for it."""
+        return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
 
     @classmethod
     def of(
@@ -78,13 +85,13 @@ class ProblemPlan:
         problem: Problem,
         configs: Mapping[NamedInts, str],
     ) -> ProblemPlan:
-        """With what the spec says of the problem."""
+        """Build one with the spec's facts about the problem size."""
         key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         flops = spec.flops(problem.shape) if spec.flops else None
         return cls(reference, version, problem, key, bytes_moved, configs, flops)
 
     def arm(self, config: NamedInts) -> KernelArm:
-        """A config as it is launched."""
+        """Return a config as it is launched."""
         return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved, self.flops)
 
 
@@ -97,36 +104,35 @@ class Plan:
     key: str
     """The same for the same options, code, shapes and device, so that a killed sweep continues."""
     notices: tuple[str, ...] = ()
-    """What the user should know first."""
     rows: tuple[NamedInts, ...] = ()
-    """Of all shape sets."""
+    """Rows of all shape sets."""
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
     commit: str = ""
 
-    def subject(self, of: ProblemPlan) -> Subject:
-        """What the database knows a problem of this sweep by."""
-        return Subject(of.version, self.backend.device, self.backend.kind, of.problem)
+    def subject(self, problem: ProblemPlan) -> Subject:
+        """Return what the database knows a problem size of this sweep by."""
+        return Subject(problem.version, self.backend.device, self.backend.kind, problem.problem)
 
     def row(
         self,
-        of: ProblemPlan,
+        problem: ProblemPlan,
         config: NamedInts,
         outcome: Outcome,
         place: Place,
         process: str,
         stage: str = "screen",
     ) -> Row:
-        """One block of a problem with all that is kept of it."""
+        """Return the row of one block."""
         return Row(
-            problem=of.problem,
+            problem=problem.problem,
             config=config,
             device=self.backend.device,
             kind=self.backend.kind,
             outcome=outcome,
-            version=of.version,
-            lookup_key=of.lookup_key,
-            bytes_moved=of.bytes_moved,
+            version=problem.version,
+            lookup_key=problem.lookup_key,
+            bytes_moved=problem.bytes_moved,
             commit=self.commit,
             stage=stage,
             round=place.round,
@@ -135,7 +141,7 @@ class Plan:
         )
 
     def permuted(self, items: Iterable[T], *place: object) -> list[T]:
-        """A permutation that is the same for the same seed and place: neighbours and drift hit every config."""
+        """Shuffle: the same for the same seed and place, so that neighbours and drift affect every config alike."""
         shuffled = list(items)
         random.Random(" ".join(map(str, (self.options.seed, *place)))).shuffle(shuffled)
         return shuffled
@@ -153,89 +159,56 @@ def planned(options: Options) -> Plan:
 
 
 def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
-    """Of everything a command can vary but how long it may take; shapes and kernels by content, not by name."""
+    """Hash what a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
-        [[_named(reference), _folder(reference), *_reference(reference)] for reference in options.kernels],
+        [_kernel_key(reference) for reference in options.kernels],
         [row.canonical for row in rows],
         [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
         "screen" if options.quick else "finals",
         __version__,
+        *([] if options.in_dtype is None else [options.in_dtype]),
     ]
-    if options.in_dtype is not None:  # keys of commands without it stay what they were
-        work.append(options.in_dtype)
     return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
 
 
-def _named(reference: str) -> str:
-    """The text of a reference, its recording by content."""
-    named = KernelReference.parse(reference)
-    if not named.recording:
-        return reference
-    kernel = recording.as_json(recorded_kernel(named))
-    return str(replace(named, recording=hashlib.sha256(json.dumps(kernel).encode()).hexdigest()[:16]))
-
-
-def _folder(reference: str) -> str:
+def _kernel_key(reference: str) -> list[str]:
     check_reference(reference)
+    kernel, installed = KernelReference.parse(reference), source.installed
+    text = reference
+    if kernel.recording:
+        content = json.dumps(recording.as_json(recorded_kernel(kernel)))
+        text = str(replace(kernel, recording=hashlib.sha256(content.encode()).hexdigest()[:16]))
     try:
-        return source.folder_hash(reference)
+        folder = source.folder_hash(reference)
     except source.NoSuchKernel:
-        load_spec(reference)  # says more about what is wrong, having imported it
+        load_spec(reference)  # its error says more
         raise
+    # the reference of a foreign kernel may be in another folder
+    return [text, folder, *([] if reference in KERNELS else [source.reference_hash(reference, installed(reference))])]
 
 
-def _reference(reference: str) -> list[str]:
-    """Of a kernel of somebody else, whose reference may lie in another folder."""
-    if reference in KERNELS:
-        return []
-    return [source.reference_hash(reference, source.installed(reference))]
-
-
-def expanded(short: Plan, tables: adapter.CurrentTables = adapter.SHIPPED) -> Plan:
-    """With every problem and config (imports torch and the kernels). Raises UsageError for a kernel of no use."""
-    backend, notices = short.backend, short.notices
+def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
+    """Add the problem sizes (imports torch and the kernels). Raises UsageError for a kernel of no use."""
+    backend, options, notices = short.backend, short.options, [*short.notices]
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    references = []
-    with (
-        ThreadPoolExecutor(1) as beside,
-        contextlib.closing(backend.worker()) as worker,  # it starts no process until it is asked
-    ):
-        runs_kernels = backend.kind in (Kind.MEASURED, Kind.INTERPRETER)
-        importing = beside.submit(_import_recorded, worker, short.options.kernels) if runs_kernels else None
-        _check_taken(short.options)
-        if importing is not None:
-            importing.result()
-        for given in short.options.kernels:
-            reference, said = _settled(given, backend.kind, worker)
-            references.append(reference)
-            notices += said
-    problems, said = [], ()
-    for reference in references:
-        alive.sign()
-        found, said = _problems(reference, short)
-        problems += found
-        notices += said
-    if not problems:
+    _check_options(options)
+    result: list[ProblemPlan] = []
+    with contextlib.closing(backend.worker()) as worker:
+        for kernel in options.kernels:
+            alive.sign()
+            reference, lines = recorded.checkable(kernel, backend.kind, worker)
+            found, left_out = _problems(reference, short)
+            result += [_with_tables(problem, backend, tables) for problem in found]
+            notices += lines + left_out
+    if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
-    if backend.kind is Kind.INTERPRETER:
-        notices += _interpreter_notices(problems)
-    if backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
-        notices += _edge_notices(problems)
-    problems = [_with_tables(found, backend, tables) for found in problems]
-    return replace(short, problems=tuple(problems), notices=notices, commit=git.head(Path.cwd()))
+    notices += _notices(result, backend.kind)
+    return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
 
 
-def _import_recorded(worker: Worker, references: Sequence[str]) -> None:
-    """Import recorded kernels in the worker that will check their edges."""
-    with contextlib.suppress(WorkerDied, RemoteError):  # it dies again when it is asked for more, which is said
-        for reference in references:
-            if KernelReference.parse(reference).recording:
-                worker.run(recorded.import_kernel, reference)
-
-
-def _check_taken(options: Options) -> None:
+def _check_options(options: Options) -> None:
     """Raise UsageError for an option that no kernel of the sweep takes."""
     specs = [load_spec(reference) for reference in options.kernels]
     names = ", ".join(spec.name for spec in specs)
@@ -249,90 +222,19 @@ def _check_taken(options: Options) -> None:
 
 
 def make_ready(backend: Backend) -> None:
-    """Before specs are loaded: check that files can be written where compilers write, and begin what takes seconds."""
+    """Check that compilers can write their files, and start the process that imports torch, which takes seconds."""
     if backend.kind in (Kind.MEASURED, Kind.STATIC):
         machine.check_folders()
     if backend.kind is not Kind.SIMULATED:
-        start_server()  # it imports torch beside this process, which does so for the specs
+        start_server()
 
 
-def _with_tables(of: ProblemPlan, backend: Backend, tables: adapter.CurrentTables) -> ProblemPlan:
-    version = of.version
-    current, fallback = (
-        adapter.completed(tables.config(version.kernel, backend.device, key), version) for key in (of.lookup_key, None)
-    )
-    spec, recorded = load_spec(of.reference), adapter.NO_CONFIGS
-    if isinstance(spec, RecordedSpec) and (document := spec.document(of.problem)):
-        recorded = adapter.recorded_configs({of.problem: document})
-    today = adapter.find_today(version, backend.device, of.lookup_key, recorded.get(of.problem))
-    return replace(of, current=current, fallback=fallback, today=today)
-
-
-def _settled(reference: str, kind: Kind, worker: Worker) -> tuple[str, tuple[str, ...]]:
-    """A kernel's text as workers get it, and what the user should know of its recording and its check."""
-    spec, named = load_spec(reference), KernelReference.parse(reference)
-    if not isinstance(spec, RecordedSpec):
-        if not named.overrides:
-            return reference, ()
-        own = load_spec(named.kernel)
-        right = f"{spec.check_text}{f' with {named.reference}' if named.reference else ''}"
-        return reference, (f"{spec.name} is checked by {right}, not by its own {own.check_text}",)
-    notices = [notice] if (notice := recorded.staleness(reference, spec)) else []
-    notices += [f"{spec.name}: {notice}" for notice in spec.notices]
-    untried = spec.untried_sizes
-    torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
-    if torch_device and spec.has_odd_sizes and (failure := _edge_failure(worker, reference, torch_device)):
-        reference, untried = str(replace(named, sizes="recorded")), failure
-    if untried:
-        notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
-    return reference, tuple(notices)
-
-
-def _edge_failure(worker: Worker, reference: str, torch_device: str) -> str | None:
-    try:
-        return worker.run(recorded.edge_failure, reference, torch_device)
-    except (WorkerDied, RemoteError) as error:
-        return str(error).strip().splitlines()[-1][:300]
-
-
-def _interpreter_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
-    declared = [found for found in problems if not isinstance(load_spec(found.reference), RecordedSpec)]
-    notices: tuple[str, ...] = (_interpreter_notice(declared),) if declared else ()
-    if len(declared) < len(problems):
-        notices += (
-            "no GPU here: recorded launches are checked on Triton's interpreter, large ones at smaller sizes, one "
-            "config for each set of block sizes; nothing is timed, rows go under arch interpreter",
-        )
-    return notices
-
-
-def _interpreter_notice(problems: Sequence[ProblemPlan]) -> str:
-    shapes = [found.problem.shape for found in problems]
-    named = dict.fromkeys(("M", "K", "N", "E", "G", *(dim for shape in shapes for dim in shape if dim not in FLAGS)))
-    largest = {dim: max(found) for dim in named if (found := [shape[dim] for shape in shapes if dim in shape])}
-    sizes = ", ".join(f"{dim} <= {size}" for dim, size in largest.items())
-    return (
-        f"no GPU here: Triton's interpreter checks every byte on shapes scaled down to {sizes}, one config for each "
-        "set of block sizes (it knows no warps or stages); nothing is timed, rows go under arch interpreter"
-    )
-
-
-def _edge_notices(problems: Sequence[ProblemPlan]) -> tuple[str, ...]:
-    by_kernel = {found.version.kernel: (load_spec(found.reference), found.problem) for found in problems}
-    own = {kernel: each for kernel, each in by_kernel.items() if not isinstance(each[0], RecordedSpec)}
-    without = [kernel for kernel, (spec, problem) in own.items() if not any(spec.edges(problem))]
-    if not without:
-        return ()
-    declare = "declares no edges and is" if len(without) == 1 else "declare no edges and are"
-    return (f"{', '.join(without)} {declare} checked on the swept sizes alone: give the spec edges",)
-
-
-def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str, ...]]:
-    """The problems of a kernel, and notices of those that are left out."""
-    notices = tuple[str, ...]()
+def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]]:
+    """Return the problem sizes of a kernel, and notices of those that are left out."""
     spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
-    axes = plan.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
-    found = plan.problems(
+    notices: list[str] = []
+    axes = grids.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    found = problems.problems(
         spec,
         short.rows,
         routing=options.routing,
@@ -341,42 +243,76 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], tuple[str
         scale_mode=options.scale_mode,
         seed=options.seed,
     )
-    version = version_of(reference, spec)
-    if kind is Kind.STATIC:  # a row for each shape would say the same again and again
-        found = distinct(reference, found, arch)
-    if kind is Kind.INTERPRETER and isinstance(spec, RecordedSpec):
-        small = [problem for problem in found if spec.is_small(problem)]
-        if len(small) < len(found):
-            notices = (f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter",)
-        found = small
+    if kind is Kind.STATIC:
+        found = distinct(reference, found, arch)  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
-        configs = plan.interpreter_configs(spec, found, axes)
-    else:
-        limits = device.limits(short.backend.device)
-        configs = {problem: plan.configs(spec, problem, axes, limits) for problem in found}
-    if kind is Kind.STATIC:  # a row for what is not even compiled would say nothing
-        configs = {problem: {c: "" for c, pruned in of.items() if not pruned} for problem, of in configs.items()}
-    runs_kernels = kind in (Kind.MEASURED, Kind.INTERPRETER)
-    reference_hash = _right(reference, spec) if runs_kernels else ""
-    plans = [ProblemPlan.of(reference, spec, version, problem, of) for problem, of in configs.items()]
-    return [replace(of, reference_hash=reference_hash) for of in plans], notices
+        if isinstance(spec, RecordedSpec):
+            small = [problem for problem in found if spec.is_small(problem)]
+            if len(small) < len(found):
+                notices = [f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter"]
+            found = small
+        found = problems.scaled_down(spec, found)
+    version, limits = version_of(reference, spec), device.limits(short.backend.device)
+
+    def grid(problem: Problem) -> grids.Grid:
+        if kind is Kind.INTERPRETER:
+            return grids.interpreter_configs(spec, problem, axes)
+        configs = grids.configs(spec, problem, axes, limits)
+        if kind is not Kind.STATIC:
+            return configs
+        # what is not compiled needs no row
+        return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
+
+    plans = [ProblemPlan.of(reference, spec, version, problem, grid(problem)) for problem in found]
+    judge = _reference_hash(reference, spec) if kind in RUNNING else ""
+    return [replace(problem, reference_hash=judge) for problem in plans], notices
 
 
-def _right(reference: str, spec: KernelSpec) -> str:
-    """16 hex digits for what is right: another reference, check or bound judges the same configs anew."""
+def _reference_hash(reference: str, spec: KernelSpec) -> str:
+    """Hash what outputs are compared with: another reference, check or bound judges the same configs anew."""
     code = source.reference_hash(reference, source.installed(reference))
     if spec.check == "exact":
         return code
     return hashlib.sha256(f"{code}\n{spec.check_text}".encode()).hexdigest()[:16]
 
 
+def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
+    version, key = problem.version, problem.lookup_key
+    current, fallback = (completed(tables.config(version.kernel, backend.device, row), version) for row in (key, None))
+    spec, launched = load_spec(problem.reference), NO_CONFIGS
+    if isinstance(spec, RecordedSpec) and (document := spec.document(problem.problem)):
+        launched = recorded_configs({problem.problem: document})
+    today = find_today(version, backend.device, key, launched.get(problem.problem))
+    return replace(problem, current=current, fallback=fallback, today=today)
+
+
+def _notices(plans: Sequence[ProblemPlan], kind: Kind) -> list[str]:
+    """Say what is not checked, or on smaller sizes only."""
+    if kind not in RUNNING:
+        return []
+    notices, specs = [], {problem.version.kernel: (load_spec(problem.reference), problem.problem) for problem in plans}
+    if kind is Kind.INTERPRETER:
+        largest: dict[str, int] = {}
+        for name, size in (item for problem in plans for item in problem.problem.shape.items()):
+            largest[name] = max(size, largest.get(name, 0))
+        sizes = ", ".join(f"{name} <= {size}" for name, size in largest.items())
+        notices.append(
+            f"no GPU here: Triton's interpreter checks every byte on small shapes ({sizes}), one config for each set "
+            "of block sizes; nothing is timed, rows go under arch interpreter"
+        )
+    own = {kernel: spec for kernel, (spec, _) in specs.items() if not isinstance(spec, RecordedSpec)}
+    if without := [kernel for kernel, spec in own.items() if not any(spec.edges(specs[kernel][1]))]:
+        notices.append(f"{', '.join(without)}: no edge cases are declared, only the swept sizes are checked")
+    return notices
+
+
 def fp8_dtype_of(arch: str) -> str:
-    """The FP8 type that an arch computes with."""
+    """Return the FP8 type that an arch computes with."""
     return ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
 
 
 def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
-    """The kernel as it stands in the files that are installed here."""
+    """Return the kernel as it is in the files that are installed here."""
     return KernelVersion(
         kernel=spec.name,
         source_hash=source.source_hash(reference, source.installed(reference)),

@@ -15,29 +15,14 @@ from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
 from fp8tune.stats.study import Study
+from fp8tune.tables.current import CurrentTable
 from fp8tune.tables.launch_table import Entry, LaunchTable
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime.nearest import nearest
-from fp8tune_kernels.tables import Key, Row, Table
+from fp8tune_kernels.tables import Key, Row
 
 DEVICE_LOSS = 1.02
 """Slowdown above which a device gets a row of its own."""
-
-
-class CurrentTable:
-    """Launch table of one arch that is in use today. Its configs stay until others are proven faster."""
-
-    def __init__(self, table: Table = Table()) -> None:
-        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
-        self._nearest = table.nearest
-
-    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
-        """Return the config of the row for exactly this kernel, device and key, or None if there is no such row."""
-        return self._configs.get((kernel, device, None if key is None else _sorted_items(key)))
-
-    def takes_nearest(self, kernel: str) -> bool | None:
-        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
-        return None if self.config(kernel, "", None) is None else kernel in self._nearest
 
 
 @dataclass(frozen=True)

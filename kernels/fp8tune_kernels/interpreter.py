@@ -2,9 +2,8 @@
 
 Of Triton 3.6 to 3.9. Casts to float8 round half up and lose the mantissa's carry, those to bfloat16 cut off, those from
 bfloat16 and float8 get subnormals or NaN wrong; 3.6 and 3.7 know no cast to ``float8e4b8`` (torch's
-``float8_e4m3fnuz``). It patches all of ``triton.language`` again for each call of a device function, and looks for
-integer overflows that it does not report: each was over a third of a test's time. What else takes time needlessly is in
-:mod:`fp8tune_kernels.quick_interpreter`.
+``float8_e4m3fnuz``). It patches all of ``triton.language`` again for each call of a device function, and does not take
+that back.
 
 It holds bfloat16 as its bits and computes on these bits. Here each operation on bfloat16 is done in float32 and rounded
 to bfloat16, as a GPU does each operation that Triton leaves in bfloat16 (``+``, ``-``, ``*``, comparisons, ``fma``);
@@ -29,8 +28,6 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import quick_interpreter
-
 __all__ = ["INTERPRETED", "TORCH_DTYPES", "install", "quiet"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -51,12 +48,10 @@ def install() -> None:
         return
     from triton.runtime import interpreter
 
-    quick_interpreter.install()
     interpreter._convert_float = _rounding_like_torch(interpreter._convert_float)
     interpreter._patch_lang_core = _knowing_float8e4b8(interpreter._patch_lang_core)
     interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
     semantic = interpreter.interpreter_semantic
-    semantic.binary_op_sanitize_overflow_impl = _where_it_can_assert(semantic)
     _mend_arithmetic(interpreter.InterpreterBuilder)
     interpreter._implicit_cvt = _converting_floats(interpreter._implicit_cvt)
     interpreter._counted = _counted  # kernels see the names of that module
@@ -68,7 +63,7 @@ def install() -> None:
 
 def quiet() -> None:
     """Let no arithmetic of the interpreter warn: kernels are checked on infinities and NaN."""
-    for module in (r"triton\.runtime\.interpreter", r"fp8tune_kernels\.quick_interpreter", r"numpy\..*"):
+    for module in (r"triton\.runtime\.interpreter", r"numpy\..*"):
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=module)
 
 
@@ -139,18 +134,6 @@ def _once_a_launch(patch_language: Any) -> Any:
             applied.popitem()[1].restore()
 
     return patch
-
-
-def _where_it_can_assert(semantic: Any) -> Any:
-    """Check integer operations for overflow, five operations more, only where ``device_assert`` reports it."""
-    check = semantic.binary_op_sanitize_overflow_impl
-
-    @functools.wraps(check)
-    def checked(lhs: Any, rhs: Any, operation: Any) -> None:
-        if semantic.builder.options.debug:
-            check(lhs, rhs, operation)
-
-    return checked
 
 
 def _converting_floats(convert: Any) -> Any:

@@ -137,10 +137,13 @@ def stored(database: str) -> str:
 
 
 @on_both
-def test_an_export_is_the_text_that_the_command_writes(stored: str, tmp_path: Path) -> None:
+def test_an_export_is_the_text_that_the_command_writes(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FP8TUNE_DB", stored)  # --db takes no password
     exported = fp8tune.export(arch="sm_90", db=stored)
     assert list(exported.files) == ["sm_90.py"]
-    assert command("export", "--arch", "sm_90", "--db", stored, "--output", tmp_path / "own.py").returncode == 0
+    assert command("export", "--arch", "sm_90", "--output", tmp_path / "own.py").returncode == 0
     assert str(exported) == (tmp_path / "own.py").read_text()
     assert exported.write(tmp_path / "made") == [tmp_path / "made" / "sm_90.py"]
     assert (tmp_path / "made" / "sm_90.py").read_text() == str(exported)

@@ -18,7 +18,7 @@ from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Outcome, Status
 from fp8tune.redaction import redacted
 from fp8tune.store.results import Store
-from fp8tune.sweep.picks import refresh_picks
+from fp8tune.sweep.picks import keep_current
 
 SMALL, LARGE = problem(K=1024), problem(K=5120)
 DEFAULT, FASTER = config(64, 4, 2), config(32)
@@ -110,7 +110,7 @@ def test_picks_that_were_kept_are_the_ones_that_are_decided(path: str, tmp_path:
     kept = tmp_path / "kept.db"
     with Store.open(str(kept), create=True) as store, Store.open(path, writable=False) as other:
         store.merge(other)
-        refresh_picks(store)
+        keep_current(store)
     for name in ("picks", "finals"):
         for filters in (
             {},

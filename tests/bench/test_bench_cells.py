@@ -16,7 +16,6 @@ from fp8tune.bench.kernel_contenders import (
     KernelContender,
 )
 from fp8tune.errors import MachineError
-from fp8tune.measure import host
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import Outcome, Status
 
@@ -39,21 +38,6 @@ def test_what_fails_is_out_with_its_reason_and_the_others_go_on() -> None:
     ours, theirs = (Named(name, PROBLEM) for name in ("fp8tune", "torchao"))
     timed = Cells(FakeGpu(outcomes)).in_rounds([ours, theirs])
     assert timed == {ours: Timing(5.0), theirs: Timing(reason="an illegal memory access")}
-
-
-def test_where_no_tensors_can_be_built_every_cell_says_why() -> None:
-    full = Outcome(Status.OUT_OF_MEMORY, reason="OutOfMemoryError: 80 GiB")
-    backend = FakeGpu(lambda step, name, round: full if step == "build" else Outcome(Status.OK, 5.0))
-    arms = [Named(name, PROBLEM) for name in ("fp8tune", "torchao")]
-    assert Cells(backend).in_rounds(arms) == dict.fromkeys(arms, Timing(reason=full.reason))
-    assert [Cells(backend).check(arm) for arm in arms] == [Timing(reason=full.reason)] * 2
-
-
-def test_a_refusal_of_ours_is_said_without_its_type() -> None:
-    refused = Outcome(Status.COMPILE_ERROR, reason="MachineError: torchao is not installed: pip install it")
-    assert cells.timing_of(refused).reason == "torchao is not installed: pip install it"
-    assert cells.timing_of(Outcome(Status.TIMEOUT)).reason == "timeout"
-    assert len(cells.timing_of(Outcome(Status.COMPILE_ERROR, reason="x" * 1000)).reason) == cells.LONGEST_REASON
 
 
 def test_a_back_end_that_times_nothing_is_refused() -> None:
@@ -93,13 +77,6 @@ def test_the_worker_that_dies_costs_one_cell() -> None:
     assert found[-1].time_us == 5.0
 
 
-def test_a_failure_is_one_line() -> None:
-    def fail() -> Timing:
-        raise RuntimeError("\nno such thing\n  a listing")
-
-    assert cells.guarded(fail) == Timing(reason="RuntimeError: no such thing a listing")
-
-
 def test_a_device_error_ends_the_worker() -> None:
     def fail() -> Timing:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -108,9 +85,3 @@ def test_a_device_error_ends_the_worker() -> None:
         cells.guarded(fail)
     assert isinstance(poisoned.value.value, Timing)
     assert "illegal memory access" in poisoned.value.value.reason
-
-
-def test_host_time_is_of_calls_after_the_first() -> None:
-    calls: list[int] = []
-    assert 0 < host.host_us(lambda: calls.append(1)) < 1000
-    assert len(calls) == 1 + host.HOST_BATCHES * host.HOST_CALLS

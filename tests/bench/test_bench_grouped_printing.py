@@ -10,12 +10,10 @@ import pytest
 from grouped_rows import FAST, LAYER, MXFP8_FAST, ONCE, timed
 
 from fp8tune.bench.cells import Timing
-from fp8tune.bench.operation import BF16, BOTH, FP8, GRAPH, QUANTIZED, TORCHAO
-from fp8tune.bench.operation_fp8 import AUTO, FP8_GROUPED_MM, FP8_ONCE
+from fp8tune.bench.operation import BF16, BOTH, FP8, QUANTIZED, TORCHAO
+from fp8tune.bench.operation_fp8 import FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operation_mxfp8 import MXFP8_GROUPED_MM
-from fp8tune.plan import shapes
 from fp8tune.render import grouped as render_grouped
-from fp8tune.store import published as store_published
 
 Capture = pytest.CaptureFixture[str]
 
@@ -54,28 +52,6 @@ def test_a_wrong_rival_is_in_no_ratio(capsys: Capture) -> None:
     assert {"contender": "torchao", "step": "fwd+bwd", "time_us": 20.0, "reason": reason} in found["steps"]
 
 
-def test_the_table_has_every_number_and_the_reason_of_an_empty_cell(capsys: Capture) -> None:
-    render_grouped.print_grouped([timed({**FAST, **ONCE, (TORCHAO, BOTH): None})], [], "table")
-    said = capsys.readouterr().out
-    for text in ("1.25x", "1.50x", "100.0", "1.80x", "30.00", "6.00x", "25 %", "1.00 GiB", "colwise-dual grad, A"):
-        assert text in said
-    assert f"- torchao fwd+bwd on {LAYER}: planted" in said
-
-
-def test_columns_are_explained(capsys: Capture) -> None:
-    render_grouped.print_grouped([timed(FAST)], [], "table")
-    _, note, header, *_ = capsys.readouterr().out.splitlines()
-    assert note.startswith(
-        "weights once: quantized for 4 steps, a quarter of what that takes in each; bound: bf16 over"
-    )
-    assert "fp8, weights once" in header
-    assert "padded" not in header
-    render_grouped.print_grouped([timed(MXFP8_FAST, operation=MXFP8_GROUPED_MM)], [], "table")
-    _, note, header, *_ = capsys.readouterr().out.splitlines()
-    assert note == "bound: bf16 over the three GEMMs of the recipe alone"
-    assert "padded" in header
-
-
 def test_markdown_has_a_line_a_problem_in_each_table(capsys: Capture) -> None:
     row = timed({**FAST, **ONCE}, label="Mine, up")
     render_grouped.print_grouped([row, replace(row, peak_bytes={FP8: 3 << 29})], [], "markdown")
@@ -93,36 +69,6 @@ def test_markdown_has_a_line_a_problem_in_each_table(capsys: Capture) -> None:
         ["fp8, weights once over bf16", "1.80x", "2", "1.80x", "Mine, up, 96 rows"],
     ]
     assert ["weight gradient GEMM over fp8, torch's", "2.00x"] in [line[:2] for line in means]
-
-
-def test_the_columns_of_an_operation_without_other_gemms(capsys: Capture) -> None:
-    render_grouped.print_grouped([timed(MXFP8_FAST, operation=MXFP8_GROUPED_MM)], [], "markdown")
-    titles = list(tables(capsys.readouterr().out))
-    assert [title.split(":")[0] for title in titles][1:] == ["parts of a step", "speedups"]
-
-
-def test_what_auto_takes_is_said(capsys: Capture) -> None:
-    row = replace(timed({**FAST, (AUTO, BOTH): 90.0}), auto="bf16")
-    render_grouped.print_grouped([row], [], "markdown")
-    (table, *_) = (lines for lines in tables(capsys.readouterr().out).values() if "auto takes" in lines[0])
-    assert table[1][table[0].index("auto takes")] == "bf16"
-    render_grouped.print_grouped([row], [], "json")
-    found, *_ = json.loads(capsys.readouterr().out)
-    assert found["auto"] == "bf16"
-
-
-def test_steps_in_a_graph_stand_beside_time_and_memory(capsys: Capture) -> None:
-    kept = "fp8 keeping A, B_t"
-    graphs = {(BF16, GRAPH): 170.0, (FP8_ONCE, GRAPH): 75.0, (kept, BOTH): 90.0, (kept, GRAPH): 85.0}
-    row = timed({**FAST, **ONCE, **graphs})
-    render_grouped.print_grouped([replace(row, peak_bytes={FP8: 1 << 30, kept: 3 << 29})], [], "markdown")
-    (table,) = (lines for title, lines in tables(capsys.readouterr().out).items() if title.startswith("in a CUDA"))
-    assert [line[1:] for line in table[1:]] == [
-        ["bf16", "180.0", "1.00x", "", "170.0", "1.00x", "-"],
-        ["fp8", "120.0", "1.50x", "25 %", "110.0", "1.55x", "1.00 GiB"],
-        [FP8_ONCE, "100.0", "1.80x", "30 %", "85.00", "2.00x", "-"],  # a quarter of quantizing is in it
-        [kept, "90.00", "2.00x", "33 %", "85.00", "2.00x", "1.50 GiB"],
-    ]
 
 
 def test_json_has_all_that_is_derived(capsys: Capture) -> None:
@@ -149,15 +95,6 @@ def test_json_has_all_that_is_derived(capsys: Capture) -> None:
     assert len(means) == 2 + 6
 
 
-@pytest.mark.parametrize("output_format", ["table", "markdown"])
-def test_every_table_says_what_is_emulated(output_format: str, capsys: Capture) -> None:
-    for arch, times in (("sm_90", 3), ("sm_100", 0)):
-        render_grouped.print_grouped([timed(MXFP8_FAST, 10.0, MXFP8_GROUPED_MM, arch)], [], output_format)
-        assert capsys.readouterr().out.count("emulated") == times
-    render_grouped.print_grouped([timed(FAST)], [], output_format)
-    assert "emulated" not in capsys.readouterr().out
-
-
 def test_json_says_what_is_emulated(capsys: Capture) -> None:
     for operation, arch, emulated in (
         (MXFP8_GROUPED_MM, "sm_90", True),
@@ -168,11 +105,3 @@ def test_json_says_what_is_emulated(capsys: Capture) -> None:
         render_grouped.print_grouped([timed(steps, 10.0, operation, arch)], [], "json")
         found, *_ = json.loads(capsys.readouterr().out)
         assert (found["row"], found["emulated"]) == (operation.name, emulated)
-
-
-def test_published_rows_stand_beside_and_the_impossible_one_says_so(capsys: Capture) -> None:
-    rows = store_published.read_operations(shapes.sweeps_dir() / "published" / "grouped_mm.csv")
-    render_grouped.print_grouped([], rows, "table")
-    said = capsys.readouterr().out
-    assert said.count("pytorch/ao#2998") == 8
-    assert said.count("is not below") == 1

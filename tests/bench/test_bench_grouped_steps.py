@@ -19,18 +19,13 @@ from fp8tune.bench.operation import (
     BF16,
     BOTH,
     FORWARD,
-    FP8,
     FP8_OF_TORCH,
     GEMMS,
-    QUANTIZE_WEIGHTS,
-    QUANTIZED,
     TORCHAO,
     Operands,
     gemm_of,
 )
-from fp8tune.bench.operation_fp8 import AUTO, FOLDED, FOLDED_ONCE, FP8_GROUPED_MM, FP8_ONCE
-from fp8tune.bench.operations import OPERATIONS
-from fp8tune.measure import timing, trial
+from fp8tune.bench.operation_fp8 import FP8_GROUPED_MM
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.records import NamedInts
 
@@ -46,31 +41,6 @@ def test_only_mxfp8_pads_groups_where_one_needs_it(routing: str, needed: bool, o
     padding = PADDING if needed and operation.pads else ()
     assert grouped_steps.parts_of(one) == (*operation.parts, *padding)
     assert set(grouped_steps.timed_parts(one)) == {*operation.all_parts, *padding}
-
-
-def test_mxfp8_wants_groups_of_32_rows() -> None:
-    layer = NamedInts(M=96, N=32, K=64, G=2)  # 48 rows each
-    found = {name: grouped_steps.needs_padding(replace(small(), kernel=name, shape=layer)) for name in OPERATIONS}
-    assert found == {"grouped-mm": False, "mxfp8-grouped-mm": True, "moe-mlp": False}
-
-
-def test_what_is_timed_of_a_step() -> None:
-    steps = FP8_GROUPED_MM.steps(with_torchao=False)
-    assert steps == (
-        (BF16, FORWARD),
-        (FP8, FORWARD),
-        (BF16, BOTH),
-        (FP8, BOTH),
-        (FP8_ONCE, QUANTIZED),
-        (AUTO, BOTH),
-        (FOLDED, BOTH),
-        (FOLDED_ONCE, QUANTIZED),
-        (FP8, QUANTIZE_WEIGHTS),
-        (FOLDED, QUANTIZE_WEIGHTS),
-    )
-    assert {*FP8_GROUPED_MM.steps()} - {*steps} == {(TORCHAO, BOTH)}
-    more = {who for who, _ in {*FP8_GROUPED_MM.steps(with_variants=True)} - {*FP8_GROUPED_MM.steps()}}
-    assert more == {BF16, FP8, FP8_ONCE, AUTO, FOLDED, FOLDED_ONCE, *FP8_GROUPED_MM.variants}
 
 
 def all_of_ours(operation: Operation) -> list[str]:
@@ -100,13 +70,6 @@ def test_a_variant_and_quantized_weights_give_our_step_to_the_bit(routing: str, 
     for name in (*operation.variants, *tuple(operation.once)[:1]):
         for result, right in zip(grouped_steps.step_call(operation, name, BOTH, given)(), ours, strict=True):
             assert torch.equal(result, right)
-
-
-@pytest.mark.usefixtures("quantizers_in_plain_torch")
-def test_quantizing_weights_makes_a_handle_of_them() -> None:
-    given = operands(small())
-    handle = grouped_steps.step_call(FP8_GROUPED_MM, FP8, QUANTIZE_WEIGHTS, given)()
-    assert torch.equal(handle.weights, given.B_t)
 
 
 @pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -189,19 +152,6 @@ def test_nan_is_wrong_and_exact_is_not() -> None:
     assert grouped_steps.sqnr_db(right * math.nan, right) == -math.inf
     assert grouped_steps.sqnr_db(right, right * 0) == -math.inf
     assert grouped_steps.sqnr_db(right * 1.1, right) == pytest.approx(20, abs=0.01)
-
-
-def test_a_long_step_is_four_launches_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float | None] = []
-
-    def block(launch: Callable[[], object], too_slow_us: float | None) -> timing.Samples:
-        asked.append(too_slow_us)
-        return timing.Samples((5.0,), None)
-
-    monkeypatch.setattr(timing, "block", block)
-    assert trial.block(Step(BF16, small(), BOTH), "cpu").time_us == 5.0
-    assert trial.block(grouped_steps.PartOfStep("GEMM out (bf16, torch's)", small()), "cpu").time_us == 5.0
-    assert asked == [grouped_steps.LONG_US, grouped_steps.LONG_US]
 
 
 @pytest.mark.gpu

@@ -18,7 +18,6 @@ from fp8tune import cli
 from fp8tune.bench import kernels as bench
 from fp8tune.bench.cells import Cells, Timing
 from fp8tune.bench.kernel_contenders import (
-    HOST_ROW,
     OURS,
     TORCH_ADD,
     TORCH_COMPILE,
@@ -26,17 +25,13 @@ from fp8tune.bench.kernel_contenders import (
     HostCall,
     KernelContender,
     public_wrapper,
-    wrapper_arguments,
 )
 from fp8tune.bench.kernels import Kernel, Row
 from fp8tune.bench.options import BenchOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
 from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune_kernels.catalog import KERNELS
 
 
 def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
@@ -51,10 +46,6 @@ def test_a_simulated_run_times_every_cell_and_repeats_itself() -> None:
         assert each.timings["fp8tune"].config == load_spec("colwise" if each in kernels[0].rows else FAULTS).default
     assert list(kernels[0].hosts) == ["fp8tune", "torchao", "torch.add"]
     assert simulated("colwise", FAULTS) == first
-
-
-def test_a_spent_time_budget_starts_no_problem() -> None:
-    assert simulated("colwise", time_budget_s=0.0) == []
 
 
 def test_host_times_are_within_the_time_budget() -> None:
@@ -93,13 +84,6 @@ def test_who_stops_it_gets_what_was_timed(number: int, code: int, op: tuple[str,
     assert ("host times left out: colwise" in progress) == (not op)
 
 
-def test_only_the_rivals_asked_for_are_timed() -> None:
-    kernel, *rows = simulated("rowwise-2d", against=("torch.compile",))
-    assert all(isinstance(each, Row) and list(each.timings) == ["fp8tune", "torch.compile"] for each in rows)
-    assert isinstance(kernel, Kernel)
-    assert list(kernel.hosts) == ["fp8tune", "torch.add"]
-
-
 def test_a_kernel_that_torch_compile_refuses_is_compiled_once() -> None:
     refuses = Outcome(Status.COMPILE_ERROR, reason="Unsupported: no")
 
@@ -123,27 +107,12 @@ class Refusing(KernelContender):
         return Timing()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_every_kernel_has_a_public_wrapper_that_takes_its_tensors(kernel: str) -> None:
-    spec = load_spec(kernel)
-    inputs = spec.inputs(plan.problems(spec, [HOST_ROW])[0], "meta")
-    outputs = public_wrapper(spec)(*wrapper_arguments(spec, inputs))
-    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    for output, wanted in zip(outputs, spec.outputs(*inputs), strict=True):
-        assert (output.shape, output.stride(), output.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
-
-
 def test_host_calls_launch_once_on_a_small_input(torchao: TorchAo) -> None:
     torchao("rowwise-2d", load_spec("rowwise-2d").reference)
     calls = {name: HostCall(name, "rowwise-2d", "rowwise-2d").launcher("cpu") for name in bench.HOSTS}
     (ours, _), (theirs, _) = calls[OURS](), calls[TORCHAO]()
     assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
     assert calls[TORCH_ADD]().shape == (64, 64)
-
-
-def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
-    with pytest.raises(UsageError, match="lives elsewhere"):
-        public_wrapper(load_spec(FAULTS))
 
 
 @pytest.mark.parametrize(
@@ -164,19 +133,6 @@ def test_a_mistake_is_one_line(arguments: list[str], says: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_default_set_holds_the_starting_line() -> None:
-    rows = shapes.load("starting-line").rows
-    held = {kernel: {p.shape for p in plan.problems(load_spec(kernel), rows)} for kernel in KERNELS}
-    assert {NamedInts(M=16640, K=5120), NamedInts(M=16640, K=2048), NamedInts(M=131072, K=7168)} <= held["rowwise-2d"]
-    assert {NamedInts(M=16640, K=5120, G=groups) for groups in (1, 16, 64, 128)} <= held["colwise"]
-    assert {NamedInts(M=16640, K=2048, G=64), NamedInts(M=131072, K=7168, G=8)} <= held["colwise"]
-    assert {NamedInts(N=8192, M=16640, G=1), NamedInts(N=2048, M=131072, G=8)} <= held["rowwise"]
-    weights = {NamedInts(E=1, N=8192, K=5120), NamedInts(E=8, N=2048, K=7168), NamedInts(E=64, N=1408, K=2048)}
-    assert weights <= held["transpose-3d-atomic"]
-    dual = {NamedInts(M=16640, N=8192, K=5120, G=16), NamedInts(M=16640, N=1408, K=2048, G=64)}
-    assert dual <= held["colwise-dual"]
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
     backend, _ = backend_for(None, None)
@@ -191,3 +147,12 @@ def test_on_a_gpu_every_kernel_has_a_time_and_a_ceiling() -> None:
         elif isinstance(each, Kernel):
             assert each.hosts["fp8tune"].time_us, each.hosts["fp8tune"].reason
             assert each.hosts["torch.add"].time_us
+
+
+def test_a_spent_time_budget_starts_no_problem() -> None:
+    assert simulated("colwise", time_budget_s=0.0) == []
+
+
+def test_a_kernel_of_elsewhere_has_no_wrapper_to_time() -> None:
+    with pytest.raises(UsageError, match="lives elsewhere"):
+        public_wrapper(load_spec(FAULTS))

@@ -66,30 +66,6 @@ def test_what_is_wrong_keeps_its_time_and_enters_no_share_ratio_or_mean() -> Non
 # What is printed
 
 
-@pytest.mark.parametrize(("output_format", "bullet"), [("table", ""), ("markdown", "- ")])
-def test_tables_name_the_reason_of_an_empty_cell(
-    output_format: str, bullet: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kernel = Kernel(
-        "colwise",
-        [
-            row(2.0, COPY_US, torchao=None),
-            row(2.0, COPY_US, torchao=6.0),
-            row(2.0, COPY_US, wrong="torchao", torchao=1.0),
-        ],
-        {"fp8tune": Timing(18.0)},
-    )
-    render_bench.print_bench([kernel], ("torchao",), output_format)
-    said = capsys.readouterr().out.splitlines()
-    assert f"{bullet}geometric mean: 3.00x as fast as torchao, on 1 of 3 problems" in said
-    assert f"{bullet}ceiling: 2,000 GB/s, a copy in this run or the fastest kernel of it" in said
-    assert any(line.rstrip(" |").endswith("wrong: 84 % of codes, 31 % of scales") for line in said)
-    assert f"{bullet}host us of one call on a 64x64 input: fp8tune 18.00" in said
-    assert f"{bullet}torchao on M=1000 K=1000 G=2: planted" in said
-    cells = next(line for line in said if "3.00x" in line and "M=1000" in line)
-    assert cells.startswith("| M=1000 K=1000 G=2 | jagged |") == (output_format == "markdown")
-
-
 @pytest.mark.parametrize(("who", "code"), [("fp8tune", 1), ("torchao", 0)])
 def test_our_own_wrong_output_is_a_finding(
     who: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -116,22 +92,6 @@ def test_our_own_wrong_output_is_a_finding(
     assert ("our own output is wrong" in said.err) == bool(code)
     assert f"{who} wrong: 84 % of codes" in said.err or "us, wrong: 84 % of codes" in said.err
     assert json.loads(said.out)[0]["wrong_codes_share"] == (0.84 if code else None)
-
-
-def test_the_title_says_what_was_checked_and_a_column_what_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    recorded = Problem("module:kernel", NamedInts(n=1), input_layout="recorded-0123456789ab")
-    plain = Kernel("softmax", [replace(row(2.0, COPY_US), flops=2 * 10**9, gemm=Timing(1e3))])
-    checked = Kernel("module:kernel", [replace(row(2.0, COPY_US), problem=recorded)], check="exact-inputs")
-    render_bench.print_bench([plain, checked], (), "table")
-    lines = capsys.readouterr().out.splitlines()
-    titles = [line for line in lines if "seed 0" in line]
-    assert titles[0].endswith("seed 0")
-    assert titles[1].endswith(
-        "seed 0, checked for equal bytes on inputs whose sums are exact, rates as if whole tensors were moved"
-    )
-    headers = [lines.index(title) + 1 for title in titles]
-    assert ["bound" in lines[number] for number in headers] == [True, False]
-    assert lines[headers[0] + 1].endswith("compute")
 
 
 def test_json_is_a_list_of_problems_and_kernels(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from bench_fakes import without_a_gpu
 
 from fp8tune.bench import kernels as bench
@@ -18,7 +15,6 @@ from fp8tune.bench import warming
 from fp8tune.bench.options import BenchOptions
 from fp8tune.measure.arms import Arm, Work
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.render import bench as render_bench
 
 
 def test_warming_up_runs_an_autotuner_once_for_sizes_of_one_kind() -> None:
@@ -64,18 +60,3 @@ def test_contenders_are_warmed_up_in_processes_that_are_thrown_away(tmp_path: Pa
     assert [(compiled.done, compiled.total) for compiled in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "three", "two"]
     assert str(os.getpid()) not in {path.read_text() for path in tmp_path.iterdir()}
-
-
-def test_progress_is_a_line_a_problem_after_what_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = itertools.count(0, 2)
-    with render_bench.BenchProgress(clock=lambda: float(next(seconds)), ticks=False) as progress:
-        for done in range(1, 5):
-            progress.compiled(warming.Compiled(done, 4, seconds=2.0 * done))
-        for done in (1, 2):
-            progress.timed("colwise M=8: 2.00 us", done, 2)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("[")] == [
-        "[1/2] colwise M=8: 2.00 us",
-        "[2/2] colwise M=8: 2.00 us",
-    ]
-    assert re.fullmatch(r"compiling: 2/4, 0:\d\d, ETA \d+ s", lines[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from benchmarks import printed, terminal_session
+from benchmarks import terminal_session
 
 _TIMED = re.compile(r"\d (s|min)\b")
 
@@ -24,13 +24,3 @@ def test_the_picture_shows_what_the_commands_print() -> None:
     assert [line for line in lines if line not in found] == []
     assert terminal_session.TITLE in found
     assert [line for line in found if line.startswith("$")] == [f"$ {command}" for command in terminal_session.SESSION]
-
-
-def test_lines_are_drawn_as_they_are() -> None:
-    lines = ["$ a <b> & c", "  two  spaces", "quotes \" and '"]
-    assert [line for line in drawn(terminal_session.svg(lines)) if line] == [terminal_session.TITLE, *lines]
-
-
-def test_the_session_runs_where_no_row_of_the_user_is() -> None:
-    assert all("results.db" not in command for command in terminal_session.SESSION)
-    assert printed.WIDTH == terminal_session.WIDTH

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
-from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
 
 import pytest
 import torch
@@ -16,8 +13,7 @@ import torch
 from benchmarks.training import __main__ as command
 from benchmarks.training import killed
 from benchmarks.training import run as runs
-from benchmarks.training.language import CHANCES, FLOOR, Language
-from benchmarks.training.summary import PUBLISHED, lines, table
+from benchmarks.training.summary import lines, table
 
 pytestmark = [
     pytest.mark.usefixtures("quantizers_in_plain_torch"),
@@ -33,22 +29,6 @@ def _as_it_was():
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(is_deterministic)
-
-
-def test_a_text_follows_its_topic_and_its_entropy_is_the_floor():
-    language = Language(vocabulary=16, topics=2)
-    device = torch.device("cpu")
-    texts = language.texts(400, 100, seed=3, device=device)
-    successors = language.successors(device).tolist()
-    places = Counter()
-    for topic, *text in texts.tolist():
-        for token, after in pairwise(text):
-            places[successors[topic - 16][token].index(after)] += 1
-    shares = [places[place] / places.total() for place in range(4)]
-    assert shares == pytest.approx(CHANCES, abs=0.01)
-    assert pytest.approx(1.75 * math.log(2)) == FLOOR
-    assert torch.equal(texts, language.texts(400, 100, seed=3, device=device))
-    assert not torch.equal(texts, language.texts(400, 100, seed=4, device=device))
 
 
 @pytest.mark.parametrize("arm", ["bf16", "fp8"])
@@ -75,18 +55,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(arm, tmp_path, monkeypa
     assert (found["held_out_in_bf16"] == found["held_out"]) == (arm == "bf16")
     assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.json"]
     assert runs.run(arm, 1, TINY, "cpu", stopped) == found  # done: read, not run
-
-
-def test_arms_differ_in_their_experts_alone(tmp_path):
-    texts = TINY.language.texts(TINY.sequences, TINY.length, 0, torch.device("cpu"))
-    losses = {}
-    arms = ("fp8", "mxfp8", "mlp", "layer")
-    for arm in ("bf16", *arms):
-        trainer = runs.Trainer(arm, 0, TINY, torch.device("cpu"), is_graph=True)
-        losses[arm] = [trainer.step(texts, number).item() for number in range(2)]
-    for arm in arms:
-        assert losses[arm][0] == pytest.approx(losses["bf16"][0], rel=1e-3)
-        assert losses[arm] != losses["bf16"]
 
 
 def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monkeypatch):
@@ -125,12 +93,3 @@ def test_an_arm_is_within_the_spread_of_the_seeds_or_not():
     assert text[2] == "| bf16 | 3 | 1.1000 | 0.2000 | 0.1000 |  |  |"
     assert text[3] == "| near | 3 | 1.1500 | 0.2500 | 0.1000 | +0.0500 ± 0.0000 | yes |"
     assert text[4].endswith("| +0.2000 ± 0.0000 | no |")
-
-
-def test_the_published_pictures_are_of_the_published_run():
-    from benchmarks.training.picture import svgs
-
-    document = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    images = PUBLISHED.parents[1] / "images"
-    for theme, text in svgs(document).items():
-        assert (images / f"training-{theme}.svg").read_text(encoding="utf-8") == text

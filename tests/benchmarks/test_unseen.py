@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, config, evidence, finished_sweep, problem
+from database_rows import H100, H200, KERNEL, config, evidence, problem, studies_of
 
 from benchmarks import unseen
 from benchmarks.unseen import look_up
-from fp8tune.adapter import studies_of
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import load_spec
-from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
-from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.tables import Table
 
 SPECS = {"colwise": replace(load_spec("colwise"), default=KERNEL.default, key=KERNEL.key)}
@@ -59,12 +56,6 @@ def test_a_lookup_is_judged_by_the_shapes_own_best():
     assert (found.shapes, found.exit_code) == (2, 3)  # two shapes are too few
 
 
-def test_without_a_row_the_declared_default_is_judged():
-    rows = [evidence(110.0, config=KERNEL.default), evidence(100.0, config=config(32))]
-    (judged,) = look_up(studies_of(rows), SPECS, Table()).unseen
-    assert (judged.config, judged.slowdown) == (KERNEL.default, 1.1)
-
-
 def test_a_key_that_has_a_row_is_seen_and_not_judged():
     key = (("G", 64), ("K", 1024))
     rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
@@ -84,12 +75,3 @@ def test_the_target_decides(time_us, exit_code):
         rows = rows[1:]
     found = look_up(studies_of(rows), SPECS, Table((table_row(config(32)),)))
     assert (found.shapes, found.exit_code) == (10, exit_code)
-
-
-def test_a_database_is_judged_from_the_command_line(tmp_path, capsys, monkeypatch):
-    with Store.open(str(tmp_path / "unseen.db"), create=True) as store:
-        finished_sweep(store, {problem(K=K): {config(32): 103.0, config(64): 100.0} for K in range(1024, 11265, 1024)})
-    monkeypatch.setattr(unseen, "load_spec", lambda kernel: SPECS.get(kernel, load_spec(kernel)))
-    monkeypatch.setattr(lookup, "table", lambda arch: Table((table_row(config(32)),)))
-    assert unseen.main(["--db", str(tmp_path / "unseen.db")]) == 0
-    assert "colwise: 3.0 % slower in the geometric mean" in capsys.readouterr().out

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from command_line import fp8tune
 
-from fp8tune.adapter import select_rows
 from fp8tune.check import doctor, machine, stored, tables
+from fp8tune.check.doctor import Versions, timed_sources
 from fp8tune.check.finding import Finding, Level
 from fp8tune.check.machine import Machine
+from fp8tune.exporting import select_rows
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Status, Subject, Telemetry
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.store import location
-from fp8tune.store.results import Store, Versions
+from fp8tune.store.results import Store
 from fp8tune_kernels.catalog import KERNELS
 
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0+cu130", "3.6.0")
@@ -115,7 +116,7 @@ def database(tmp_path: Path) -> Path:
 
 def test_a_sound_database_is_counted(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        findings = stored.check_store(str(database), store)
+        findings = stored.check(str(database), store)
     assert [finding.level for finding in findings] == [Level.OK]
     assert "sm_90 1 measured" in findings[0].what
 
@@ -155,7 +156,7 @@ def test_an_unfinished_sweep_names_its_command(database: Path) -> None:
     with Store.open(str(database)) as store:
         store.begin_sweep("s", H100, command="fp8tune sweep -k colwise", commit="", timer="do_bench", seed=0)
     with Store.open(str(database), writable=False) as store:
-        assert "fp8tune sweep -k colwise" in told(stored.check_store(str(database), store), Level.WARNING)
+        assert "fp8tune sweep -k colwise" in told(stored.check(str(database), store), Level.WARNING)
 
 
 def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_stale_table_is_found_and_an_exported_one_is_not(database: Path, tmp_p
 
 def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     with Store.open(str(database), writable=False) as store:
-        timed = store.timed_sources()
+        timed = timed_sources(store.pools())
     hashes = {"colwise": "0" * 16, "rowwise-2d": "1" * 16}
     assert "colwise: timed" in told(tables.check_sources(timed, hashes), Level.OK)
     assert "rowwise-2d: never timed" in told(tables.check_sources(timed, hashes), Level.WARNING)
@@ -179,14 +180,11 @@ def test_a_kernel_whose_code_changed_is_found(database: Path) -> None:
     assert "fp8tune sweep --kernel colwise" in said
 
 
-def test_rows_that_cannot_be_read_are_named(database: Path) -> None:
+def test_a_damaged_result_is_named(database: Path) -> None:
     with sqlite3.connect(database) as connection:
-        connection.execute("update trials set time_us = 0")
-    said = told(doctor.check_database(str(database)), Level.WARNING)
-    assert "trials:1 cannot be read and is left out: time_us: refused" in said
-    assert "fp8tune forget trials:1" in said
-    many = {("trials", id): "no time" for id in range(1000)}
-    assert "990 more rows" in told(stored.check_rows(many), Level.WARNING)
+        connection.execute("update results set coarse_us = coarse_us + 1")
+    said = told(doctor.check_database(str(database)), Level.ERROR)
+    assert "results:1 is damaged, its checksum differs" in said
 
 
 def test_every_declared_kernel_has_a_current_hash() -> None:

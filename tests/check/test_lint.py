@@ -6,7 +6,7 @@ import math
 
 import pytest
 from command_line import Ended, fp8tune
-from database_rows import config, evidence, problem
+from database_rows import config, evidence, merged, problem, study_of
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PLANTED
@@ -16,13 +16,14 @@ from fp8tune.check.lint import KeyedProblem, KeyVerdict, Report, VariationResult
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
 from fp8tune.plan.variations import Variation, variations
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import median
 from fp8tune.stats.pairs import Block
+from fp8tune.stats.study import Study
 from fp8tune.sweep.options import Options
 from fp8tune_kernels.catalog import KERNELS
 
@@ -34,16 +35,16 @@ def linted(reference: str, problems: int, configs: int) -> list[VariationResult]
     spec, clock = load_spec(reference), SimulatedBackend("simulated:0")
     found = plan.problems(spec, shapes.load("llama4").rows)[:problems]
     subjects = [KeyedProblem(of, spec.lookup_key(of), tuple(variations(spec, of))) for of in found]
-    tried = list(plan.configs(spec, found[0], spec.axes, None))[:configs]
+    tried = list(grids.configs(spec, found[0], spec.axes, None))[:configs]
     version = KernelVersion(spec.name, "aaaa", spec.default, tuple(spec.axes.items()), spec.key)
 
     def time_us(of: Problem, chosen: NamedInts, process: int, number: int) -> float:
         arm = KernelArm.of(reference, spec, of, chosen)
         return clock.block(arm, Place(process=process, round=number)).time_us or 0.0
 
-    def screened(of: Problem, chosen: NamedInts) -> Evidence:
+    def screened(of: Problem, chosen: NamedInts) -> Study:
         value = median(time_us(of, chosen, 0, number) for number in range(3))
-        return Evidence(of, chosen, Device("simulated"), Kind.SIMULATED, Status.OK, (value,), version)
+        return study_of(of, chosen, Device("simulated"), Kind.SIMULATED, Status.OK, (value,), version)
 
     def settled(unclear: VariationResult, alpha: float) -> VariationResult:
         of = unclear.variation.problem
@@ -52,7 +53,7 @@ def linted(reference: str, problems: int, configs: int) -> list[VariationResult]
         return decided(unclear, blocks, alpha)
 
     every = dict.fromkeys([*found, *(variation.problem for subject in subjects for variation in subject.variations)])
-    results = compared(subjects, [screened(of, chosen) for of in every for chosen in tried])
+    results = compared(subjects, merged(screened(of, chosen) for of in every for chosen in tried))
     unclear = [result for result in results if result.verdict is KeyVerdict.UNCLEAR]
     return [settled(one, lint.ALPHA / len(unclear)) if one in unclear else one for one in results]
 
@@ -82,7 +83,7 @@ def judged(jagged: dict[int, float], zipf: dict[int, float], **others: object):
         for of, times in ((JAGGED, jagged), (ZIPF, zipf))
         for block, time_us in times.items()
     ]
-    return compared([SUBJECT], rows)
+    return compared([SUBJECT], merged(rows))
 
 
 def test_what_the_pick_loses_there_counts():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from database_rows import study_of
+from git_repositories import commit, git
 from places import PLANTED
 
 from fp8tune.compare import live, recorded
@@ -14,8 +15,9 @@ from fp8tune.compare.comparison import Comparison
 from fp8tune.compare.options import CompareOptions
 from fp8tune.compare.sides import sides
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions import source
+from fp8tune.stats.study import Study
 
 CATALOG = """
 import importlib
@@ -55,26 +57,16 @@ def package(folder: str, runtime: str, toll: float = 1.0, times: str = "2") -> M
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tags: ``old`` has all modules beside each other, ``new`` has folders, ``slower`` a change in the new layout."""
     repository = tmp_path_factory.mktemp("repository")
-
-    def run(*arguments: str) -> None:
-        command = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-        subprocess.run(command, check=True)
-
-    run("init", "-q")
+    git(repository, "init", "-q")
     (repository / "one.toml").write_text("[[rows]]\nM = 300\nK = 64\nE = 1\n")
     for tag, files in (
         ("old", package("", "")),
         ("new", package("quantize/", "runtime/")),
         ("slower", package("quantize/", "runtime/", toll=1.05, times="2.0")),
     ):
-        for name, text in files.items():
-            file = repository / "kernels/fp8tune_kernels" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        run("add", ".")
-        run("commit", "-q", "-m", tag)
-        run("tag", tag)
-        run("rm", "-rq", "kernels")
+        commit(repository, {f"kernels/fp8tune_kernels/{name}": text for name, text in files.items()}, tag)
+        git(repository, "tag", tag)
+        git(repository, "rm", "-rq", "kernels")
     return repository
 
 
@@ -101,11 +93,11 @@ def test_each_side_loads_its_kernels_from_where_they_are_there(repository: Path,
 
 
 def test_recorded_rows_belong_to_both_layouts(repository: Path) -> None:
-    def swept(revision: str, time_us: float) -> Evidence:
+    def swept(revision: str, time_us: float) -> Study:
         found = source.source_hash("colwise", source.at_commit(repository, revision))
         version = KernelVersion("colwise", found, CONFIG, (("BLOCK_SIZE", (64,)), ("num_warps", (4,))))
         problem, device = Problem("colwise", NamedInts(M=300, K=64)), Device("sm_90")
-        return Evidence(problem, CONFIG, device, Kind.MEASURED, Status.OK, (time_us,), version)
+        return study_of(problem, CONFIG, device, Kind.MEASURED, Status.OK, (time_us,), version)
 
     rows = [swept("old", 100.0), swept("slower", 50.0)]
     (same,) = recorded.compare(rows, sides(repository, "old..new", ["colwise"])).rows

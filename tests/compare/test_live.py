@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from git_repositories import commit, git
 from places import PLANTED
 
 from fp8tune.compare import live, tree, verdicts
@@ -30,22 +31,10 @@ from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
 from fp8tune.render import contracts
-from fp8tune.revisions import git
+from fp8tune.revisions.git import checkouts
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
 SHAPES = "[[rows]]\nM = 300\nK = 64\nE = 1\n"
-
-
-def run(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def commit(folder: Path, **kernels: str) -> None:
-    for name, text in kernels.items():
-        (folder / f"{name}.py").write_text(text)
-    run(folder, "add", ".")
-    run(folder, "commit", "-q", "-m", "kernels")
 
 
 def version(name: str, *, factor: float = 2, toll: float = 1.0, comment: str = "") -> str:
@@ -57,20 +46,20 @@ def version(name: str, *, factor: float = 2, toll: float = 1.0, comment: str = "
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slower is 3 % slower on the branch, faster 3 % faster, same has one more comment; gone goes, fresh comes."""
     folder = tmp_path_factory.mktemp("repository")
-    run(folder, "init", "-q", "-b", "main")
-    kernels = {name: version(name) for name in ("slower", "faster", "same", "gone")}
-    (folder / "one.toml").write_text(SHAPES)
-    commit(folder, **kernels)
-    run(folder, "checkout", "-q", "-b", "branch")
-    (folder / "gone.py").unlink()
+    git(folder, "init", "-q", "-b", "main")
     commit(
-        folder,
-        slower=version("slower", factor=2.0, toll=1.035),
-        faster=version("faster", factor=2.0, toll=0.965),
-        same=version("same", comment="# said differently\n"),
-        fresh=version("fresh"),
+        folder, {f"{name}.py": version(name) for name in ("slower", "faster", "same", "gone")} | {"one.toml": SHAPES}
     )
-    run(folder, "checkout", "-q", "main")
+    git(folder, "checkout", "-q", "-b", "branch")
+    changed = {
+        "gone.py": None,
+        "slower.py": version("slower", factor=2.0, toll=1.035),
+        "faster.py": version("faster", factor=2.0, toll=0.965),
+        "same.py": version("same", comment="# said differently\n"),
+        "fresh.py": version("fresh"),
+    }
+    commit(folder, changed)
+    git(folder, "checkout", "-q", "main")
     return folder
 
 
@@ -287,15 +276,15 @@ def test_checkouts_go_when_it_is_stopped(
     long_run.send_signal(number)
     assert long_run.wait(30) == code
     assert not list(tmp_path.glob("fp8tune-*"))
-    assert run(repository, "worktree", "list").count("\n") == 1
-    assert not run(repository, "status", "--porcelain")
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert not git(repository, "status", "--porcelain")
 
 
 def test_what_a_killed_run_left_goes_with_the_next(
     long_run: subprocess.Popen[bytes], repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with git.checkouts(repository, []):  # of another run, while that one goes on
+    with checkouts(repository, []):  # of another run, while that one goes on
         assert len(list(tmp_path.glob("fp8tune-*"))) == 3
     long_run.kill()
     long_run.wait()

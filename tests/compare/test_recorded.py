@@ -10,14 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from database_rows import merged, study_of
+from git_repositories import commit, git
 
 from fp8tune import errors
 from fp8tune.compare import recorded
 from fp8tune.compare.comparison import ComparedRow, Comparison
 from fp8tune.compare.sides import sides
-from fp8tune.records import Device, Evidence, KernelVersion, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.render import contracts
 from fp8tune.revisions import source
+from fp8tune.stats.study import Study
 
 KERNEL = """
 SCALE = {scale}
@@ -30,32 +33,24 @@ SHAPE = NamedInts(M=16640, K=5120, G=64)
 CONFIG = NamedInts(BLOCK_SIZE=32, num_warps=4)
 
 
-def run(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+def file_of(kernel: str) -> str:
+    return f"kernels/fp8tune_kernels/quantize/{kernel.replace('-', '_')}.py"
 
 
-def write(repository: Path, kernel: str, scale: int) -> None:
-    file = repository / "kernels/fp8tune_kernels/quantize" / f"{kernel.replace('-', '_')}.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(KERNEL.format(scale=scale, name=kernel))
+def files(**scales: int) -> dict[str, str | None]:
+    """The files of kernels with these scales."""
+    names = {name.replace("_", "-"): scale for name, scale in scales.items()}
+    return {file_of(name): KERNEL.format(scale=scale, name=name) for name, scale in names.items()}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """colwise changes between main and branch, rowwise-2d does not, rowwise is new, mxfp8-dim0 goes."""
     folder = tmp_path_factory.mktemp("made")
-    run(folder, "init", "-q", "-b", "main")
-    write(folder, "colwise", 1)
-    write(folder, "rowwise-2d", 1)
-    write(folder, "mxfp8-dim0", 1)
-    run(folder, "add", ".")
-    run(folder, "commit", "-q", "-m", "one")
-    run(folder, "checkout", "-q", "-b", "branch")
-    write(folder, "colwise", 2)
-    write(folder, "rowwise", 1)
-    (folder / "kernels/fp8tune_kernels/quantize/mxfp8_dim0.py").unlink()
-    run(folder, "add", ".")
-    run(folder, "commit", "-q", "-m", "two")
+    git(folder, "init", "-q", "-b", "main")
+    commit(folder, files(colwise=1, rowwise_2d=1, mxfp8_dim0=1))
+    git(folder, "checkout", "-q", "-b", "branch")
+    commit(folder, files(colwise=2, rowwise=1) | {file_of("mxfp8-dim0"): None})
     return folder
 
 
@@ -65,25 +60,35 @@ def repository(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
-def rows(repository: Path, revision: str, kernel: str, time_us: float, device: Device = H100) -> Evidence:
+def rows(
+    repository: Path,
+    revision: str,
+    kernel: str,
+    *times_us: float,
+    device: Device = H100,
+    config: NamedInts = CONFIG,
+) -> Study:
     """What a finished sweep of the kernel at a revision would have stored."""
     found = source.source_hash(kernel, source.at_commit(repository, revision))
-    return Evidence(
+    run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
+    finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
+    return study_of(
         Problem(kernel, SHAPE, routing="jagged"),
-        CONFIG,
+        config,
         device,
         Kind.MEASURED,
         Status.OK,
-        times_us=(time_us,),
+        times_us=times_us,
+        finals=finals if len(times_us) > 1 else (),
         version=KernelVersion(kernel, found, default=CONFIG, axes=(("BLOCK_SIZE", (32,)), ("num_warps", (4,)))),
     )
 
 
-def compare(evidence: Sequence[Evidence], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
-    return recorded.compare(evidence, sides(repository, range_text, kernels))
+def compare(evidence: Sequence[Study], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
+    return recorded.compare(merged(evidence), sides(repository, range_text, kernels))
 
 
-def compared(repository: Path, *evidence: Evidence, range_text: str = "main..branch") -> dict[str, ComparedRow]:
+def compared(repository: Path, *evidence: Study, range_text: str = "main..branch") -> dict[str, ComparedRow]:
     comparison = compare(evidence, repository, range_text)
     assert len({row.kernel for row in comparison.rows}) == len(comparison.rows)
     return {row.kernel: row for row in comparison.rows}
@@ -99,10 +104,10 @@ def test_changed_code_is_paired_by_its_source_hash(repository: Path) -> None:
 def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
     """Four processes a side: enough to tell 25 % from the noise, and 0.1 % from 2 %."""
     spread = (0.998, 0.999, 1.001, 1.002)
-    before = replace(rows(repository, "main", "colwise", 1.0), times_us=tuple(200.0 * x for x in spread))
+    before = rows(repository, "main", "colwise", *(200.0 * x for x in spread))
     for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
         times_us = tuple(200.0 * factor * x for x in spread)
-        after = replace(rows(repository, "branch", "colwise", 1.0), times_us=times_us)
+        after = rows(repository, "branch", "colwise", *times_us)
         comparison = compare([before, after], repository, "main..branch", ["colwise"])
         (row,) = comparison.rows
         assert (row.verdict, row.n) == (verdict, 4)
@@ -121,11 +126,9 @@ def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> Non
 
 def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    file = repository / "kernels/fp8tune_kernels/quantize/colwise.py"
+    file = repository / file_of("colwise")
     file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
-    (repository / "README.md").write_text("hello")
-    run(repository, "add", ".")
-    run(repository, "commit", "-q", "-m", "comments")
+    commit(repository, {"README.md": "hello"})
     assert compared(repository, *evidence)["colwise"].after_us == 150.0
 
 
@@ -134,9 +137,9 @@ def test_each_side_has_its_own_best_config(repository: Path) -> None:
     other = NamedInts(BLOCK_SIZE=64, num_warps=4)
     evidence = [
         slow,
-        replace(slow, config=other, times_us=(180.0,)),
+        rows(repository, "main", "colwise", 180.0, config=other),
         fast,
-        replace(fast, config=other, times_us=(190.0,)),
+        rows(repository, "branch", "colwise", 190.0, config=other),
     ]
     row = compared(repository, *evidence)["colwise"]
     assert (row.before_us, row.after_us) == (180.0, 150.0)
@@ -171,7 +174,7 @@ def test_the_verdict_words(repository: Path) -> None:
     ],
 )
 def test_unlike_devices_and_versions_are_never_paired(repository: Path, change: dict[str, str], says: str) -> None:
-    elsewhere = rows(repository, "branch", "colwise", 150.0, replace(H100, **change))
+    elsewhere = rows(repository, "branch", "colwise", 150.0, device=replace(H100, **change))
     comparison = compare(
         [rows(repository, "main", "colwise", 200.0), elsewhere], repository, "main..branch", ["colwise"]
     )
@@ -191,7 +194,8 @@ def test_rows_that_time_nothing_of_ours_do_not_count(repository: Path, kind: Kin
 def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     changed = [rows(repository, "main", "colwise", 100.0), rows(repository, "branch", "colwise", 25.0)]
     shape = NamedInts(M=1, K=1, G=1)
-    slower = [replace(row, problem=replace(row.problem, shape=shape), times_us=(50.0,)) for row in changed]
+    sides = [rows(repository, side, "colwise", 50.0) for side in ("main", "branch")]
+    slower = [replace(study, problem=replace(study.problem, shape=shape)) for study in sides]
     same = rows(repository, "main", "rowwise-2d", 90.0)
     assert compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
     assert compare([same], repository, "main..branch").geomean == 1.0
@@ -200,9 +204,8 @@ def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
 
 def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
     evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    run(repository, "checkout", "-q", "main")
-    write(repository, "colwise", 3)
-    run(repository, "commit", "-qa", "-m", "three")
+    git(repository, "checkout", "-q", "main")
+    commit(repository, files(colwise=3))
     assert compared(repository, *evidence, range_text="main..branch")["colwise"].verdict == "no rows"
     assert compared(repository, *evidence, range_text="main...branch")["colwise"].ratio == 0.75
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from fp8tune.measure import compiling, edges
+from fp8tune.measure import edges
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
@@ -21,15 +17,17 @@ SCRIPT = r"""
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from fp8tune.measure import cached_programs, compiling
 from fp8tune.measure.compiling import compile_config, distinct
-from fp8tune_kernels.spec import NamedInts, Problem
+from fp8tune.replay.loading import load_spec
+from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 def compiled(arch, fp8_dtype, num_stages=1, **options):
     problem = Problem("rowwise-2d", NamedInts(M=64, K=512), fp8_dtype=fp8_dtype)
     config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=num_stages, **options)
-    return asdict(compile_config("rowwise-2d", problem, config, arch, 200_000, read_code=arch != "sm_90"))
+    return asdict(compile_config("rowwise-2d", problem, config, arch, 200_000, is_run=arch == "sm_90"))
 
 def refused_by_the_assembler():
     with tempfile.TemporaryDirectory() as folder:
@@ -43,6 +41,25 @@ def distinct_shapes(*shapes):
     problems = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in shapes]
     return [list(problem.shape.values()) for problem in distinct("rowwise-2d", problems, "gfx942")]
 
+def codes_of_edges():
+    # Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own.
+    spec, (aligned, odd, odd_too) = load_spec("rowwise-2d"), (
+        Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in ((3, 64), (3, 67), (1, 69))
+    )
+    problems, offsets = (aligned, odd, odd_too, aligned, aligned), (0, 0, 0, 1, 8)
+    edges = [Edge("", problem, offset=offset) for problem, offset in zip(problems, offsets)]
+    compiling.load_spec, counts = lambda reference: replace(spec, edges=lambda problem: edges), []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        for _ in range(2):
+            compiling.compile_edges("rowwise-2d", aligned, spec.default, "gfx942")
+            counts.append(len([*Path(folder).rglob("*.hsaco")]))
+        programs = list(cached_programs.new(set()))
+        os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "of another host")
+        kept = [cached_programs.keep(programs) for _ in range(2)]
+        again = list(cached_programs.new(set()))
+    return {"codes": counts, "kept": kept, "same": again == programs}
+
 found = {
     "sm_90": compiled("sm_90", "float8_e4m3fn"),
     "sm_90 fnuz": compiled("sm_90", "float8_e4m3fnuz"),
@@ -52,6 +69,7 @@ found = {
     "waves": compiled("gfx942", "float8_e4m3fnuz", waves_per_eu=2),
     "refused": refused_by_the_assembler(),
     "distinct": distinct_shapes((640, 512), (64, 512), (256, 512), (64, 513)),
+    "edges": codes_of_edges(),
 }
 print(json.dumps(found))
 """
@@ -65,6 +83,7 @@ def test_one_process_compiles_for_several_arches() -> None:
     found = json.loads(done.stdout)
     distinct = found.pop("distinct")
     refused = found.pop("refused")
+    assert found.pop("edges") == {"codes": [3, 3], "kept": [3, 0], "same": True}
     assert refused["status"] == "compile_error"
     assert "ptxas" in refused["reason"]
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
@@ -90,45 +109,6 @@ def test_one_process_compiles_for_several_arches() -> None:
     assert conversions["gfx950"] > 0
     assert conversions["gfx90a"] == 0  # it has no such instruction
     assert distinct == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513
-
-
-def test_edges_are_compiled_once_for_each_code_that_they_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own."""
-    spec = load_spec("rowwise-2d")
-    problem = Problem(spec.name, NamedInts(M=64, K=64))
-    made = [
-        Edge("same code", Problem(spec.name, NamedInts(M=3, K=64))),
-        Edge("odd", Problem(spec.name, NamedInts(M=3, K=67))),
-        Edge("odd too", Problem(spec.name, NamedInts(M=1, K=69))),
-        Edge("unaligned", Problem(spec.name, NamedInts(M=3, K=64)), offset=1),
-        Edge("aligned", Problem(spec.name, NamedInts(M=3, K=64)), offset=8),
-    ]
-    compiled: list[tuple[int, bool]] = []
-    monkeypatch.setattr(compiling, "_compiled", set())
-    monkeypatch.setattr(compiling, "load_spec", lambda reference: replace(spec, edges=lambda of: made, launch=launch))
-    monkeypatch.setattr(compiling, "_recording", recording)
-
-    def launch(config: NamedInts, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-        form = (given[0].shape[1] % 16 == 0, given[0].data_ptr() % 16 == 0)
-        taken[-1].append(compiling.Launch(form, 1))
-        if wanted[-1]:
-            compiled.append(form)
-
-    compiling.compile_edges("rowwise-2d", problem, spec.default, "sm_90")
-    assert sorted(compiled) == [(False, True), (True, False)]
-    compiling.compile_edges("rowwise-2d", problem, spec.default, "sm_90")
-    assert len(compiled) == 2
-
-
-taken: list[list[compiling.Launch]] = []
-wanted: list[bool] = []
-
-
-@contextlib.contextmanager
-def recording(arch: str, compiles: bool = True) -> Iterator[list[compiling.Launch]]:
-    taken.append([])
-    wanted.append(compiles)
-    yield taken[-1]
 
 
 def test_a_tensors_alignment_is_part_of_what_code_is_specialized_on() -> None:

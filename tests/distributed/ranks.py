@@ -11,20 +11,29 @@ import faulthandler
 import functools
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 WAIT = timedelta(seconds=120)
 
-Check = Callable[[Any, torch.device], dict[str, Any]]
-"""Gets the mesh of all ranks, one dim, and this rank's device; returns what it found."""
+Check = Callable[[Any, torch.device], None]
+"""Gets the mesh of all ranks, one dim, and this rank's device; raises where a result is not one device's."""
+
+SUM_DB = 45.0
+"""Signal to noise at least, of a sum of two ranks' results beside one device's: partial sums are rounded to bfloat16.
+Both are about 25 dB from the exact product."""
 
 
 def sqnr(result: Tensor, reference: Tensor) -> float:
@@ -33,17 +42,59 @@ def sqnr(result: Tensor, reference: Tensor) -> float:
     return float(10 * torch.log10(reference.double().square().mean() / noise))
 
 
-def are_bytes(result: Tensor, reference: Tensor) -> bool:
-    return result.dtype == reference.dtype and torch.equal(result, reference)
+def assert_placed(label: str, result: Tensor, reference: Tensor, placement: str, *, is_sum: bool) -> None:
+    """A DTensor with this placement holds one device's bytes, or is near them where it is a sum over ranks."""
+    assert isinstance(result, DTensor), label
+    assert str(result.placements[0]).replace("P(sum)", "P") == placement.replace("P(sum)", "P"), label
+    local = result.to_local()
+    if local.dtype.itemsize == 1:  # gloo gathers no FP8
+        local, reference = local.view(torch.uint8), reference.view(torch.uint8)
+    mesh, placements = result.device_mesh, result.placements
+    spread = DTensor.from_local(local, mesh, placements, shape=reference.shape, stride=reference.stride())
+    whole = spread.full_tensor()
+    assert whole.dtype == reference.dtype, label
+    assert torch.equal(whole, reference) or (is_sum and sqnr(whole, reference) > SUM_DB), (
+        label,
+        sqnr(whole, reference),
+    )
+
+
+def assert_refused(says: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}"):
+        function(*arguments, **options)
 
 
 def _fork(_: int, *arguments: Any) -> None:
     """Ranks of one process that has imported what they need, which takes seconds each."""
+    checks()
     ranks = arguments[1]
     torch.multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="fork")
 
 
-def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool, trace_after_s: float | None) -> None:
+def checks() -> dict[str, Check]:
+    """By name. FSDP takes seconds to import, and every worker collects the files of tests."""
+    from sharded_layers import compiled_layer, layers, refused_layers
+    from sharded_products import compiled, operators, placements, refusals
+    from sharded_training import experts_under_fsdp, layers_under_fsdp
+
+    every = (operators, refusals, compiled, placements, layers, refused_layers, compiled_layer)
+    return {check.__name__: check for check in (*every, experts_under_fsdp, layers_under_fsdp)}
+
+
+def together(names: Collection[str], mesh: Any, device: torch.device) -> dict[str, str]:
+    """The traceback of each check that fails, "" of the others: ranks take seconds to start."""
+    found = {}
+    for name in names:
+        begin, found[name] = time.monotonic(), ""
+        try:
+            checks()[name](mesh, device)
+        except Exception:
+            found[name] = traceback.format_exc()
+        print(f"{name} | {found[name] or 'right'} | took {time.monotonic() - begin:.1f} s", flush=True)
+    return found
+
+
+def _main(rank: int, check: Any, ranks: int, folder: str, is_gpu: bool, trace_after_s: float | None) -> None:
     if trace_after_s:
         faulthandler.dump_traceback_later(trace_after_s, repeat=True)
     torch.set_num_threads(1)
@@ -61,13 +112,14 @@ def _main(rank: int, check: Check, ranks: int, folder: str, is_gpu: bool, trace_
 
 
 def on_ranks(
-    check: Check, ranks: int = 2, *, is_gpu: bool | None = None, trace_after_s: float | None = None
-) -> list[dict[str, Any]]:
-    """What a function of a module found on each rank. A rank's exception is raised here, with its traceback.
+    names: Collection[str], ranks: int = 2, *, is_gpu: bool | None = None, trace_after_s: float | None = None
+) -> list[dict[str, str]]:
+    """What :func:`together` found on each rank.
 
     ``is_gpu`` None: on GPUs where there are as many. ``trace_after_s``: ranks print their stacks so often.
     On a CPU ranks run the references of the kernels, whatever the tests of this process run.
     """
+    check = functools.partial(together, tuple(names))
     is_gpu = torch.cuda.device_count() >= ranks if is_gpu is None else is_gpu
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -81,15 +133,12 @@ def on_ranks(
 
 
 def main() -> None:
-    from distributed_checks import CHECKS, together
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=0)
-    parser.add_argument("--check", choices=tuple(CHECKS), nargs="+", default=tuple(CHECKS))
+    parser.add_argument("--check", choices=tuple(checks()), nargs="+", default=tuple(checks()))
     parser.add_argument("--trace-after", type=float, metavar="SECONDS", help="print so often what each rank is doing")
     options = parser.parse_args()
-    check = functools.partial(together, options.check)
-    on_ranks(check, options.gpus or 2, is_gpu=options.gpus > 0, trace_after_s=options.trace_after)
+    on_ranks(options.check, options.gpus or 2, is_gpu=options.gpus > 0, trace_after_s=options.trace_after)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 from grouped_experts import GroupedExperts
-from ranks import are_bytes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from fp8tune_kernels import choose_experts, moe_layer
 from fp8tune_kernels.gemm import gathered_weights
 from fp8tune_kernels.torchtitan import grouped_mm_method, quantize_after_all_gather
 
-DIM, HIDDEN, ROWS, STEPS, MICRO_BATCHES = 32, 48, 40, 2, 2
+DIM, HIDDEN, ROWS, STEPS = 32, 48, 40, 2
 
 
 class Model(nn.Module):
@@ -55,24 +55,35 @@ def trained(model: nn.Module, experts: int, device: torch.device, micro_batches:
     return losses
 
 
-CASES = {
-    "plain": {},
-    "kept": {"reshard": False},
-    "checkpointed": {"is_checkpointed": True},
-    "checkpointed, kept": {"is_checkpointed": True, "reshard": False},
-    "bf16": {"dtype": torch.bfloat16},
-    "accumulated": {"micro_batches": MICRO_BATCHES, "reshard": False},
-    "accumulated in bf16, resharded": {"micro_batches": MICRO_BATCHES, "dtype": torch.bfloat16},
-    "uneven": {"experts": 3},
-    "fewer experts than ranks": {"experts": 1, "placed": 1},
-    "no hook": {"is_hooked": False},
-    "folded": {"recipe": "folded", "is_checkpointed": True, "reshard": False},
-    "not requantized": {"is_planted": True},
+Case = tuple[dict[str, Any], int]
+"""Options, and how often each weight is quantized after an all-gather in a step."""
+
+EXPERTS: dict[str, Case] = {
+    "plain": ({}, 2),  # before the forward pass and before the backward pass
+    "kept": ({"reshard": False}, 1),
+    "checkpointed": ({"is_checkpointed": True}, 2),
+    "checkpointed, kept": ({"is_checkpointed": True, "reshard": False}, 1),
+    "bf16": ({"dtype": torch.bfloat16}, 2),
+    "accumulated": ({"micro_batches": 2, "reshard": False}, 1),
+    "accumulated in bf16, resharded": ({"micro_batches": 2, "dtype": torch.bfloat16}, 4),
+    "uneven": ({"experts": 3}, 2),
+    "fewer experts than ranks": ({"experts": 1, "placed": 1}, 2),
+    "no hook": ({"is_hooked": False}, 0),
+    "folded": ({"recipe": "folded", "is_checkpointed": True, "reshard": False}, 1),
 }
 
 
-def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
-    """Losses and weights beside those of one device, and how often weights were quantized."""
+def experts_under_fsdp(mesh: Any, device: torch.device) -> None:
+    """Grouped experts train to the losses and weights of one device, and a checkpoint of them has plain tensors."""
+    for name, (options, times) in EXPERTS.items():
+        assert trained_experts(mesh, device, **options) == (True, 6 * STEPS * times), name
+    is_same, _ = trained_experts(mesh, device, is_planted=True)
+    assert not is_same  # the check sees codes that are older than the weights
+    local_shards(mesh.size(), device)
+
+
+def trained_experts(mesh: Any, device: torch.device, **options: Any) -> tuple[bool, int]:
+    """Whether losses and weights are those of one device, and how often weights were quantized."""
     GroupedExperts._grouped_mm = grouped_mm_method(recipe=options.get("recipe"))  # type: ignore[method-assign]
     experts, dtype = options.get("experts", 4), options.get("dtype")
     micro_batches, reshard = options.get("micro_batches", 1), options.get("reshard", True)
@@ -93,22 +104,19 @@ def case(mesh: Any, device: torch.device, **options: Any) -> dict[str, Any]:
             model.set_reshard_after_backward(is_last)
             model.set_requires_gradient_sync(is_last)
 
-    counted = Count(is_planted=options.get("is_planted", False), weights=len(list(model.parameters())))
-    with counted:
+    with Count(is_planted=options.get("is_planted", False), weights=len(list(model.parameters()))) as count:
         losses = trained(model, experts, device, micro_batches, keep)
-    shards = [parameter.full_tensor().detach() for parameter in model.parameters()]
-    wanted = [parameter.detach() for parameter in alone.parameters()]
     saved = io.BytesIO()
     torch.save(model.state_dict(), saved)
     saved.seek(0)
-    loaded = torch.load(saved, weights_only=False)
-    return {
-        "losses": losses == alone_losses,
-        "weights": all(are_bytes(a, b) for a, b in zip(shards, wanted, strict=True)),
-        "largest difference": max(float((a - b).abs().max()) for a, b in zip(shards, wanted, strict=True)),
-        "quantized": counted.times,
-        "saved": sorted({type(each.to_local()).__name__ for each in loaded.values() if isinstance(each, DTensor)}),
-    }
+    for each in torch.load(saved, weights_only=False).values():
+        assert not isinstance(each, DTensor) or type(each.to_local()) is Tensor
+    return losses == alone_losses and have_the_weights(model, alone), count.times
+
+
+def have_the_weights(model: nn.Module, alone: nn.Module) -> bool:
+    gathered = [parameter.full_tensor() for parameter in model.parameters()]  # by every rank, whatever the first are
+    return all(map(torch.equal, gathered, alone.parameters()))
 
 
 def _alone(model: nn.Module, experts: int, device: torch.device, micro_batches: int, dtype: Any) -> list[float]:
@@ -149,7 +157,7 @@ class Count:
         gathered_weights.requantize_into = self._kept
 
 
-def local_shards(ranks: int, device: torch.device) -> dict[str, bool]:
+def local_shards(ranks: int, device: torch.device) -> None:
     """Weights sharded on N by tensor parallelism and gathered by FSDP: ``to_local()``, as torchtitan calls, has codes.
 
     Beside the same product and gradient of the plain shard.
@@ -165,7 +173,7 @@ def local_shards(ranks: int, device: torch.device) -> dict[str, bool]:
     experts.forward = lambda offs: multiply(None, A=rows, weight_EOI=experts.w.to_local(), offs=offs)  # type: ignore
     fully_shard(experts, mesh=mesh["dp"], mp_policy=policy)
     multiply, offs = grouped_mm_method(), torch.tensor([13, ROWS], dtype=torch.int32, device=device)
-    with (counted := Count(is_planted=False, weights=1)):
+    with Count(is_planted=False, weights=1) as count:
         out = experts(offs)
     wanted = multiply(None, A=rows, weight_EOI=shard, offs=offs)
     upstream = torch.ones_like(out)
@@ -174,11 +182,85 @@ def local_shards(ranks: int, device: torch.device) -> dict[str, bool]:
     grad = experts.w.grad
     assert isinstance(grad, DTensor)
     assert shard.grad is not None
-    are_equal = torch.equal(grad.to_local(), shard.grad.float())
-    return {"out": torch.equal(out, wanted), "grad": are_equal, "has codes": counted.times == 1}
+    assert torch.equal(out, wanted)
+    assert torch.equal(grad.to_local(), shard.grad.float())
+    assert count.times == 1
 
 
-def fsdp(mesh: Any, device: torch.device) -> dict[str, Any]:
-    """Every case."""
-    found: dict[str, Any] = {name: case(mesh, device, **options) for name, options in CASES.items()}
-    return {**found, "local shards": local_shards(mesh.size(), device)}
+class Block(nn.Module):
+    """A router and experts; recomputed in the backward pass if asked."""
+
+    def __init__(self, *, is_checkpointed: bool, precision: str) -> None:
+        super().__init__()
+        self.router = nn.Parameter(torch.randn(4, DIM) * DIM**-0.5)
+        self.w13 = nn.Parameter(torch.randn(4, 2 * HIDDEN, DIM) * DIM**-0.5)
+        self.w2 = nn.Parameter(torch.randn(4, DIM, HIDDEN) * HIDDEN**-0.5)
+        self.is_checkpointed, self.precision = is_checkpointed, precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._run, x, use_reentrant=False) if self.is_checkpointed else self._run(x)
+
+    def _run(self, x: Tensor) -> Tensor:
+        ids, weights = choose_experts(x.float() @ self.router.float().t(), 2)
+        return x + moe_layer(x.contiguous(), self.w13, self.w2, ids, weights, precision=self.precision)
+
+
+LAYERS: dict[str, Case] = {
+    "fp8": ({}, 0),
+    "bf16": ({"precision": "bf16"}, 0),
+    "checkpointed": ({"is_checkpointed": True, "reshard": False}, 0),
+    "accumulated": ({"micro_batches": 2, "reshard": False}, 0),
+    "quantized after the gather": ({"is_prepared": True, "reshard": False, "micro_batches": 2}, 2),
+    "quantized after the gather, checkpointed": ({"is_prepared": True, "is_checkpointed": True}, 2),
+}
+
+
+def layers_under_fsdp(mesh: Any, device: torch.device) -> None:
+    """Whole layers train to the losses and weights of one device."""
+    for name, (options, times) in LAYERS.items():
+        assert trained_layers(mesh, device, **options) == (True, 4 * STEPS * times), name
+    is_same, _ = trained_layers(mesh, device, is_prepared=True, is_planted=True)
+    assert not is_same
+
+
+def trained_layers(
+    mesh: Any,
+    device: torch.device,
+    *,
+    micro_batches: int = 1,
+    reshard: bool = True,
+    is_checkpointed: bool = False,
+    is_prepared: bool = False,
+    is_planted: bool = False,
+    precision: str = "fp8",
+) -> tuple[bool, int]:
+    """Like :func:`trained_experts`."""
+    torch.manual_seed(0)
+    blocks = (Block(is_checkpointed=is_checkpointed, precision=precision) for _ in range(2))
+    model = nn.Sequential(*blocks).to(device, torch.bfloat16)
+    alone = copy.deepcopy(model)
+    if is_prepared:
+        quantize_after_all_gather(model, recipe="folded")
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for block in model:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    with Count(is_planted=is_planted, weights=2 * len(model)) as count:
+        losses = _losses(model, device, micro_batches)
+    is_same = losses == _losses(alone, device, micro_batches)
+    return is_same and have_the_weights(model, alone), count.times
+
+
+def _losses(model: nn.Module, device: torch.device, micro_batches: int) -> list[float]:
+    """Losses of two steps. Every rank has the same rows, so the mean over ranks is that of one."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    draw, losses = torch.Generator().manual_seed(1), []
+    for _ in range(STEPS):
+        for _ in range(micro_batches):
+            x = torch.randn(41, DIM, generator=draw).bfloat16().to(device)
+            loss = model(x).float().square().mean() / micro_batches
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
-import sqlalchemy
 import typer
 from places import ROOT
-from sqlalchemy import Column, Integer, MetaData, Table
+from sqlalchemy import MetaData, Table
 
 from benchmarks import diagrams
 from fp8tune import cli
@@ -25,7 +24,6 @@ from fp8tune.options import Option
 from fp8tune.render import contracts
 from fp8tune.render.documents import DOCUMENTS
 from fp8tune.render.fields import Document, Field, Fields, faults, field
-from fp8tune.store import migrations
 from fp8tune.store.schema import METADATA
 from fp8tune_kernels.spec import KernelSpec
 
@@ -103,23 +101,8 @@ def test_an_object_that_is_not_as_declared_is_told_apart(found: dict[str, object
 
 def test_every_table_and_column_is_a_row(parts: dict[str, str]) -> None:
     for one in METADATA.tables.values():
-        section = parts["database"].partition(f"### `{one.name}`\n")[2].partition("\n### ")[0]
+        section = parts["database"].partition(f"## `{one.name}`\n")[2].partition("\n## ")[0]
         assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [column.name for column in one.columns]
-
-
-def test_every_view_and_its_columns_are_rows(parts: dict[str, str]) -> None:
-    engine = sqlalchemy.create_engine("sqlite://")
-    with engine.begin() as connection:
-        migrations.create(connection)
-        views = sqlalchemy.inspect(connection).get_view_names()
-        assert {"v_trials", "v_picks", "v_finals"} <= {*views}
-        for name in views:
-            section = parts["database"].partition(f"### `{name}`\n")[2].partition("\n##")[0]
-            named = [column for _, column, *_ in connection.exec_driver_sql(f"PRAGMA table_info({name})")]
-            assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == named
-        connection.exec_driver_sql("CREATE VIEW v_planted AS SELECT 1 AS planted")
-        with pytest.raises(UndocumentedError, match="v_planted"):
-            database.of_view(connection, "v_planted")
 
 
 def test_every_spec_field_word_and_exit_code_is_there(parts: dict[str, str]) -> None:
@@ -177,13 +160,7 @@ def planted_document(one: Field) -> dict[str, Document]:
         (lambda: commands.section(planted_command), "--quiet of planted-command"),
         (lambda: words.of(Nameless), "Nameless.PLANTED"),
         (lambda: spec.section(Planted), "Planted.planted"),
-        (lambda: database.of_table(Table("planted", MetaData())), "table planted"),
-        (
-            lambda: database.meaning(
-                Table("of", MetaData(), Column("planted", Integer)), Column("planted", Integer), ""
-            ),
-            "column of.planted",
-        ),
+        (lambda: database.table_section(Table("planted", MetaData())), "table planted"),
         (lambda: frames.section("x()", [columns.Column("planted", "Int64", "", str)], "x"), "column planted of"),
     ],
 )

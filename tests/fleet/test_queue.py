@@ -6,18 +6,14 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from database_rows import H100, begin, row
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fp8tune.errors import DatabaseError
-from fp8tune.fleet.run import left_s
 from fp8tune.store import units
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit, UnitState, UnitStatus
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import LeaseLostError, Queue, QueuedSweep, Unit
 
 SWEEP = QueuedSweep("sweep", "NVIDIA H100", '{"options": {}}', "fp8tune sweep --db postgresql://me:hunter2@host/db")
 
@@ -96,8 +92,7 @@ def test_a_lease_that_ends_gives_its_unit_back_and_its_owner_can_do_nothing_more
         with pytest.raises(LeaseLostError):
             store.give_back_unit(zombie, "too late")
         store.finish_unit(mine)
-        with pytest.raises(LeaseLostError):
-            store.finish_unit(mine)  # once
+        store.finish_unit(mine)  # a commit whose answer was lost is repeated
         (done,) = store.queue().units
     assert (done.state, done.worker, done.attempts) == (UnitState.DONE, "mine", 2)
 
@@ -150,11 +145,11 @@ def test_a_renewed_lease_lasts_and_one_given_back_in_order_costs_no_attempt(db: 
 @pytest.mark.parametrize("dies", [False, True])
 def test_attempts_are_bounded(db: str, dies: bool) -> None:
     with filled(db, unit(0)) as store:
-        for number in range(1, units.MOST_ATTEMPTS + 1):
+        for number in range(1, units.MAX_ATTEMPTS + 1):
             lease = taken(store, lease_s=0.0 if dies else 60.0)
             assert lease.attempt == number
             if not dies:
-                assert (store.fail_unit(lease, "it broke") is UnitState.FAILED) == (number == units.MOST_ATTEMPTS)
+                assert (store.fail_unit(lease, "it broke") is UnitState.FAILED) == (number == units.MAX_ATTEMPTS)
             time.sleep(0.002)
         assert store.take_unit("NVIDIA H100", "me") is None
         (failed,) = store.queue().units
@@ -171,37 +166,3 @@ def test_a_forgotten_sweep_takes_its_units_along_and_leaves_rows(db: str) -> Non
         assert store.forget_units(SWEEP.key) == 2
         assert store.queue() == Queue()
         assert len(list(store.rows())) == 1
-
-
-def test_a_database_of_before_has_an_empty_queue(tmp_path: Path) -> None:
-    path = str(tmp_path / "results.db")
-    with Store.open(path, create=True) as store:
-        begin(store)
-        store._connection.exec_driver_sql("DROP TABLE units")
-        store._connection.exec_driver_sql("DROP TABLE queued_sweeps")
-        store._connection.commit()
-    with Store.open(path, writable=False) as store:
-        assert (store.queue(), store.count_units()) == (Queue(), Counter())
-        with pytest.raises(DatabaseError, match="for reading only"):
-            store.take_unit("NVIDIA H100", "me")
-    with filled(path, unit(0)) as store:
-        assert taken(store).unit == unit(0)
-
-
-SECONDS = st.floats(0.001, 1e4)
-
-
-@given(done=st.lists(st.tuples(SECONDS, SECONDS)), waiting=st.lists(SECONDS), workers=st.integers(1, 64))
-def test_what_is_left_takes_as_long_as_the_longest_unit_at_least(
-    done: list[tuple[float, float]], waiting: list[float], workers: int
-) -> None:
-    ended = [UnitStatus(unit(0, expected_s=e), UnitState.DONE, seconds=s, since_s=0.0) for e, s in done]
-    queue = Queue(units=(*ended, *(UnitStatus(unit(1, expected_s=e), UnitState.WAITING) for e in waiting)))
-    found = left_s(queue, workers)
-    if not waiting:
-        assert found == 0
-    elif not done:
-        assert found is None
-    else:
-        pace = sum(s for _, s in done) / sum(e for e, _ in done)
-        assert found == pytest.approx(max(pace * max(waiting), pace * sum(waiting) / workers))

@@ -9,8 +9,8 @@ from places import PLANTED
 
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop as sweep
 from fp8tune.sweep import planning, session
+from fp8tune.sweep.events import TrialDone
 from fp8tune.sweep.options import Options
 
 FAULTS = f"{PLANTED / 'gpu_faults.py'}:SPEC"
@@ -32,7 +32,7 @@ def rows_of(store: Store, **given: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
     options = Options(kernels=(FAULTS,), trial_timeout_s=10.0, **given)  # type: ignore[arg-type]
     plan = planning.expanded(planning.planned(options))
-    done = [event for event in session.run(store, plan) if isinstance(event, sweep.TrialDone)]
+    done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
 
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from fp8tune.measure.comparing import EXACT
-from fp8tune_kernels import catalog
+from fp8tune_kernels import catalog, sum_rows_of_tokens
 from fp8tune_kernels.arches import default_fp8_dtype
+from fp8tune_kernels.gemm import token_groups
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT, constrain
+from fp8tune_kernels.gemm.token_groups import padded_rows
 from fp8tune_kernels.runtime.lookup import config_for, running_arch
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
@@ -38,8 +41,7 @@ class Large:
 QUANTIZING = tuple(
     kernel for kernel in catalog.KERNELS if catalog.load(kernel).flops is None and kernel not in catalog.MOE
 )
-"""The grouped GEMMs and the kernels of a layer have large tests of their own, in ``test_grouped_gemms.py`` and
-``test_moe_layer.py``."""
+"""The grouped GEMMs and the kernels of a layer have large tests of their own, below."""
 
 WEIGHTS = NamedInts(E=33, N=8192, K=8200)
 LARGE = {
@@ -193,3 +195,106 @@ def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
                 counted[index] += one.numel()
         counts += counted
     assert [*filter(None, counts)] == [output.numel() for output in whole if output.numel()]
+
+
+# The grouped GEMMs and the kernels of a layer: some rows of each end
+
+
+def needs(gigabytes: int) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    if free < gigabytes << 30:
+        pytest.skip(f"needs {gigabytes} GiB of GPU memory, {free >> 30} are free")
+
+
+def ones(*shape: int, seed: int) -> torch.Tensor:
+    """1 and -1, of which sums are exact."""
+    made = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    made.view(torch.uint8).random_(0, 2, generator=torch.Generator("cuda").manual_seed(seed)).mul_(0x80).add_(0x38)
+    return made
+
+
+def launched(kernel: str, inputs: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    """The first output of the default config, and of one by descriptors where there are some."""
+    spec = catalog.load(kernel)
+    has_descriptors = torch.cuda.get_device_capability()[0] >= 9
+    for descriptors in (0, 2) if has_descriptors and "DESCRIPTORS" in spec.axes else (None,):
+        outputs = spec.outputs(*inputs)
+        for output in outputs:
+            output.view(torch.uint8).fill_(0x5A)
+        own = {} if descriptors is None else {"DESCRIPTORS": descriptors}
+        spec.launch(NamedInts({**spec.default, **own}), inputs, outputs)
+        yield outputs[0]
+        del outputs
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("whole_gpu")
+@pytest.mark.parametrize(("rows", "N", "K", "G"), [(300, 16384, 8192, 17), (2**17 + 300, 16400, 16, 2)])
+def test_experts_and_outputs_of_more_elements_than_an_int32_counts(rows: int, N: int, K: int, G: int) -> None:
+    needs(30)
+    a, b = ones(rows, K, seed=0), ones(G, N, K, seed=1)
+    assert max(b.numel(), rows * N) > 2**31
+    offs = torch.tensor([7] * (G - 1) + [rows - 5], dtype=torch.int32, device="cuda")
+    last = slice(max(7, rows - 2000), rows - 5)
+    right = (a[last].float() @ b[-1].float().t()).bfloat16()
+    first = (a[:7].float() @ b[0].float().t()).bfloat16()
+    inputs = a, b, offs, torch.ones(rows, device="cuda"), torch.ones(G, N, device="cuda")
+    for out in launched("grouped-rows", inputs):
+        assert torch.equal(out[last], right)
+        assert torch.equal(out[:7], first)
+        assert not out[-5:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("whole_gpu")
+@pytest.mark.parametrize(("rows", "N", "K", "G"), [(300, 16384, 8192, 17), (2**18 + 384, 8208, 16, 2)])
+def test_gradients_and_operands_of_more_elements_than_an_int32_counts(rows: int, N: int, K: int, G: int) -> None:
+    needs(30)
+    total = padded_rows(rows, G, ALIGNMENT)
+    a, b = ones(N, total, seed=0), ones(K, total, seed=1)
+    assert max(a.numel(), G * N * K) > 2**31
+    offs = torch.tensor([7] * (G - 1) + [rows], dtype=torch.int32, device="cuda")
+    scales = torch.ones(G * N, device="cuda"), torch.ones(G * K, device="cuda")
+    inputs = a.t(), b.t(), offs, *scales, ALIGNMENT, None
+    constrain(inputs)
+    place = ALIGNMENT * (G - 1)
+    right = (a[-2000:, place:].float() @ b[:, place:].float().t()).bfloat16()
+    for out in launched("grouped-contraction", inputs):
+        assert torch.equal(out[-1, -2000:], right)
+        assert not out[1:-1].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("whole_gpu")
+def test_tokens_and_rows_of_more_elements_than_an_int32_counts() -> None:
+    """Rows from the end of tokens, of rows and of the output."""
+    tokens, columns = 262_200, 8208
+    a, b = ones(tokens, columns, seed=0), ones(2, 256, columns, seed=1)
+    assert a.numel() > 2**31
+    offs = torch.tensor([100, 256], dtype=torch.int32, device="cuda")
+    of_rows = torch.arange(tokens - 256, tokens, dtype=torch.int32, device="cuda")
+    scales = torch.ones(tokens, device="cuda"), torch.ones(2, 256, device="cuda")
+    inputs = a, b, offs, of_rows, *scales
+    (right,) = catalog.load("gathered-rows").reference(*inputs)
+    for out in launched("gathered-rows", inputs):
+        assert torch.equal(out, right)
+    (right,) = catalog.load("gathered-transpose").reference(a, offs, of_rows, None)
+    for out in launched("gathered-transpose", (a, offs, of_rows, None)):
+        assert torch.equal(out[:384].view(torch.uint8), right[:384].view(torch.uint8))
+    del a, inputs, right, out
+    rows = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
+    row_of = torch.arange(tokens, dtype=torch.int32, device="cuda").flip(0).view(-1, 2)
+    out = sum_rows_of_tokens(rows, row_of)
+    for at in (0, len(row_of) - 1):
+        assert torch.equal(out[at], rows[row_of[at].long()].float().sum(0).bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("whole_gpu")
+def test_padding_of_more_elements_than_an_int32_counts() -> None:
+    x = torch.arange(270_000, device="cuda").remainder(251).to(torch.bfloat16)[:, None].expand(-1, 8192).contiguous()
+    offs = torch.tensor([7, 100_001, 270_000], dtype=torch.int32, device="cuda")
+    padded, padded_offs = token_groups.pad(x, offs)
+    assert padded_offs.tolist() == [16, 16 + 100_000, 16 + 100_000 + 170_000]
+    assert torch.equal(padded[16 + 100_000 : 16 + 100_000 + 169_999], x[100_001:])
+    assert torch.equal(token_groups.unpad(padded, offs, len(x)), x)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from places import PLANTED, ROOT
 
-from fp8tune.measure import kept, timing
+from fp8tune.measure import tensor_cache, timing
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.timing import Prepared
@@ -26,10 +26,10 @@ KINDS = ("EXACT", "EXACT_INPUTS", "TOLERANCE")
 def fresh_process() -> Iterator[None]:
     for kind in KINDS:
         load_spec(f"{PLANTED / 'sums.py'}:{kind}").launch.__globals__["launches"].clear()
-    measure._outcomes_on_edges.clear()
-    kept.forget()
+    measure._edge_outcomes.clear()
+    tensor_cache.clear()
     yield
-    kept.forget()
+    tensor_cache.clear()
 
 
 def trial(kind: str, fault: int) -> Outcome:

@@ -6,7 +6,6 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,27 +50,16 @@ def load(file: Path) -> Any:
     return module
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A copy of a kernel as somebody else's: a name of ours in another file is refused."""
+def plant_foreign(title: str, fault: Sequence[str], folder: Path) -> tuple[str, str]:
+    """Plant a fault by its title in a copy for workers, which refuse a name of ours in another file.
 
-    kernel: str
-    """The kernel that was copied."""
-    name: str
-    reference: str
-    edges_alone: str
-    """The reference of the copy without the group layouts that every kernel with groups is checked on."""
-
-
-def plant_foreign(title: str, fault: tuple[str, ...], folder: Path) -> Planted:
-    """Plant a fault of ``mutants`` or ``edge_mutants`` by its title, in a copy that :func:`checked_block` takes."""
+    Returns the copy's name and its reference.
+    """
     kernel, *modules = title.partition(":")[0].split(", ")
     file = plant(kernel, folder, modules, *fault)[-1]
     name = f"planted-{kernel}"
-    text = faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",')
-    alone = "dataclasses.replace(SPEC, routed=False, bytes_moved=lambda shape: 1)"
-    file.write_text(f"{text}\n\nimport dataclasses\n\nALONE = {alone}\n")
-    return Planted(kernel, name, f"{file}:SPEC", f"{file}:ALONE")
+    file.write_text(faulty(file.read_text(), f'    name="{kernel}",', f'    name="{name}",'))
+    return name, f"{file}:SPEC"
 
 
 def full_name(module: str) -> str:

@@ -1,229 +1,219 @@
-"""``fp8_grouped_mm``: the recipe spelled out in plain torch, every group layout, compilers, refusals."""
+"""``fp8_grouped_mm`` and ``mxfp8_grouped_mm``: the recipes in plain torch, every way to call them, and refusals."""
 
+from __future__ import annotations
+
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from grouped_layers import E, K, Layer, M, Make, N, assert_same, by_group, layer, run, sqnr_db, viewed
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fp8tune_kernels import fp8_grouped_mm
+from fp8tune.measure.edges import fill_integers
+from fp8tune_kernels import catalog, fp8_grouped_mm, functional, interpreter, mxfp8_grouped_mm, quantize_weights
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.groups import group_ends
+from fp8tune_kernels.gemm import grouped_mm
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import ROUTINGS
 
-M, K, N, E = 192, 64, 48, 4
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
+Call = Callable[..., Tensor]
 
-@dataclass(frozen=True)
-class Layer:
-    """Operands as a layer has them, and the gradient that comes back."""
+each_routing = pytest.mark.parametrize("routing", ROUTINGS)
+both = pytest.mark.parametrize("multiply", [fp8_grouped_mm, mxfp8_grouped_mm])
 
-    A: torch.Tensor
-    weights: torch.Tensor
-    """(E, N, K)."""
-    offs: torch.Tensor
-    grad: torch.Tensor
+IN_TORCH_S_LAYOUT = "row-major"
+WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "default": (viewed, {}),
+    "padded": (viewed, {"pad_token_groups": True}),
+    "A kept": (viewed, {"keep_fp8": ("A",)}),
+    "B_t kept": (viewed, {"keep_fp8": ("B_t",)}),
+    "both kept": (viewed, {"keep_fp8": ("A", "B_t")}),
+    "weights once": (quantize_weights, {}),
+    "folded": (viewed, {"recipe": "folded"}),
+    "folded, weights once": (lambda w: quantize_weights(w, recipe="folded"), {}),
+    "bf16": (viewed, {"precision": "bf16"}),
+}
+"""Name -> how ``B_t`` is made of the weights, and the other options."""
 
-    @property
-    def B_t(self) -> torch.Tensor:  # noqa: N802 - the operand's name
-        return self.weights.transpose(1, 2)
-
-
-def layer(routing: str, device: str, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Layer:
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device=device, generator=generator).to(dtype)
-
-    offs = torch.tensor(group_ends(routing, M, E, seed), dtype=torch.int32, device=device)
-    spread = torch.logspace(-3, 3, M, 2, device=device)[:, None].to(dtype)  # rows of very different size
-    return Layer(normal(M, K) * spread, normal(E, N, K), offs, normal(M, N).bfloat16())
+DEFAULT_BYTES = ("padded", "A kept", "B_t kept", "both kept", "weights once")
+each_way = pytest.mark.parametrize("way", WAYS)
 
 
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""out (M, N), grad_A (M, K), grad_weights (E, N, K)."""
+def by_way(given: Layer, way: str, change: Callable[[Call], Call] = lambda call: call) -> tuple[Tensor, ...]:
+    make, options = WAYS[way]
+    return run(given, change(partial(fp8_grouped_mm, **options)), make)
 
 
-def run(call: Callable[..., torch.Tensor], given: Layer, **options: Any) -> Results:
-    """Forward and backward; rows of no group are left out of what is compared."""
-    A, weights = given.A.clone().requires_grad_(), given.weights.clone().requires_grad_()
-    out = call(A, weights.transpose(1, 2), given.offs, **options)
+# Values
+
+
+def of_fp8(x: Tensor, dim: int) -> Tensor:
+    """Written down without the kernels' own helpers: amax, power-of-two scale, cast, and back again."""
+    dtype = getattr(torch, default_fp8_dtype(running_arch(x.device)))
+    scale = FP8_MAX[dtype] / x.abs().amax(dim, keepdim=True).double().clamp(min=1e-12)
+    scale = torch.exp2(scale.log2().floor()).float()
+    return (x * scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).float() / scale
+
+
+def of_mxfp8(scale_mode: str) -> Callable[[Tensor, int], Tensor]:
+    """Each group's rows padded to whole blocks, as zeros that change no maximum."""
+
+    def operand(x: Tensor, dim: int) -> Tensor:
+        lines = x if dim == 1 else x.t()
+        q, scales = catalog.load("mxfp8-dim0").reference(lines.contiguous(), torch.float8_e4m3fn, scale_mode)
+        values = q.float() * scales.float().repeat_interleave(32, 1)[:, : lines.shape[1]]
+        return values if dim == 1 else values.t()
+
+    return operand
+
+
+@each_routing
+@pytest.mark.parametrize("recipe", ["fp8", "floor", "rceil"])
+def test_output_and_gradients_are_those_of_the_recipe(recipe: str, routing: str, device: str) -> None:
+    if recipe == "fp8":
+        given, call, operand = layer(routing, device), fp8_grouped_mm, of_fp8
+    else:
+        given, operand = layer(routing, device, columns=64), of_mxfp8(recipe)
+        call = partial(mxfp8_grouped_mm, pad_token_groups=True, scale_mode=recipe)
+    for result, wanted, right in zip(run(given, call), by_group(given, operand), by_group(given), strict=True):
+        assert sqnr_db(result, wanted) > 45  # bfloat16 rounds the results; wrong codes would leave 30
+        assert sqnr_db(result, right) > sqnr_db(wanted.bfloat16(), right) - 0.1 > 20
+
+
+def test_the_path_of_mxfp8_is_named(device: str) -> None:
+    assert mxfp8_path(torch.device(device)) == "emulated"
+
+
+@each_routing
+@pytest.mark.parametrize("way", DEFAULT_BYTES)
+def test_results_are_the_bytes_of_the_default(way: str, routing: str, device: str) -> None:
+    given = layer(routing, device)
+    assert_same(by_way(given, way), run(given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("way", DEFAULT_BYTES)
+def test_other_dtypes_are_quantized_as_they_are(way: str, dtype: torch.dtype, device: str) -> None:
+    given = layer("ragged", device, dtype)
+    found = by_way(given, way)
+    assert_same(found, run(given))
+    for result, recipe in zip(found, by_group(given, of_fp8), strict=True):
+        assert sqnr_db(result, recipe) > 45
+
+
+@each_routing
+@pytest.mark.parametrize("is_wild", [False, True])
+def test_folded_the_output_is_the_defaults_and_gradients_are_as_near(is_wild: bool, routing: str, device: str) -> None:
+    given = layer(routing, device)
+    if is_wild:  # scales of tokens span twelve powers of two
+        sizes = torch.exp2(torch.randint(0, 13, (2, M, 1), generator=torch.Generator().manual_seed(0)).float()).to(
+            device
+        )
+        given = Layer(given.A * sizes[0].to(given.A), given.weights, given.offs, given.grad * sizes[1].to(given.grad))
+    found, by_default = by_way(given, "folded"), run(given)
+    assert torch.equal(found[0], by_default[0])
+    for result, other, right in zip(found, by_default, by_group(given), strict=True):
+        assert sqnr_db(result, right) > 27
+        assert is_wild or sqnr_db(result, right) > sqnr_db(other, right) - 0.5
+    assert_same(by_way(given, "folded, weights once"), found)
+
+
+def of_integers(routing: str, device: str, *, columns: int = 80) -> Layer:
+    """Operands of which no partial sum is rounded; NaN in rows of no group."""
+    given = layer(routing, device, columns=columns)
+    for tensor in (given.A, given.weights, given.grad):
+        fill_integers(tensor, 2)
+    used = int(given.offs[-1])
+    given.A[used:], given.grad[used:] = float("nan"), float("nan")
+    return given
+
+
+@each_routing
+@pytest.mark.parametrize("precision", ["fp8", "bf16", "auto"])
+def test_exact_values_give_exact_bytes(precision: str, routing: str, device: str) -> None:
+    given = of_integers(routing, device)
+    assert_same(run(given, precision=precision), tuple(x.bfloat16() for x in by_group(given)))
+
+
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_kernels_on_the_interpreter_give_exact_bytes(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    given = of_integers("empty", "cpu")
+    assert_same(run(given, precision=precision), tuple(x.bfloat16() for x in by_group(given)))
+
+
+# Weights that lie as (E, K, N)
+
+
+def run_row_major(
+    given: Layer, call: Call = fp8_grouped_mm, *, is_once: bool = False, **options: Any
+) -> tuple[Tensor, ...]:
+    """Like :func:`run`, by a parameter that lies so, whose gradient does too."""
+    A, w = given.A.clone().requires_grad_(), given.B_t.contiguous().requires_grad_()
+    out = call(A, quantize_weights(w, layout="EKN") if is_once else w, given.offs, **options)
     out.backward(given.grad.to(out.dtype))
     assert A.grad is not None
-    assert weights.grad is not None
-    assert (A.grad.dtype, weights.grad.dtype) == (A.dtype, weights.dtype)
+    assert w.grad is not None
+    assert w.grad.stride() == w.stride()
     used = int(given.offs[-1])
-    return out.detach()[:used], A.grad[:used], weights.grad
+    return out.detach()[:used], A.grad[:used], w.grad.transpose(1, 2)
 
 
-def by_group(given: Layer, rows: Callable[..., torch.Tensor]) -> Results:
-    """Three products of each group in float32; ``rows(x, dim)`` is what becomes of an operand contracted over dim."""
-    out, grad_A, grad_weights, start = [], [], [], 0
-    for w, end in zip(given.weights.float(), given.offs.tolist(), strict=True):
-        a, g = given.A[start:end].float(), given.grad[start:end].float()
-        out.append(rows(a, 1) @ rows(w, 1).t())
-        grad_A.append(rows(g, 1) @ rows(w, 0))
-        grad_weights.append(rows(g, 0).t() @ rows(a, 0) if end > start else torch.zeros_like(w))
-        start = end
-    return torch.cat(out), torch.cat(grad_A), torch.stack(grad_weights)
-
-
-def exactly(given: Layer) -> Results:
-    return by_group(given, lambda x, dim: x)
-
-
-def by_the_recipe(given: Layer) -> Results:
-    """Written down without the kernels' own helpers: amax, power-of-two scale, cast, and back again."""
-    dtype = getattr(torch, default_fp8_dtype(running_arch(given.A.device)))
-
-    def quantized(x: torch.Tensor, dim: int) -> torch.Tensor:
-        scale = FP8_MAX[dtype] / x.abs().amax(dim, keepdim=True).double().clamp(min=1e-12)
-        scale = torch.exp2(scale.log2().floor()).float()
-        return (x * scale).clamp(-FP8_MAX[dtype], FP8_MAX[dtype]).to(dtype).float() / scale
-
-    return by_group(given, quantized)
-
-
-def sqnr_db(result: torch.Tensor, right: torch.Tensor) -> float:
-    """Signal over noise: 10 log10 of the sum of squares over that of the errors."""
-    signal, noise = right.double(), result.double() - right.double()
-    return float(10 * torch.log10(signal.square().sum() / noise.square().sum()))
-
-
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_output_and_gradients_are_those_of_the_recipe(routing: str, device: str) -> None:
+@pytest.mark.parametrize("routing", ["ragged", "empty"])
+@pytest.mark.parametrize("way", [way for way in WAYS if "folded" not in way and "once" not in way])
+def test_weights_that_lie_otherwise_give_the_same_bytes(way: str, routing: str, device: str) -> None:
     given = layer(routing, device)
-    for result, recipe, right in zip(run(fp8_grouped_mm, given), by_the_recipe(given), exactly(given), strict=True):
-        assert sqnr_db(result, recipe) > 45  # bfloat16 rounds the results; wrong codes would leave 30
-        assert sqnr_db(result, right) > sqnr_db(recipe.bfloat16(), right) - 0.1 > 20
+    assert_same(run_row_major(given, **WAYS[way][1]), by_way(given, way))
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_padding_that_is_asked_for_changes_nothing(routing: str, device: str) -> None:
-    given = layer(routing, device)
-    for result, right in zip(
-        run(fp8_grouped_mm, given, pad_token_groups=True), run(fp8_grouped_mm, given), strict=True
-    ):
-        assert torch.equal(result, right)
+def test_weights_that_lie_otherwise_are_quantized_once_compiled_and_multiplied_in_mxfp8(device: str) -> None:
+    given = layer("ragged", device, columns=64)
+    right = run(given)
+    assert_same(run_row_major(given, is_once=True), right)
+    assert_same(run_row_major(given, torch.compile(fp8_grouped_mm, fullgraph=True, backend="aot_eager")), right)
+    assert_same(run_row_major(given.of_dtype(torch.float32)), run(given.of_dtype(torch.float32)))
+    padded = partial(mxfp8_grouped_mm, pad_token_groups=True)
+    assert_same(run_row_major(given, padded), run(given, padded))
 
 
-def test_rows_of_no_group_come_out_as_zeros_and_are_in_no_result(device: str) -> None:
+# Groups
+
+
+@each_way
+def test_rows_of_no_group_come_out_as_zeros_and_are_in_no_result(way: str, device: str) -> None:
     given = layer("balanced", device)
     given.offs.copy_(torch.tensor([7, 7, 50, 99]))
     given.A[99:], given.grad[99:] = float("nan"), float("nan")
-    A, weights = given.A.requires_grad_(), given.weights.requires_grad_()
-    out = fp8_grouped_mm(A, weights.transpose(1, 2), given.offs)
+    make, options = WAYS[way]
+    A, w = given.A.requires_grad_(), given.weights.requires_grad_()
+    out = fp8_grouped_mm(A, make(w), given.offs, **options)
     out.backward(given.grad)
     assert not out[99:].any()
     assert not A.grad[99:].any()
     assert not A.grad.isnan().any()
-    assert not weights.grad.isnan().any()
-    assert not weights.grad[1].any()
+    assert not w.grad.isnan().any()
+    assert not w.grad[1].any()
 
 
-def test_no_tokens_at_all(device: str) -> None:
+@each_way
+def test_no_rows(way: str, device: str) -> None:
     given = layer("balanced", device)
-    A, weights = given.A[:0].requires_grad_(), given.weights.clone().requires_grad_()
-    out = fp8_grouped_mm(A, weights.transpose(1, 2), torch.zeros_like(given.offs))
-    assert out.shape == (0, N)
-    out.sum().backward()
-    assert A.grad.shape == A.shape
-    assert not weights.grad.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_dtypes_are_quantized_as_they_are(dtype: torch.dtype, device: str) -> None:
-    given = layer("balanced", device, dtype)
-    for result, recipe in zip(run(fp8_grouped_mm, given), by_the_recipe(given), strict=True):
-        assert sqnr_db(result, recipe) > 45
-
-
-def test_only_the_gradients_asked_for_are_made(device: str) -> None:
-    given = layer("balanced", device)
-    A = given.A.requires_grad_()
-    fp8_grouped_mm(A, given.B_t, given.offs).backward(given.grad)
-    assert A.grad is not None
-    weights = given.weights.requires_grad_()
-    fp8_grouped_mm(given.A.detach(), given.B_t, given.offs).sum().backward()
-    assert weights.grad is not None
-
-
-def under_checkpoint(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = checkpoint(fp8_grouped_mm, A, B_t, offs, use_reentrant=False)
-    return out
-
-
-@pytest.mark.parametrize("options", [{}, {"keep_fp8": ("A", "B_t")}, {"precision": "auto"}], ids=str)
-def test_torch_compile_traces_it_whole_for_any_number_of_rows(options: dict[str, Any], device: str) -> None:
-    def call(A: torch.Tensor, B_t: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        return fp8_grouped_mm(A * 2, B_t, offs, **options) * 3
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
-    for rows in (M, 97):
-        given = layer("balanced", device)
-        given.offs.copy_(torch.tensor([17, 17, 48, rows - 3]))
-        given = Layer(given.A[:rows], given.weights, given.offs, given.grad[:rows])
-        for result, right in zip(run(compiled, given), run(call, given), strict=True):
-            assert torch.equal(result, right)
-
-
-@pytest.mark.parametrize("routing", ["balanced", "empty"])
-def test_activation_checkpointing_changes_nothing(routing: str, device: str) -> None:
-    given = layer(routing, device)
-    for result, right in zip(run(under_checkpoint, given), run(fp8_grouped_mm, given), strict=True):
-        assert torch.equal(result, right)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_under_autocast_operands_are_cast_first(whole: bool, device: str) -> None:
-    given = layer("ragged", device, torch.float32)
-    call = torch.compile(fp8_grouped_mm, fullgraph=True, backend="aot_eager") if whole else fp8_grouped_mm
-    with torch.autocast(device, dtype=torch.bfloat16):
-        results = run(call, given)
-    in_bfloat16 = Layer(given.A.bfloat16(), given.weights.bfloat16(), given.offs, given.grad)
-    for result, right in zip(results, run(fp8_grouped_mm, in_bfloat16), strict=True):
-        assert torch.equal(result.bfloat16(), right)
-
-
-def wrong_arguments() -> list[Any]:
-    A = torch.zeros(M, K, dtype=torch.bfloat16)
-    B_t = torch.zeros(E, N, K, dtype=torch.bfloat16).transpose(1, 2)
-    offs = torch.tensor([16, 32, 48, M], dtype=torch.int32)
-    return [
-        pytest.param((A[0], B_t, offs), {}, "A has shape", id="A of one dimension"),
-        pytest.param((A.t(), B_t, offs), {}, "A has strides", id="A transposed"),
-        pytest.param((A.double(), B_t, offs), {}, r"A is torch\.float64", id="A in float64"),
-        pytest.param((A[:, :48].contiguous(), B_t, offs), {}, r"A has shape \(192, 48\)", id="A of another K"),
-        pytest.param((A, B_t[0], offs), {}, "B_t has shape", id="B_t of two dimensions"),
-        pytest.param((A, B_t[:, ::2], offs), {}, "B_t has strides", id="B_t of every other row"),
-        pytest.param((A, B_t.to(torch.int8), offs), {}, r"B_t is torch\.int8", id="B_t of integers"),
-        pytest.param((A, B_t[:, :, :40].mT.contiguous().mT, offs), {}, "B_t has K=64 and N=40", id="N of 40"),
-        pytest.param((A, B_t, offs[:3]), {}, "offs has 3 groups", id="fewer groups than experts"),
-        pytest.param((A, B_t, offs.long()), {}, r"offs is torch\.int64", id="offs in int64"),
-        pytest.param((A, B_t, offs.to("meta")), {}, "offs is on meta", id="offs elsewhere"),
-        pytest.param((A, B_t, offs), {"out_dtype": torch.float64}, r"out_dtype is torch\.float64", id="out_dtype"),
-        pytest.param((A, B_t, offs), {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
-        pytest.param(
-            (A, B_t, offs),
-            {"precision": "fp4"},
-            "precision is 'fp4'",
-            id="precision",
-        ),
-    ]
-
-
-@pytest.mark.parametrize(("arguments", "options", "named"), wrong_arguments())
-def test_wrong_arguments_are_refused(
-    arguments: tuple[torch.Tensor, ...], options: dict[str, Any], named: str, device: str
-) -> None:
-    here = [argument if argument.is_meta else argument.to(device) for argument in arguments]
-    with pytest.raises(ValueError, match=f"^{named}.*wanted"):
-        fp8_grouped_mm(*here, **options)
+    none = Layer(given.A[:0], given.weights, torch.zeros_like(given.offs), given.grad[:0])
+    out, grad_A, grad_w = by_way(none, way)
+    assert (out.shape, grad_A.shape) == ((0, N), (0, K))
+    assert not grad_w.any()
+    if WAYS[way][0] is viewed and way != "folded":
+        assert not run_row_major(none, **WAYS[way][1])[2].any()
 
 
 def test_a_nan_stays_in_its_row(device: str) -> None:
@@ -234,15 +224,340 @@ def test_a_nan_stays_in_its_row(device: str) -> None:
     assert int(out.isnan().sum()) == N
 
 
-@pytest.mark.parametrize("is_row_major", [False, True])
-@pytest.mark.parametrize("options", [{}, {"keep_fp8": ("A", "B_t")}, {"precision": "auto"}, {"recipe": "folded"}])
-def test_no_rows(options: dict[str, Any], is_row_major: bool, device: str) -> None:
-    if is_row_major and "recipe" in options:
-        pytest.skip("no kernel folds their scales")
-    A = torch.zeros(0, K, dtype=torch.bfloat16, device=device, requires_grad=True)
-    w = torch.ones((E, K, N) if is_row_major else (E, N, K), dtype=torch.bfloat16, device=device, requires_grad=True)
-    offs = torch.zeros(E, dtype=torch.int32, device=device)
-    out = fp8_grouped_mm(A, w if is_row_major else w.transpose(1, 2), offs, **options)
+def test_folded_an_infinite_or_undefined_weight_spoils_the_gradient_of_its_rows(device: str) -> None:
+    given = layer("balanced", device)
+    for value in (float("nan"), float("inf")):
+        weights = given.weights.clone()
+        weights[0, 3, 5] = value
+        _, grad_A, _ = by_way(Layer(given.A, weights, given.offs, given.grad), "folded")
+        assert grad_A[: int(given.offs[0]), 5].isnan().all()
+        assert grad_A[int(given.offs[0]) :].isfinite().all()
+
+
+# Modes of torch
+
+
+@each_way
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
+def test_one_gradient_alone(way: str, wanted: tuple[bool, bool], device: str) -> None:
+    given = layer("jagged", device)
+    right = by_way(given, way)
+    make, options = WAYS[way]
+    A, w = (x.clone().requires_grad_(each) for x, each in zip((given.A, given.weights), wanted, strict=True))
+    out = fp8_grouped_mm(A, make(w), given.offs, **options)
+    assert torch.equal(out, right[0])
+    assert out.requires_grad == any(wanted)
+    if any(wanted):
+        out.backward(given.grad)
+    for leaf, is_wanted, gradient in zip((A, w), wanted, right[1:], strict=True):
+        assert torch.equal(leaf.grad, gradient) if is_wanted else leaf.grad is None
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "once" not in way])
+def test_torch_compile_traces_it_whole_for_any_number_of_rows(way: str, device: str) -> None:
+    torch._dynamo.reset()
+
+    def call(A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
+        return fp8_grouped_mm(A * 2, B_t, offs, **WAYS[way][1]) * 3
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (M, 97):
+        given = layer("ragged", device, rows=rows)
+        assert_same(run(given, compiled), run(given, call))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@each_way
+def test_activation_checkpointing_changes_nothing(way: str, use_reentrant: bool, device: str) -> None:
+    given = layer("empty", device)
+
+    def recomputed(call: Call) -> Call:
+        return lambda *arguments: checkpoint(call, *arguments, use_reentrant=use_reentrant)
+
+    assert_same(by_way(given, way, recomputed), by_way(given, way))
+
+
+@each_way
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_under_autocast_operands_are_cast_first(way: str, is_compiled: bool, device: str) -> None:
+    if is_compiled and way != "default":
+        pytest.skip("each compiles as the default does")
+    given = layer("ragged", device, torch.float32)
+    whole = partial(torch.compile, fullgraph=True, backend="aot_eager") if is_compiled else lambda call: call
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = by_way(given, way, whole)
+    assert_same(tuple(x.bfloat16() for x in found), by_way(given.of_dtype(torch.bfloat16), way))
+
+
+@both
+@pytest.mark.parametrize("pad_token_groups", [False, True])
+def test_meta_tensors_pass_forward_and_backward(multiply: Any, pad_token_groups: bool) -> None:
+    given = layer("balanced", "cpu", columns=32)
+    A, w, offs = (x.to("meta") for x in (given.A, given.weights, given.offs))
+    A.requires_grad_()
+    w.requires_grad_()
+    out = multiply(A, w.mT, offs, pad_token_groups=pad_token_groups)
+    assert (out.shape, out.stride(), out.dtype, out.is_meta) == ((M, 32), (32, 1), torch.bfloat16, True)
     out.sum().backward()
-    assert (out.shape, A.grad.shape) == ((0, N), (0, K))  # type: ignore[union-attr]
-    assert torch.equal(w.grad, torch.zeros_like(w))  # type: ignore[arg-type]
+    for operand in (A, w):
+        assert operand.grad is not None
+        assert (operand.grad.shape, operand.grad.dtype) == (operand.shape, operand.dtype)
+
+
+@both
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_module_is_exported(multiply: Any, strict: bool) -> None:
+    A, B_t, offs = in_32s("cpu")
+
+    class Experts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(B_t.mT.clone())
+
+        def forward(self, A: Tensor, offs: Tensor) -> Any:
+            return multiply(A, self.weights.mT, offs, pad_token_groups=strict)
+
+    model, inputs = Experts(), (A, offs)
+    assert torch.equal(torch.export.export(model, inputs, strict=strict).module()(*inputs), model(*inputs))
+
+
+@both
+@pytest.mark.parametrize("options", [{}, {"pad_token_groups": True}, {"keep_fp8": ("A", "B_t")}, {"recipe": "folded"}])
+def test_a_second_derivative_is_refused_in_one_line(multiply: Any, options: dict[str, Any]) -> None:
+    if multiply is mxfp8_grouped_mm and not options.keys() <= {"pad_token_groups"}:
+        pytest.skip("it has no such option")
+    A, B_t, offs = in_32s("cpu")
+    A.requires_grad_()
+    out = multiply(A, B_t, offs, **options)
+    [gradient] = torch.autograd.grad(out.sum(), A, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"^{multiply.__name__} has no second derivative: .*$"):
+        gradient.float().square().sum().backward()
+
+
+@pytest.mark.parametrize("is_fp8", [True, False])
+def test_the_operators_are_what_torch_library_expects(is_fp8: bool) -> None:
+    given, none, ops = of_integers("ragged", "cpu"), (None,) * 4, torch.ops.fp8tune
+    options = given.offs, None, is_fp8
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.grouped_mm_forward, (given.A, given.B_t, *options, *none)),
+        (ops.grouped_mm_input_gradient, (given.grad, given.B_t, *options, *none)),
+        (ops.grouped_mm_weight_gradient, (given.grad, given.A, *options, *none)),
+    ]
+    for wanted in ((True, True), (True, False), (False, True)):
+        operands = given.A if wanted[1] else None, None, None, given.B_t if wanted[0] else None, None, None
+        calls.append((ops.grouped_mm_gradients, (given.grad, *operands, *options, *wanted, False)))
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, arguments, test_utils=("test_faketensor", "test_aot_dispatch_dynamic"))
+
+
+# What is saved between the passes
+
+
+def saved_bytes(given: Layer, **options: Any) -> dict[torch.dtype, int]:
+    saved: dict[torch.dtype, int] = {}
+
+    def note(x: Tensor) -> Tensor:
+        saved[x.dtype] = saved.get(x.dtype, 0) + x.nbytes
+        return x
+
+    A, w = given.A.clone().requires_grad_(), given.weights.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        fp8_grouped_mm(A, w.transpose(1, 2), given.offs, **options)
+    return saved
+
+
+def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str) -> None:
+    given, scales = layer("balanced", device), 4 * E * K
+    offs = {torch.int32: 4 * E}
+    A, B, half_A, half_B = 2 * M * K, 2 * E * N * K, padded_rows(M, E, ALIGNMENT) * K, E * N * K
+    assert saved_bytes(given) == {torch.bfloat16: A + B, **offs}
+    codes = torch.float8_e4m3fn
+    assert saved_bytes(given, keep_fp8=("A",)) == {torch.bfloat16: B, codes: half_A, torch.float32: scales, **offs}
+    assert saved_bytes(given, keep_fp8=("B_t",)) == {torch.bfloat16: A, codes: half_B, torch.float32: scales, **offs}
+    assert saved_bytes(given, keep_fp8=("A", "B_t")) == {codes: half_A + half_B, torch.float32: 2 * scales, **offs}
+    folded = saved_bytes(given, recipe="folded")
+    assert folded[codes] == M * K + E * N * K
+    assert torch.bfloat16 not in folded
+
+
+# precision="auto"
+
+
+@pytest.mark.parametrize(
+    ("pays", "dtype", "keep_fp8", "is_fp8"),
+    [
+        (True, torch.bfloat16, (), True),
+        (False, torch.bfloat16, (), False),
+        (False, torch.float32, (), True),  # what is not bfloat16 is multiplied in FP8, and what is to be kept
+        (False, torch.bfloat16, ("A",), True),
+    ],
+)
+def test_auto_asks_the_rule(
+    pays: bool,
+    dtype: torch.dtype,
+    keep_fp8: tuple[str, ...],
+    is_fp8: bool,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouped_mm, "is_fp8_product", lambda *sizes: pays)
+    given = layer("ragged", device, dtype)
+    right = run(given, precision="fp8" if is_fp8 else "bf16")
+    assert_same(run(given, precision="auto", keep_fp8=keep_fp8), right)
+    assert not torch.equal(right[0], run(given, precision="bf16" if is_fp8 else "fp8")[0])
+
+
+# Very small gradients
+
+
+@pytest.mark.parametrize("way", ["default", "folded"])
+def test_loss_scaling_gives_tiny_gradients_the_error_of_normal_ones(way: str, device: str) -> None:
+    given = layer("ragged", device)
+
+    def errors(size: float, loss_scale: float) -> list[float]:
+        scaled = Layer(given.A, given.weights, given.offs, (given.grad * size * loss_scale).bfloat16())
+        right = by_group(Layer(given.A, given.weights, given.offs, given.grad))[1:]
+        found = [x.double() / (size * loss_scale) for x in by_way(scaled, way)[1:]]
+        return [float((a - b).norm() / b.norm()) for a, b in zip(found, right, strict=True)]
+
+    normal = errors(2.0**-10, 1)
+    assert max(normal) < 0.08
+    assert errors(2.0**-40, 1) == pytest.approx(normal, rel=0.05)  # about 1e-12, from which on none is needed
+    assert min(errors(2.0**-56, 1)) > 0.1
+    assert errors(2.0**-56, 2.0**16) == pytest.approx(normal, rel=0.05)
+    assert errors(2.0**-56, 2.0**46) == normal  # the same bytes but for the exponents
+
+
+# torch's signature
+
+
+def in_32s(device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Operands that both recipes take."""
+    given = layer("balanced", device, columns=32)
+    return given.A, given.B_t, torch.tensor([32, 96, 160, M], dtype=torch.int32, device=device)
+
+
+@both
+def test_arguments_are_in_torch_s_order_and_have_its_names(multiply: Any, device: str) -> None:
+    schema = torch.ops.aten._grouped_mm.default._schema
+    assert [argument.name for argument in schema.arguments[2:]] == ["offs", "bias", "out_dtype"]
+    A, B_t, offs = in_32s(device)
+    right = multiply(A, B_t, offs)
+    assert torch.equal(multiply(A, B_t, offs, None, torch.bfloat16), right)
+    assert torch.equal(multiply(A, B_t, offs=offs, bias=None, out_dtype=None), right)
+
+
+def test_stand_ins_have_all_the_names_of_torch_s_functions(device: str) -> None:
+    given = layer("ragged", device)
+    bias = torch.randn(E, N, device=device, dtype=torch.bfloat16)
+    right = fp8_grouped_mm(given.A, given.B_t, given.offs, bias, torch.float32)
+    named: dict[str, Any] = {"offs": given.offs, "bias": bias, "out_dtype": torch.float32}
+    assert torch.equal(functional.grouped_mm(mat_a=given.A, mat_b=given.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(input=given.A, mat2=given.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(given.A, given.B_t, *named.values()), right)
+    if hasattr(torch.nn.functional, "grouped_mm"):  # from torch 2.10 on
+        theirs, ours = (
+            [(name, each.kind, each.default) for name, each in inspect.signature(function).parameters.items()]
+            for function in (torch.nn.functional.grouped_mm, functional.grouped_mm)
+        )
+        assert ours[:-1] == theirs
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_out_dtype_is_a_cast_of_the_result(multiply: Any, dtype: torch.dtype, device: str) -> None:
+    A, B_t, offs = in_32s(device)
+    out = multiply(A.requires_grad_(), B_t, offs, out_dtype=dtype)
+    assert out.dtype == dtype
+    assert torch.equal(out, multiply(A, B_t, offs).to(dtype))
+    out.sum().backward()
+
+
+@both
+def test_a_bias_is_added_to_the_rows_of_its_expert(multiply: Any, device: str) -> None:
+    A, B_t, offs = in_32s(device)
+    bias = torch.randn(E, 32, device=device).bfloat16().requires_grad_()
+    expert_of_row = torch.bucketize(torch.arange(M, device=device, dtype=torch.int32), offs, right=True)
+    out = multiply(A, B_t, offs, bias)
+    assert torch.equal(out, multiply(A, B_t, offs) + bias[expert_of_row])
+    grad = torch.randn(out.shape, device=device).bfloat16()
+    out.backward(grad)
+    sums = torch.zeros(E, 32, device=device).index_add(0, expert_of_row, grad.float())
+    torch.testing.assert_close(bias.grad.float(), sums, rtol=2**-7, atol=1e-6)
+    compiled = torch.compile(multiply, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(A, B_t, offs, bias, torch.float32), multiply(A, B_t, offs, bias, torch.float32))
+
+
+# Refusals
+
+
+def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
+    A = torch.zeros(M, K, dtype=torch.bfloat16)
+    B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).transpose(1, 2)
+    offs, bias = torch.tensor([32, 64, 96, M], dtype=torch.int32), torch.zeros(E, 32)
+    return [
+        ((A[0], B_t, offs), {}, "^A has shape"),
+        ((A.view(E, M // E, K), B_t, offs), {}, r"^A has shape .*two dimensions"),
+        ((A.t(), B_t, offs), {}, "^A has strides"),
+        ((A.double(), B_t, offs), {}, r"^A is torch\.float64"),
+        ((A[:, :32].contiguous(), B_t, offs), {}, r"^A has shape \(192, 32\)"),
+        ((A, A.t(), offs), {}, r"^B_t has shape .*three dimensions"),
+        ((A, B_t[:, ::2], offs), {}, r"^B_t has strides .*; or row-major"),
+        ((A, B_t.to(torch.int8), offs), {}, r"^B_t is torch\.int8"),
+        ((A, B_t[:, :, :24].mT.contiguous().mT, offs), {}, "^B_t has K=64 and N=24, wanted multiples of"),
+        ((A, B_t), {}, r"^offs is None, wanted \(E,\)"),
+        ((A, B_t, offs[:3]), {}, "^offs has 3 groups"),
+        ((A, B_t, offs.long()), {}, r"^offs is torch\.int64"),
+        ((A, B_t, offs.to("meta")), {}, "^offs is on meta"),
+        ((A, B_t, torch.tensor([-16, 32, 64, 96], dtype=torch.int32)), {}, "group 0 at row -16, before"),
+        ((A, B_t, offs.flip(0).contiguous()), {"pad_token_groups": True}, "group 1 at row 96, before"),
+        ((A, B_t, offs + 32), {}, "group 3 at row 224 of 192"),
+        ((A, B_t, offs, bias[0]), {}, r"^bias has shape \(32,\), wanted \(4, 32\)"),
+        ((A, B_t, offs, bias.int()), {}, r"^bias is torch\.int32"),
+        ((A, B_t, offs, bias.to("meta")), {}, "^bias is on meta"),
+        ((A, B_t, offs, None, torch.float64), {}, r"^out_dtype is torch\.float64"),
+    ]
+
+
+@both
+@pytest.mark.parametrize(("arguments", "options", "says"), refused())
+def test_wrong_arguments_are_refused(multiply: Any, arguments: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as refusal:
+        multiply(*arguments, **options)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("multiply", "options", "says"),
+    [
+        (fp8_grouped_mm, {"float8_dtype": torch.float8_e5m2}, "^float8_dtype is"),
+        (fp8_grouped_mm, {"precision": "fp4"}, "^precision is 'fp4'"),
+        (fp8_grouped_mm, {"recipe": "linen"}, "^recipe is 'linen', wanted 'default' or 'folded'"),
+        (fp8_grouped_mm, {"recipe": "folded", "precision": "auto"}, "^precision is 'auto', wanted 'fp8'"),
+        (fp8_grouped_mm, {"recipe": "folded", "keep_fp8": ("A",)}, "^keep_fp8 has names, wanted none"),
+        (fp8_grouped_mm, {"keep_fp8": ("grad", "A", "B")}, "^keep_fp8 has 'B', 'grad', wanted 'A' and 'B_t'"),
+        (mxfp8_grouped_mm, {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
+    ],
+)
+def test_options_that_are_none_are_refused(multiply: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        multiply(*in_32s("cpu"), **options)
+
+
+def test_the_folded_recipe_wants_its_own_weights(device: str) -> None:
+    given = layer("balanced", device)
+    with pytest.raises(ValueError, match=r"^recipe is 'default', wanted 'folded': B_t was quantized for it"):
+        fp8_grouped_mm(given.A, quantize_weights(given.weights, recipe="folded"), given.offs, recipe="default")
+    with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights"):
+        fp8_grouped_mm(given.A, given.B_t.contiguous(), given.offs, recipe="folded")
+
+
+@pytest.mark.parametrize("ends", [(30, 64, 96, M), (0, 64, 96, M), (40, 80, 96, M)])
+def test_sizes_that_no_weight_gradient_of_mxfp8_takes_are_refused(ends: tuple[int, ...]) -> None:
+    A, B_t, _ = in_32s("cpu")
+    offs = torch.tensor(ends, dtype=torch.int32)
+    B_t.requires_grad_()
+    with pytest.raises(ValueError, match="wanted a positive multiple of 32 for the weight gradient"):
+        mxfp8_grouped_mm(A, B_t, offs).sum().backward()
+    mxfp8_grouped_mm(A, B_t, offs, pad_token_groups=True).sum().backward()
+    fp8_grouped_mm(A, B_t, offs).sum().backward()  # it has no such sizes

@@ -24,11 +24,6 @@ def test_every_row_is_in_one_group_or_padding(routing: str, M: int, G: int, seed
     assert ends[0] >= 0
 
 
-@given(st.sampled_from(ROUTINGS), rows, groups, seeds)
-def test_the_same_seed_gives_the_same_layout(routing: str, M: int, G: int, seed: int) -> None:
-    assert group_ends(routing, M, G, seed) == group_ends(routing, M, G, seed)
-
-
 @given(rows, groups, seeds)
 def test_balanced_sizes_differ_by_one_at_most(M: int, G: int, seed: int) -> None:
     found = sizes("balanced", M, G, seed)

@@ -1,6 +1,8 @@
 """The repairs to Triton's interpreter work, and are still needed."""
 
-import dataclasses
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -9,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from fp8tune.interpreter import quick
 from fp8tune_kernels import interpreter, quantize_rowwise_2d
 
 pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="kernels are compiled here")
@@ -111,31 +114,6 @@ def test_a_launch_leaves_the_language_as_it_was(monkeypatch: pytest.MonkeyPatch)
     assert [dict(vars(place)) for place in places] == before
 
 
-@triton.jit
-def increment_kernel(x_ptr, out_ptr):
-    tl.store(out_ptr + tl.arange(0, 2), tl.load(x_ptr + tl.arange(0, 2)) + 1)
-
-
-def test_overflow_is_looked_for_only_where_it_would_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when Triton's own check costs nothing where it says nothing, or reports: then drop ours."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
-    out = torch.empty_like(x)
-    ours = tritons.interpreter_semantic.binary_op_sanitize_overflow_impl
-    monkeypatch.setattr(tritons.interpreter_semantic, "binary_op_sanitize_overflow_impl", ours.__wrapped__)
-    increment_kernel[(1,)](x, out)  # Triton's own looks, and does not say
-    assert out.tolist() == [2, -(2**31)]
-    monkeypatch.undo()
-    increment_kernel[(1,)](x, out)
-    assert out.tolist() == [2, -(2**31)]
-    in_debug = dataclasses.replace(tritons.interpreter_builder.options, debug=True)
-    monkeypatch.setattr(tritons.interpreter_builder, "options", in_debug)
-    with pytest.raises(Exception, match="overflow detected for operation add"):
-        increment_kernel[(1,)](x, out)
-
-
 def test_installing_twice_wraps_once() -> None:
     from triton.runtime import interpreter as tritons
 
@@ -173,6 +151,7 @@ def test_infinities_in_a_kernel_do_not_warn() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         interpreter.quiet()
+        quick.quiet()
         quantize_rowwise_2d(torch.full((1, 32), float("inf")))
     assert not said
 
@@ -269,3 +248,33 @@ def test_arguments_and_what_a_loop_counts_with_can_be_cast() -> None:
     out = torch.zeros(4)
     casting_kernel[(1,)](out, 1, 0.5, COUNT=3)
     assert out.tolist() == [0, 1, 1.5, 2]
+
+
+CODES = """
+import torch
+from fp8tune_kernels.gemm import grouped_rows
+
+for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
+    scales = () if dtype == torch.bfloat16 else (torch.ones(256), torch.ones(1, 16))
+    a = torch.zeros(256, 16, dtype=dtype)
+    if scales:
+        a.view(torch.uint8)[:, 3] = torch.arange(256, dtype=torch.uint8)
+    else:
+        a[:, 3] = torch.arange(256) * float("inf")
+    b = torch.zeros(1, 16, 16, dtype=dtype)
+    b[0, 5, 3] = 1
+    inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
+    for descriptors in (0, 1, 2):
+        out = grouped_rows.outputs(*inputs)
+        grouped_rows.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
+        right = a[:, 3].float().bfloat16()
+        assert torch.allclose(out[0][:, 5], right, 0, 0, equal_nan=True), (dtype, out[0][:, 5])
+        assert out[0][:, 5].isnan().sum() == (2 if dtype == torch.float8_e4m3fn else 1)
+"""
+
+
+def test_every_code_is_multiplied_as_torch_reads_it_where_nothing_else_was_imported() -> None:
+    """The interpreter takes NaN for 480 and bfloat16 for its bits unless it was repaired."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", CODES], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -113,18 +113,6 @@ def test_rows_that_never_repeat_run_one_binary_and_fill_no_memory(
     assert [given[11] for given in kernel.again] == list(range(176, 160 + 16 * 40, 16))
 
 
-def test_two_kernels_share_nothing(kernel: FakeKernel) -> None:
-    launch(kernel)
-    launch(other := FakeKernel())
-    assert (len(other.own), len(other.again)) == (1, 0)
-
-
-def test_values_under_exchanged_names_are_another_binary(kernel: FakeKernel) -> None:
-    launch(kernel, BLOCK_SIZE=8, num_warps=4)
-    launch(kernel, BLOCK_SIZE=4, num_warps=8)
-    assert len(kernel.own) == 2
-
-
 def test_profilers_debuggers_and_tensors_elsewhere_go_tritons_own_way(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,8 @@
-import random
 import sys
 from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import lookup
@@ -61,48 +58,6 @@ def test_the_most_specific_row_wins(rows: tuple[Row, ...], device: str, warps: i
 def test_a_kernel_that_the_table_names_takes_the_nearest_key(rows: tuple[Row, ...], device: str, warps: int) -> None:
     for order in (rows, rows[::-1]):
         assert lookup.pick(SPEC, KEY, Table(order, ("colwise",)), device) == {**SPEC.default, "num_warps": warps}
-
-
-@pytest.mark.parametrize(
-    ("K", "device", "tile"),
-    [
-        pytest.param(8192, "H100", 8192, id="its own key"),
-        pytest.param(7000, "H100", 8192, id="the nearest"),
-        pytest.param(14336, "H200", 1024, id="the next nearest that suits"),
-        pytest.param(14336, "H100", 2048, id="none suits: the row for any other shape"),
-        pytest.param(14336, "B200", 8192, id="neither: the default"),
-    ],
-)
-def test_a_config_that_held_a_whole_row_is_not_taken_for_longer_rows(K: int, device: str, tile: int) -> None:
-    spec = catalog.load("rowwise-2d")
-    near = (("K", 8192), ("M_bucket", 16384))
-    far = (("K", 1408), ("M_bucket", 16384))
-    rows: tuple[Row, ...] = (
-        ("rowwise-2d", "H100", near, (("BLOCK_SIZE_ITER", 8192),)),
-        ("rowwise-2d", "H100", None, (("BLOCK_SIZE_ITER", 2048),)),
-        ("rowwise-2d", "H200", near, ()),
-        ("rowwise-2d", "H200", far, (("BLOCK_SIZE_ITER", 1024),)),
-        ("rowwise-2d", "B200", near, (("BLOCK_SIZE_ITER", 8192), ("num_warps", 2))),
-    )
-    found = lookup.pick(spec, {"M_bucket": 16384, "K": K}, Table(rows, ("rowwise-2d",)), device)
-    assert found == {**spec.default, "BLOCK_SIZE_ITER": tile}
-
-
-SIZES = st.fixed_dictionaries({"M_bucket": st.integers(0, 2**20), "K": st.integers(0, 2**20), "G": st.integers(0, 512)})
-
-
-@given(st.lists(SIZES, min_size=1, max_size=6), SIZES, st.randoms(use_true_random=False))
-def test_any_key_has_one_nearest_row_whatever_the_order(
-    keys: list[dict[str, int]], wanted: dict[str, int], generator: random.Random
-) -> None:
-    rows = [row(place, "", tuple(sorted(key.items()))) for place, key in enumerate(keys)]
-    found = lookup.pick(SPEC, wanted, Table(tuple(rows), ("colwise",)), "H100")
-    generator.shuffle(rows)
-    assert lookup.pick(SPEC, wanted, Table(tuple(rows), ("colwise",)), "H100") == found
-    assert found["num_warps"] in range(len(keys))
-    for key in keys:
-        own = lookup.pick(SPEC, key, Table(tuple(rows), ("colwise",)), "H100")["num_warps"]
-        assert keys[own] == key
 
 
 def test_a_generated_table_is_found_by_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:

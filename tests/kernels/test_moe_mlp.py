@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -109,13 +108,6 @@ def test_biases_weights_and_activations_are_near_float64(activation: str, layout
         assert sqnr(found, right) > 20, options
 
 
-def test_gate_up_made_again_is_nearer_than_its_codes() -> None:
-    given = layer()
-    right = exact(given, "swiglu", "halves")[1]
-    found = {recompute: sqnr(results(given, recompute=recompute)[1], right) for recompute in ("none", "gate-up")}
-    assert found["gate-up"] > found["none"] > found["gate-up"] - 2
-
-
 def test_the_output_is_that_of_two_grouped_gemms() -> None:
     """To the byte, but for h, which is rounded once here and twice there."""
     given = layer()
@@ -160,12 +152,6 @@ def test_weights_quantized_before_give_the_same_bytes(recompute: str) -> None:
     assert_same(results(given, on_handles, recompute=recompute), right)
 
 
-@pytest.mark.parametrize("recompute", moe_mlp.RECOMPUTE)
-def test_weights_quantized_again_give_the_same_bytes(recompute: str) -> None:
-    given = layer()
-    assert_same(results(given, recompute=recompute, keep_weights=False), results(given, recompute=recompute))
-
-
 def test_each_gradient_alone_is_the_same_bytes() -> None:
     given = layer(is_full=True)
     for recompute in moe_mlp.RECOMPUTE:
@@ -188,24 +174,6 @@ def test_torch_compile_traces_it_whole(recompute: str) -> None:
 
     compiled = torch.compile(scaled, fullgraph=True, backend="aot_eager")
     assert_same(results(given, compiled, recompute=recompute), results(given, recompute=recompute))
-
-
-def test_the_operators_say_what_they_will_return() -> None:
-    """A compiler asks them without data."""
-    given, tests = layer(is_full=True), ("test_faketensor",)
-    x, w13, w2, b13, b2, row_weights, offs, grad = (each.detach() for each in given if each is not None)
-    forward, backward = torch.ops.fp8tune.moe_mlp_forward.default, torch.ops.fp8tune.moe_mlp_backward.default
-    how = ("swiglu", "halves")
-    arguments = (x, w13, w2, offs, b13, b2, row_weights)
-    _, q_x, scales_x, q_h, scales_h, q_y, scales_y, *codes = forward(*arguments, *[None] * 4, *how, True, None)
-    torch.library.opcheck(forward, (*arguments, *[None] * 4, *how, True, None), test_utils=tests)
-    torch.library.opcheck(forward, (*arguments, *codes, *how, False, None), test_utils=tests)
-    q_13, scales_13, q_2, scales_2 = codes
-    of_weights = (q_13, scales_13, None, q_2, scales_2, None, None, None)
-    saved = (offs, q_x, scales_x, q_y, scales_y, q_h, scales_h, *of_weights, b13, b2, row_weights)
-    for number in range(len(NAMES) + 1):  # each gradient alone, then all
-        wanted = [number in (place, len(NAMES)) for place in range(len(NAMES))]
-        torch.library.opcheck(backward, (grad, *saved, *how, "none", wanted, None), test_utils=tests)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -311,32 +279,13 @@ def test_weights_quantized_for_another_recipe_or_layout_are_refused() -> None:
         fp8_moe_mlp(given.x, quantize_weights(given.w13), given.w2, given.offs)
 
 
+@pytest.mark.parametrize("recompute", moe_mlp.RECOMPUTE)
+def test_weights_quantized_again_give_the_same_bytes(recompute: str) -> None:
+    given = layer()
+    assert_same(results(given, recompute=recompute, keep_weights=False), results(given, recompute=recompute))
+
+
 def test_sizes_that_are_no_multiples_of_16_are_refused() -> None:
     x, w13, w2 = torch.zeros(4, 24).bfloat16(), torch.zeros(1, 32, 24).bfloat16(), torch.zeros(1, 24, 16).bfloat16()
     with pytest.raises(ValueError, match="w13 has N=16 and K=24, wanted positive multiples of 16"):
         fp8_moe_mlp(x, w13, w2, torch.tensor([4], dtype=torch.int32))
-
-
-def test_a_nan_stays_in_its_group() -> None:
-    given = layer("balanced")
-    x = given.x.detach().clone()
-    x[0, 0] = float("nan")
-    spoiled = given._replace(x=x.requires_grad_())
-    out, grad_x, grad_w13, grad_w2 = results(spoiled)
-    first = int(given.offs[0])
-    assert out[0].isnan().all()
-    assert grad_w13[0].isnan().any()
-    assert grad_w2[0].isnan().any()
-    for each in (out[1:], grad_x[first:], grad_w13[1:], grad_w2[1:]):
-        assert not each.isnan().any()
-
-
-def test_every_option_is_combined_once() -> None:
-    """No two options get into each other's way: on small layers all agree with float64."""
-    given = layer("jagged", M=64, is_full=True)
-    for activation, layout, recompute, keeps in itertools.product(
-        ("swiglu", "gpt-oss"), ("halves", "interleaved"), ("none", "h"), (True, False)
-    ):
-        options = {"activation": activation, "layout": layout, "recompute": recompute, "keep_weights": keeps}
-        found, right = results(given, **options)[1], exact(given, activation, layout)[1]
-        assert sqnr(found, right) > 19, options

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_grouped_mm import E, K, Layer, N, layer
+from grouped_layers import E, K, Layer, Make, N, Results, layer, viewed
+from on_edges import assert_same_bits as assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,21 +22,14 @@ from fp8tune_kernels import (
     quantize_transpose_3d_atomic,
     quantize_weights,
 )
-from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 Call = Callable[..., torch.Tensor]
-Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Make = Callable[[torch.Tensor], "torch.Tensor | QuantizedWeights"]
 
 
 def multiply(A: torch.Tensor, B_t: torch.Tensor | QuantizedWeights, offs: torch.Tensor, **options: Any) -> torch.Tensor:
     return fp8_grouped_mm(A, B_t, offs, pad_token_groups=True, **options)  # type: ignore[arg-type]
-
-
-def viewed(w: torch.Tensor) -> torch.Tensor:
-    return w.transpose(1, 2)
 
 
 def run(given: Layer, make: Make, call: Call = multiply, w: torch.Tensor | None = None, **options: Any) -> Results:
@@ -49,29 +43,7 @@ def run(given: Layer, make: Make, call: Call = multiply, w: torch.Tensor | None 
     return out.detach(), A.grad, w.grad
 
 
-def assert_same(found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
-    for a, b in zip(found, right, strict=True):
-        assert a.dtype == b.dtype
-        assert a.stride() == b.stride()
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
 # Bytes
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_results_are_the_bytes_of_weights_quantized_at_each_call(routing: str, dtype: torch.dtype, device: str) -> None:
-    given = layer(routing, device, dtype)
-    assert_same(run(given, quantize_weights), run(given, viewed))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has one format")
-@pytest.mark.parametrize("float8_dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
-def test_in_either_format(float8_dtype: torch.dtype) -> None:
-    given = layer("ragged", "cpu")
-    found = run(given, lambda w: quantize_weights(w, float8_dtype=float8_dtype), float8_dtype=float8_dtype)
-    assert_same(found, run(given, viewed, float8_dtype=float8_dtype))
 
 
 def test_codes_are_those_of_the_two_kernels(device: str) -> None:
@@ -84,15 +56,6 @@ def test_codes_are_those_of_the_two_kernels(device: str) -> None:
     assert quantized.weights.data_ptr() == given.weights.data_ptr()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there every test launches the kernel")
-def test_the_kernel_writes_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = torch.randn(2, 16, 32)
-    right = quantize_weights(w)
-    monkeypatch.setattr(interpreter, "INTERPRETED", True)
-    launched = quantize_weights(w)
-    assert_same(launched.codes, right.codes)
-
-
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_parameter_and_its_view_are_told_apart(grad: bool, device: str) -> None:
     given = layer("ragged", device)
@@ -102,19 +65,6 @@ def test_the_parameter_and_its_view_are_told_apart(grad: bool, device: str) -> N
             return quantize_weights(w.transpose(1, 2))
 
     assert_same(run(given, from_view), run(given, viewed))
-
-
-def test_a_part_of_the_experts(device: str) -> None:
-    given = layer("ragged", device)
-    everyone = torch.cat([given.weights * 2, given.weights]).requires_grad_()
-    right = run(given, viewed)
-    for take in (lambda: everyone[E:], lambda: everyone.transpose(1, 2)[E:]):
-        everyone.grad = None
-        quantized = quantize_weights(take())
-        out = multiply(given.A, quantized, given.offs)
-        out.backward(given.grad)
-        assert everyone.grad is not None
-        assert_same((out.detach(), everyone.grad[E:]), (right[0], right[2]))
 
 
 def test_gradients_of_micro_batches_add_up(device: str) -> None:
@@ -129,16 +79,6 @@ def test_gradients_of_micro_batches_add_up(device: str) -> None:
         assert w.grad is not None
         grads.append(w.grad)
     assert torch.equal(*grads)
-
-
-def test_one_gradient_alone(device: str) -> None:
-    given = layer("ragged", device)
-    A = given.A.clone().requires_grad_()
-    multiply(A, quantize_weights(given.weights), given.offs).backward(given.grad)
-    assert torch.equal(A.grad, run(given, viewed)[1])
-    w = given.weights.clone().requires_grad_()
-    multiply(given.A, quantize_weights(w), given.offs).backward(given.grad)
-    assert torch.equal(w.grad, run(given, viewed)[2])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -225,6 +165,9 @@ CHANGES = {
     "load_state_dict": by_state,
 }
 
+COUNTED_BY_TORCH = ("AdamW", "foreach AdamW", "in place", "through a view", "data", "load_state_dict")
+"""Refused at use; the others at the end of a block."""
+
 
 @pytest.mark.parametrize("make", [lambda w: w, viewed], ids=["parameter", "view"])
 @pytest.mark.parametrize("change", CHANGES)
@@ -237,20 +180,13 @@ def test_a_change_is_seen_until_weights_are_quantized_again(change: str, make: M
     CHANGES[change](module)
     with pytest.raises(RuntimeError, match=r"^w changed after quantization"):
         quantized.check()
+    if change in COUNTED_BY_TORCH:
+        with pytest.raises(RuntimeError, match=r"^w changed after quantization"):
+            multiply(given.A, quantized, given.offs)
     quantized.requantize()
     quantized.check()
     assert before == [tensor.data_ptr() for tensor in quantized.codes]
     assert_same(run(given, lambda _: quantized, w=module.w), run(given, viewed, w=module.w))
-
-
-@pytest.mark.parametrize("change", ["AdamW", "foreach AdamW", "in place", "through a view", "data", "load_state_dict"])
-def test_a_change_that_torch_counts_is_refused_at_use(change: str, device: str) -> None:
-    given = layer("ragged", device, torch.float32)
-    module = Module(given.weights.clone())
-    quantized = quantize_weights(module.w)
-    CHANGES[change](module)
-    with pytest.raises(RuntimeError, match=r"^w changed after quantization"):
-        multiply(given.A, quantized, given.offs)
 
 
 @pytest.mark.parametrize("layout", ["ENK", "EKN"])
@@ -267,11 +203,6 @@ def test_every_expert_and_every_column_is_sampled(shape: tuple[int, ...], layout
         w.data[:, :, column] = 1
         assert quantized.changed()
         w.data[:, :, column] = 0
-
-
-def test_nan_is_no_change(device: str) -> None:
-    w = torch.full((2, 32, 32), float("nan"), device=device)
-    quantize_weights(w).check()
 
 
 def test_a_block_checks_at_its_end_and_is_closed_then(device: str) -> None:
@@ -374,13 +305,6 @@ def test_torch_compile_traces_it_whole_and_once(function: Call, backend: str, de
             assert_same(found, run(given, viewed, function, w=module.w))
 
 
-def test_compiled_without_gradients(device: str) -> None:
-    given, compiled = layer("ragged", device), whole(scaled)
-    quantized = quantize_weights(given.weights)
-    with torch.no_grad():
-        assert torch.equal(compiled(given.A, quantized, given.offs), scaled(given.A, quantized, given.offs))
-
-
 def test_codes_held_by_a_compiled_module(device: str) -> None:
     given = layer("ragged", device)
 
@@ -401,26 +325,6 @@ def test_codes_held_by_a_compiled_module(device: str) -> None:
             module.quantized = quantize_weights(module.w)
             right = multiply(given.A, viewed(module.w), given.offs)
             assert torch.equal(compiled(given.A, given.offs), right)
-
-
-def test_compiled_under_activation_checkpointing(device: str) -> None:
-    given = layer("ragged", device)
-
-    def recomputed(*arguments: Any) -> torch.Tensor:
-        out: torch.Tensor = checkpoint(multiply, *arguments, use_reentrant=False)
-        return out
-
-    assert_same(run(given, quantize_weights, whole(recomputed)), run(given, viewed))
-
-
-def test_where_the_compiler_may_break_the_graph_weights_are_quantized_between(device: str) -> None:
-    given = layer("ragged", device)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda A, w, offs: multiply(A, quantize_weights(w), offs), backend="aot_eager")
-    for _ in range(2):
-        right = multiply(given.A, given.B_t, given.offs)
-        assert torch.equal(compiled(given.A, given.weights, given.offs), right)
-        given.weights.mul_(2)
 
 
 @pytest.mark.gpu
@@ -455,21 +359,6 @@ def test_a_cuda_graph_reads_codes_made_again(device: str) -> None:
         quantized.requantize()
 
 
-@pytest.mark.gpu
-def test_a_compiler_that_makes_cuda_graphs_copies_no_codes(device: str) -> None:
-    given = layer("ragged", device, torch.float32)
-    module = Module(given.weights.clone())
-    quantized = quantize_weights(module.w)
-    torch._dynamo.reset()
-    compiled = torch.compile(scaled, fullgraph=True, mode="reduce-overhead")
-    for _ in range(4):
-        torch.compiler.cudagraph_mark_step_begin()
-        found = [result.clone() for result in run(given, lambda _: quantized, compiled, w=module.w)]
-        assert_same(tuple(found), run(given, viewed, scaled, w=module.w))
-        by_optimizer(fused=True)(module)
-        quantized.requantize()
-
-
 # Copies
 
 
@@ -501,6 +390,10 @@ def wrong_weights() -> list[Any]:
         pytest.param(w[:, :40].contiguous(), {}, "w has N=40 and K=64, wanted positive multiples of 16", id="N of 40"),
         pytest.param(w[:, :40].contiguous().mT, {}, "w has N=40 and K=64", id="N of 40, a view"),
         pytest.param(w, {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
+        pytest.param(w, {"recipe": "linen"}, "recipe is 'linen', wanted 'default' or 'folded'", id="recipe"),
+        pytest.param(w, {"layout": "KN"}, "layout is 'KN', wanted 'ENK' or 'EKN'", id="layout"),
+        pytest.param(w, {"layout": "EKN", "recipe": "folded"}, "recipe is 'folded', wanted 'default'", id="both"),
+        pytest.param(w.mT, {"layout": "EKN"}, "w has strides .*wanted row-major for layout 'EKN'", id="EKN, a view"),
         pytest.param(in_inference, {}, "w was made in inference mode", id="inference"),
         pytest.param(
             torch.nn.Buffer(w).as_subclass(Wrapped), {}, "w is a Wrapped, wanted a plain tensor", id="subclass"
@@ -520,19 +413,10 @@ def test_wrong_weights_are_refused(w: torch.Tensor, options: dict[str, Any], nam
         quantize_weights(w, **options)
 
 
-def test_it_says_what_it_is(device: str) -> None:
-    quantized = quantize_weights(torch.zeros(E, N, K, device=device))
-    assert repr(quantized).startswith(f"QuantizedWeights(w, ({E}, {N}, {K}), torch.float8_e4m3fn")
-
-
-def test_a_view_that_is_a_leaf_of_its_own_gets_the_gradient_and_is_watched() -> None:
-    B_t = torch.randn(2, 32, 48, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-    optimizer = torch.optim.SGD([B_t], lr=1.0)
-    quantized = quantize_weights(B_t)
-    out = fp8_grouped_mm(torch.randn(9, 48, dtype=torch.bfloat16), quantized, torch.tensor([4, 9], dtype=torch.int32))
-    out.sum().backward()
-    assert B_t.grad is not None
-    assert bool(B_t.grad.any())
-    optimizer.step()
-    with pytest.raises(RuntimeError, match=r"^w changed after"):
-        quantized.check()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there every test launches the kernel")
+def test_the_kernel_writes_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(2, 16, 32)
+    right = quantize_weights(w)
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    launched = quantize_weights(w)
+    assert_same(launched.codes, right.codes)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8tune.measure.comparing import bits
 from fp8tune_kernels.gemm import token_groups
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.spec import ROUTINGS
@@ -98,3 +98,27 @@ def test_wrong_arguments_are_refused(device: str) -> None:
         token_groups.pad(x, offs.long())
     with pytest.raises(ValueError, match=r"^padded has 45 rows, wanted 96: 45 rows in 3 groups$"):
         token_groups.unpad(x, offs, 45)
+
+
+# What torch's GEMMs leave undone
+
+
+@pytest.mark.parametrize("ends", [[3, 3, 40], [0, 0, 0], [45, 45, 45], [1, 1, 45]])
+def test_rows_past_the_last_group_and_groups_without_rows_become_zeros(ends: list[int], device: str) -> None:
+    offs = offsets(ends, device)
+    x = torch.full((45, 208), float("nan"), dtype=torch.bfloat16, device=device)
+    token_groups.zero_rows(x, offs)
+    assert not x[ends[-1] :].any()
+    assert x[: ends[-1]].isnan().all()
+    x = torch.full((3, 112, 48), float("nan"), dtype=torch.bfloat16, device=device)
+    token_groups.zero_empty_groups(x, offs)
+    for start, end, group in zip([0, *ends], ends, x, strict=False):
+        assert group.isnan().all() if end > start else not group.any()
+
+
+@pytest.mark.parametrize("groups", [1, 3, 130])
+def test_padded_ends_are_those_of_padding(groups: int, device: str) -> None:
+    offs = torch.tensor(group_ends("jagged", 400, groups, 1), dtype=torch.int32, device=device)
+    x = torch.zeros(400, 1, device=device)
+    for alignment in (16, 128):
+        assert torch.equal(token_groups.padded_ends(offs, alignment), token_groups.reference_pad(x, offs, alignment)[1])

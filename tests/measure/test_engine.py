@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import PLANTED
 
+from fp8tune.errors import MachineError
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.backends.gpu import GpuBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.measure.trees import Tree
-from fp8tune.records import Device, NamedInts, Outcome, Problem, Status
+from fp8tune.measure.worker import Worker, WorkerPool
+from fp8tune.records import ClockLimits, Device, NamedInts, Outcome, Problem, Status
 
 OK = Outcome(Status.OK, time_us=100.0)
 CRASHED = Outcome(Status.CRASHED, reason="planted")
@@ -50,19 +54,10 @@ class FakeWorkers:
         self.asked.append((step, arm.name, *place))
         return self.faults.pop((step, arm.name), OK)
 
-    def build(self, arm: Named) -> Outcome:
-        return self._answer("build", arm)
-
-    def launch(self, arm: Named) -> Outcome:
-        return self._answer("launch", arm)
-
-    def check(self, arm: Named, *, with_edges: bool = True) -> Outcome:
-        return self._answer("check", arm)
-
-    def block(self, arm: Named, place: Place) -> Outcome:
-        return self._answer("block", arm, place)
-
-    checked_block = block
+    def __getattr__(self, step: str) -> Any:
+        if step not in ("build", "launch", "check", "block", "checked_block"):
+            raise AttributeError(step)
+        return partial(self._answer, step.removeprefix("checked_"))
 
     def close(self) -> None:
         self.asked.append(("close",))
@@ -203,6 +198,37 @@ def test_a_worker_that_hangs_is_replaced(trees: tuple[Tree, Tree]) -> None:
     backend = GpuBackend(Device("sm_90"), None, "cpu", timeout_s=5.0)
     run(backend, found, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
     assert [group.failure for group in found] == ["", "no answer in 5 s", ""]
+
+
+LIMITS = [ClockLimits(1980, 2619, 700.0), ClockLimits(None, 2619, 700.0), ClockLimits(1980, 2619, 500.0)]
+
+
+def test_blocks_at_another_power_limit_or_clock_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the coarse pass, the confirmation, and from one to the other; an unreadable limit is no difference."""
+    outcomes = iter(replace(OK, limits=limits) for limits in LIMITS)
+    backend = GpuBackend(Device("sm_90"), None, "cpu")
+    monkeypatch.setattr(WorkerPool, "submit", lambda *_, **__: done(next(outcomes)))
+    monkeypatch.setattr(Worker, "call", lambda *_: next(outcomes))
+    arm = KernelArm("any", Problem("any", NamedInts(M=1)), CONFIG)
+    assert [outcome.limits for _, outcome in backend.screen([arm], [Place()])] == LIMITS[:1]
+    assert backend.worker().block(arm, Place()).limits == LIMITS[1]
+    with pytest.raises(MachineError, match="power limit was 700 W and is 500 W while it was timed"):
+        backend.worker().checked_block(arm, Place())
+
+
+def done(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
+
+
+@pytest.mark.parametrize(("field", "name"), [(0, "SM clock limit"), (1, "memory clock"), (2, "power limit")])
+def test_every_limit_is_part_of_what_may_be_compared(field: int, name: str) -> None:
+    values = [1980, 2619, 700.0]
+    before, values[field] = ClockLimits(*values), 400
+    assert before.difference(ClockLimits(*values)).startswith(f"{name} was ")
+    assert before.difference(before) == before.difference(ClockLimits()) == ClockLimits().difference(before) == ""
+    assert ClockLimits().merged(before) == before.merged(ClockLimits(1, 1, 1.0)) == before
 
 
 def test_the_simulated_gpu_needs_no_process() -> None:

@@ -1,4 +1,4 @@
-"""What the machine refuses is told from what a compiler does, and ends the command instead of becoming a row."""
+"""A failure of the machine ends the command and does not become a row, as a compiler's failure does."""
 
 from __future__ import annotations
 

@@ -20,193 +20,137 @@ STILL = Noise(
     outlier_share=0, tick_us=1e-6,
 )  # fmt: skip
 CONFIGS = [f"colwise BLOCK_SIZE={number}" for number in range(400)]
-
-
-Asked = tuple[Work, Place]
 KEY = "colwise K=5120"
 
 
-def work(config: str = CONFIGS[0], key: str = KEY, **others) -> Work:
-    return Work(**{"identity": f"{key} M=16640 {config}", "bytes_moved": 300_000_000, "config": config, "key": key,
-                   **others})  # fmt: skip
-
-
-def asked(config: str = CONFIGS[0], key: str = KEY, **place) -> Asked:
-    return work(config, key), Place(**place)
+def work(config: str = CONFIGS[0], key: str = KEY, M: int = 16640, bytes_moved: int = 300_000_000) -> Work:
+    return Work(f"{key} M={M} {config}", bytes_moved, config, key)
 
 
 def clock(name: str) -> SimulatedClock:
     return SimulatedBackend(f"simulated:{name}").clock
 
 
-def block_us(timer: SimulatedClock, of: Asked) -> float:
-    return trimmed_mean(timer.block(*of).samples_us)
-
-
-def spread(noise: Noise, trials: list[Asked]) -> float:
-    """Standard deviation of log block values around the true times."""
-    timer = SimulatedClock(1, noise)
-    return float(np.std([math.log(block_us(timer, of) / timer.true_time_us(of[0])) for of in trials]))
+def log_ratio(timer: SimulatedClock, arm: Work | None = None, **place) -> float:
+    """The log of a block over the true time."""
+    arm = arm or work()
+    return math.log(trimmed_mean(timer.block(arm, Place(**place)).samples_us) / timer.true_time_us(arm))
 
 
 def test_the_same_question_has_the_same_answer_whatever_was_asked_before():
-    of = asked(process=3, round=2, position=5, after="something")
-    first = clock("7").block(*of)
-    used = clock("7")
+    place, used = Place(process=3, round=2, position=5, after="something"), clock("7")
     for round in range(3):
-        used.block(*asked(round=round))
-    assert used.block(*of) == first
-    assert clock("8").block(*of) != first
+        used.block(work(), Place(round=round))
+    assert used.block(work(), place) == clock("7").block(work(), place) == clock("7.0").block(work(), place)
+    assert clock("8").block(work(), place) != used.block(work(), place)
 
 
 def test_another_noise_is_the_same_gpu_on_another_day():
-    one, other, of = clock("7"), clock("7.1"), asked()
-    assert one.true_time_us(of[0]) == other.true_time_us(of[0])
-    assert one.block(*of) != other.block(*of)
-    assert one.block(*of) == clock("7.0").block(*of)
-    days = [block_us(clock(f"7.{day}"), of) / one.true_time_us(of[0]) for day in range(200)]
-    assert np.mean(np.log(days)) == pytest.approx(0.0, abs=0.005)
-    names = {SimulatedBackend(f"simulated:7{day}").device.name for day in ("", ".1", ".2")}
-    assert names == {"simulated:7"}
+    days = [clock(f"7.{day}") for day in range(200)]
+    assert len({day.true_time_us(work()) for day in days}) == 1
+    assert len({day.block(work(), Place()) for day in days[:5]}) == 5
+    assert np.mean([log_ratio(day) for day in days]) == pytest.approx(0.0, abs=0.005)
 
 
-def test_gpus_of_one_seed_are_mates_that_a_number_tells_apart():
-    alone, one, other, slow = (
-        SimulatedBackend(f"simulated:7{rest}") for rest in ("", ",gpu=1", ",gpu=2", ",gpu=3,slower=0.05")
-    )
-    assert len({each.device.uuid_hash for each in (alone, one, other, slow)}) == 4
-    assert {each.device.name for each in (alone, one, other, slow)} == {"simulated:7"}
-    of = asked()
-    assert alone.clock.block(*of) == one.clock.block(*of) == other.clock.block(*of)
-    assert block_us(slow.clock, of) == pytest.approx(1.05 * block_us(one.clock, of), rel=0.001)  # whole ticks
-    assert slow.copy_gb_per_s() == pytest.approx(one.copy_gb_per_s() / 1.05, rel=0.005)
-    assert one.copy_gb_per_s() == one.copy_gb_per_s() != other.copy_gb_per_s()
+def test_a_number_tells_gpus_of_one_seed_apart():
+    gpus = [SimulatedBackend(f"simulated:7{rest}") for rest in ("", ".1", ",gpu=1", ",gpu=2")]
+    assert [len({gpu.device.uuid_hash for gpu in some}) for some in (gpus[:2], gpus)] == [1, 3]
+    assert {gpu.device.name for gpu in gpus} == {"simulated:7"}
+    assert len({gpus[index].clock.block(work(), Place()) for index in (0, 2, 3)}) == 1
 
 
 def test_a_gpu_may_be_wrong_in_a_share_of_the_configs():
     problem = Problem("colwise", NamedInts(M=1024, K=512), "balanced")
     arms = [KernelArm("colwise", problem, NamedInts(BLOCK_SIZE=size)) for size in range(400)]
-    wrong = SimulatedBackend("simulated:7,gpu=1,wrong=0.25")
+    wrong, right = SimulatedBackend("simulated:7,gpu=1,wrong=0.25"), SimulatedBackend("simulated:7,gpu=1")
     statuses = [wrong.block(arm, Place()).status for arm in arms]
-    assert statuses == [wrong.block(arm, Place()).status for arm in arms]
+    assert statuses == [wrong.check(arm).status for arm in arms]
     assert 0.15 < statuses.count(Status.WRONG) / len(arms) < 0.35
-    assert {SimulatedBackend("simulated:7,gpu=1").block(arm, Place()).status for arm in arms[:50]} == {Status.OK}
+    assert {right.block(arm, Place()).status for arm in arms[:50]} == {Status.OK}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("simulated:", "simulated:x", "simulated:1.", "simulated:1.2.3", "simulated:.1"),
-        *("simulated:1,", "simulated:1,gpu=", "simulated:1,gpu=a", "simulated:1,slower=x", "simulated:1,slower=-1"),
-    ],
-)
+@pytest.mark.parametrize("text", ["", "x", "1.", "1.2.3", ".1", "1,", "1,gpu=", "1,gpu=a", "1,wrong=x", "1,wrong=-1"])
 def test_a_clock_nobody_knows_is_refused(text):
     with pytest.raises(UsageError, match="unknown timer"):
-        SimulatedBackend(text)
+        SimulatedBackend(f"simulated:{text}")
+
+
+def test_each_block_is_drawn_anew():
+    places = [{}, {"process": 1}, {"round": 1}, {"position": 40}, {"after": "another"}, {"duplicate": True}]
+    assert len({SimulatedClock(1).block(work(), Place(**place)) for place in places}) == len(places)
 
 
 @pytest.mark.parametrize(
-    "other", [{"process": 1}, {"round": 1}, {"position": 40}, {"after": "another"}, {"duplicate": True}], ids=str
-)
-def test_each_block_is_drawn_anew(other):
-    timer = SimulatedClock(1)
-    assert timer.block(*asked()) != timer.block(*asked(**other))
-
-
-def test_without_noise_a_block_is_the_true_time():
-    timer = SimulatedClock(1, STILL)
-    assert block_us(timer, asked()) == pytest.approx(timer.true_time_us(work()), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("changed", "trials", "sd"),
+    ("changed", "asked", "sd"),
     [
-        ({"block_sd": 0.0035}, [asked(round=number) for number in range(400)], 0.0035),
-        ({"process_sd": 0.003, "process_degrees": 30}, [asked(process=number) for number in range(400)], 0.003),
-        ({"drift_sd": 0.012}, [asked(process=number) for number in range(400)], 0.012),
-        ({"carry_over_sd": 0.001}, [asked(after=config) for config in CONFIGS], 0.001),
-        ({"sample_sd": 0.01}, [asked(round=number) for number in range(400)], 0.01 * 1.1 / math.sqrt(30)),
+        ({}, [{}], 0),
+        ({"block_sd": 0.0035}, [{"round": number} for number in range(400)], 0.0035),
+        ({"process_sd": 0.003, "process_degrees": 30}, [{"process": number} for number in range(400)], 0.003),
+        ({"process_sd": 0.003}, [{"round": number} for number in range(20)], 0),  # as long as the process
+        ({"drift_sd": 0.012}, [{"process": number} for number in range(400)], 0.012),
+        ({"carry_over_sd": 0.001}, [{"after": config} for config in CONFIGS], 0.001),
+        ({"sample_sd": 0.01}, [{"round": number} for number in range(400)], 0.01 * 1.1 / math.sqrt(30)),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: next(iter(value), "still") if isinstance(value, dict) else "",
 )
-def test_noise_has_the_size_it_states(changed, trials, sd):
-    """Of 400 draws a standard deviation is known to 3.5 %; the drift is a sum of waves, and near normal only."""
-    assert spread(replace(STILL, **changed), trials) == pytest.approx(sd, rel=0.2)
-
-
-def test_a_process_effect_lasts_as_long_as_the_process():
-    noise = replace(STILL, process_sd=0.003)
-    assert spread(noise, [asked(round=number) for number in range(20)]) < 1e-6
+def test_noise_has_the_size_it_states(changed, asked, sd):
+    """400 draws tell a standard deviation to 3.5 %; the drift is a sum of waves, and near normal only."""
+    timer = SimulatedClock(1, replace(STILL, **changed))
+    assert float(np.std([log_ratio(timer, **place) for place in asked])) == pytest.approx(sd, rel=0.2, abs=1e-6)
 
 
 def test_drift_is_slow():
     """Correlation exp(-t / tau): a block apart almost 1, five rounds of 4 s apart about 1/e."""
-    noise = replace(STILL, drift_sd=0.012)
-    timer = SimulatedClock(1, noise)
-
-    def logs(**place: int) -> list[float]:
-        return [math.log(block_us(timer, asked(process=number, **place))) for number in range(300)]
-
-    start = logs()
-    assert np.corrcoef(start, logs(position=1))[0, 1] > 0.95
-    assert np.corrcoef(start, logs(round=5))[0, 1] == pytest.approx(math.exp(-1), abs=0.2)
+    timer = SimulatedClock(1, replace(STILL, drift_sd=0.012))
+    start, next_block, later = (
+        [log_ratio(timer, process=number, **place) for number in range(300)]
+        for place in ({}, {"position": 1}, {"round": 5})
+    )
+    assert np.corrcoef(start, next_block)[0, 1] > 0.95
+    assert np.corrcoef(start, later)[0, 1] == pytest.approx(math.exp(-1), abs=0.2)
 
 
-def test_a_second_mode_is_a_process_matter_and_averages_out():
+def test_a_second_mode_belongs_to_a_process_and_averages_out():
     noise = replace(STILL, bimodal_share=1.0)
-    timer = SimulatedClock(1, noise)
-    logs = [math.log(block_us(timer, asked(process=number)) / timer.true_time_us(work())) for number in range(400)]
+    logs = [log_ratio(SimulatedClock(1, noise), process=number) for number in range(400)]
     assert len({round(log, 6) for log in logs}) == 2
     assert max(logs) - min(logs) == pytest.approx(math.log1p(noise.mode_slowdown), rel=1e-3)
     assert np.mean(logs) == pytest.approx(0.0, abs=0.001)
 
 
 def test_throttle_episodes_take_their_share_and_come_in_runs():
-    noise = replace(STILL, throttle_share=0.1)
-    timer = SimulatedClock(1, noise)
-    limit_us = 1.05 * timer.true_time_us(work())
-    grid = [[asked(process=number, position=place) for place in range(20)] for number in range(80)]
-    slow = np.array([[block_us(timer, one) > limit_us for one in of_process] for of_process in grid])
+    timer = SimulatedClock(1, replace(STILL, throttle_share=0.1))
+    logs = [[log_ratio(timer, process=number, position=place) for place in range(20)] for number in range(80)]
+    slow = np.array(logs) > math.log(1.05)
     assert slow.mean() == pytest.approx(0.1, abs=0.06)
     assert (slow[:, 1:] & slow[:, :-1]).sum() > 0.8 * slow[:, :-1].sum()
 
 
-def test_outliers_reach_half_again_and_do_not_move_the_block():
+def test_outliers_reach_half_again_do_not_move_the_block_and_samples_are_whole_ticks():
     timer = SimulatedClock(1, replace(STILL, outlier_share=0.02))
-    blocks = [timer.block(*asked(round=number)).samples_us for number in range(200)]
+    blocks = [timer.block(work(), Place(round=number)).samples_us for number in range(200)]
     ratios = np.array(blocks) / timer.true_time_us(work())
     assert (ratios > 1.04).mean() == pytest.approx(0.02, abs=0.008)
     assert 1.3 < ratios.max() <= 1.5 + 1e-6
     assert all(trimmed_mean(samples) == pytest.approx(timer.true_time_us(work()), rel=1e-6) for samples in blocks)
-
-
-def test_samples_are_whole_ticks():
-    block = SimulatedClock(1, Noise(tick_us=1.024)).block(*asked())
-    assert all(sample / 1.024 == pytest.approx(round(sample / 1.024)) for sample in block.samples_us)
+    block = SimulatedClock(1, Noise(tick_us=1.024)).block(work(), Place())
     assert block.tick_us == 1.024
-
-
-# True times
+    assert all(sample / 1.024 == pytest.approx(round(sample / 1.024)) for sample in block.samples_us)
 
 
 def test_what_a_config_loses_depends_on_kernel_key_and_config_alone():
     timer = SimulatedClock(1, STILL)
-    few, many = (work(identity=f"M={M}", bytes_moved=M * 10_000) for M in (16_640, 131_072))
-    slowdown = timer.true_time_us(few) / (5 + 16_640 / 300)
-    assert slowdown == pytest.approx(timer.true_time_us(many) / (5 + 131_072 / 300))
-
-
-def test_what_is_good_on_one_key_is_mostly_good_on_the_next():
-    timer = SimulatedClock(1, STILL)
+    few, many = (timer.true_time_us(work(M=M, bytes_moved=M * 10_000)) for M in (16_640, 131_072))
+    assert few / (5 + 16_640 / 300) == pytest.approx(many / (5 + 131_072 / 300))
     first, second = (
-        [timer.true_time_us(work(config, key)) for config in CONFIGS] for key in ("colwise K=5120", "colwise K=2048")
+        np.argsort(np.argsort([timer.true_time_us(work(config, key)) for config in CONFIGS]))
+        for key in (KEY, "colwise K=2048")
     )
-    assert 0.4 < np.corrcoef(np.argsort(np.argsort(first)), np.argsort(np.argsort(second)))[0, 1] < 0.9
+    assert 0.4 < np.corrcoef(first, second)[0, 1] < 0.9  # what is good on one key is mostly good on the next
 
 
 def test_landscapes_have_many_near_ties_and_a_few_slow_configs():
-    quantiles = (np.arange(128) + 0.5) / 128
-    counts = []
+    counts, quantiles = [], (np.arange(128) + 0.5) / 128
     for uniform in (0.0, 0.5, 1.0):
         slowdowns = np.exp(log_slowdown(quantiles, near_share(uniform)))
         counts.append(int((slowdowns <= 1.02).sum()))

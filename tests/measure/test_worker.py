@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from database_rows import H100
 
 from fp8tune.errors import UsageError
+from fp8tune.measure import codegen
 from fp8tune.measure import worker as workers
 from fp8tune.measure.worker import Poisoned, RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool
 
@@ -25,24 +28,21 @@ def die(how: int) -> None:
     os.kill(os.getpid(), how)
 
 
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 def begin_a_compiler() -> int:
     return subprocess.Popen(["sleep", "600"]).pid
 
 
-def fail() -> None:
-    raise ValueError("planted")
-
-
-def misuse() -> None:
-    raise UsageError("planted: do something else")
+def fail(error: Exception) -> None:
+    raise error
 
 
 def poison(value: int) -> int:
     raise Poisoned(value)
+
+
+def print_in_c() -> str:
+    os.write(1, b"printed in C")
+    return os.readlink("/proc/self/fd/1")
 
 
 @pytest.fixture
@@ -52,9 +52,29 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-def test_one_process_answers_many_calls(worker: Worker) -> None:
+def test_one_process_answers_many_calls_and_an_exception_keeps_it(worker: Worker) -> None:
+    pid = worker.call(60, os.getpid)
     assert [worker.call(60, double, value) for value in range(3)] == [0, 2, 4]
-    assert worker.call(60, os.getpid) == worker.call(60, os.getpid) != os.getpid()
+    with pytest.raises(RemoteError, match="ValueError: planted"):
+        worker.call(60, fail, ValueError("planted"))
+    with pytest.raises(UsageError, match="do something else"):
+        worker.call(60, fail, UsageError("planted: do something else"))
+    assert worker.call(60, os.getpid) == pid != os.getpid()
+    assert worker.call(60, print_in_c) == worker.call(60, os.readlink, "/proc/self/fd/2")
+
+
+def test_a_dead_a_hung_and_a_poisoned_process_are_replaced(worker: Worker) -> None:
+    pids = [worker.call(60, os.getpid)]
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        worker.call(60, die, signal.SIGKILL)
+    pids.append(worker.call(60, os.getpid))
+    begun = time.monotonic()
+    with pytest.raises(WorkerHung, match=r"no answer in 0\.2 s"):
+        worker.call(0.2, time.sleep, 60)
+    assert time.monotonic() - begun < 10
+    pids.append(worker.call(60, os.getpid))
+    assert worker.call(60, poison, 7) == 7
+    assert len({*pids, worker.call(60, os.getpid)}) == 4
 
 
 def test_no_key_of_a_terminal_reaches_a_compiler_and_it_ends_with_its_worker(worker: Worker) -> None:
@@ -67,37 +87,6 @@ def test_no_key_of_a_terminal_reaches_a_compiler_and_it_ends_with_its_worker(wor
             return
         time.sleep(0.05)
     pytest.fail("the compiler still runs")
-
-
-def test_death_is_told_and_the_next_call_gets_a_new_process(worker: Worker) -> None:
-    before = worker.call(60, os.getpid)
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        worker.call(60, die, signal.SIGKILL)
-    assert worker.call(60, os.getpid) != before
-
-
-def test_hang_is_ended_in_time(worker: Worker) -> None:
-    worker.call(60, double, 1)
-    begun = time.monotonic()
-    with pytest.raises(WorkerHung, match=r"no answer in 0\.2 s"):
-        worker.call(0.2, sleep, 60)
-    assert time.monotonic() - begun < 10
-    assert worker.call(60, double, 4) == 8
-
-
-def test_exceptions_keep_the_process(worker: Worker) -> None:
-    before = worker.call(60, os.getpid)
-    with pytest.raises(RemoteError, match="ValueError: planted"):
-        worker.call(60, fail)
-    with pytest.raises(UsageError, match="do something else"):
-        worker.call(60, misuse)
-    assert worker.call(60, os.getpid) == before
-
-
-def test_poisoned_process_answers_and_is_replaced(worker: Worker) -> None:
-    before = worker.call(60, os.getpid)
-    assert worker.call(60, poison, 7) == 7
-    assert worker.call(60, os.getpid) != before
 
 
 def test_pool_loses_only_the_call_that_died() -> None:
@@ -115,7 +104,7 @@ def test_pool_loses_only_the_call_that_died() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system lets a process choose its cores like that")
 def test_only_the_cores_this_process_may_use_count():
-    """Of sweeps beside each other, each given a share of the cores, none may start compilers for all of them."""
+    """Sweeps beside each other share the cores: none may start compilers for all of them."""
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(mine)})
@@ -141,3 +130,52 @@ def test_a_worker_whose_parent_was_killed_while_it_began_ends():
     with os.fdopen(reader, "rb") as output:
         assert output.read() == b""
     os.wait()
+
+
+# Settings that change machine code
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings"),
+    [
+        ({}, "fp_fusion=1"),
+        ({"TRITON_DEFAULT_FP_FUSION": "0"}, "fp_fusion=0"),
+        ({"TRITON_DEFAULT_FP_FUSION": "True"}, "fp_fusion=1"),
+        ({"DISABLE_LLVM_OPT": "1", "PATH": "/bin", "TRITON_CACHE_DIR": "/x"}, "fp_fusion=1 DISABLE_LLVM_OPT=1"),
+        ({"TRITON_PRINT_AUTOTUNING": "1", "MLIR_ENABLE_DUMP": "1", "LLVM_IR_ENABLE_DUMP": "1"}, "fp_fusion=1"),
+        ({"TRITON_INVENTED_TOMORROW": "2"}, "fp_fusion=1 TRITON_INVENTED_TOMORROW=2"),
+        ({"TRITON_DUMP_MIR": "1", "AMDGCN_ENABLE_DUMP": "1", "TRITON_REDIS_HOST": "h"}, "fp_fusion=1"),
+        ({"DISABLE_TELEMETRY": "1", "ENABLE_USER_SITE": "1", "LLVM_CONFIG": "x"}, "fp_fusion=1"),  # other programs'
+        ({"PTXAS_OPTIONS": ""}, "fp_fusion=1"),
+    ],
+)
+def test_settings_are_one_text(environment: dict[str, str], settings: str) -> None:
+    assert codegen.settings(environment) == settings
+    paths = {codegen.settings({**environment, "TRITON_PTXAS_PATH": path}) for path in ("/home/me/ptxas", "/opt/ptxas")}
+    assert (len(paths), "/" in "".join(paths)) == (2, False)  # told apart, but not stored
+
+
+def test_every_setting_is_part_of_what_may_be_compared() -> None:
+    changed = [replace(H100, timing="events"), replace(H100, codegen="fp_fusion=0")]
+    assert len({H100.fingerprint, *(device.fingerprint for device in changed)}) == 3
+
+
+def _fp_fusion() -> tuple[bool, str | None]:
+    from triton import knobs
+
+    return knobs.language.default_fp_fusion, os.environ.get(codegen.FP_FUSION)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_workers_set_fp_fusion_whatever_tritons_default_is(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leave the environment alone, which is a part of Triton's cache keys."""
+    from triton import knobs
+
+    if not hasattr(knobs.language, "default_fp_fusion"):
+        pytest.skip("this Triton always fuses")
+    monkeypatch.setattr(codegen, "fp_fusion", lambda: is_on)
+    worker = Worker()
+    try:
+        assert worker.call(60, _fp_fusion) == (is_on, os.environ.get(codegen.FP_FUSION))
+    finally:
+        worker.close()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
+from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels import catalog
@@ -53,15 +53,15 @@ ROW = NamedInts(M=64, K=32, N=48, E=4)
 
 
 def test_a_grid_narrows_and_widens_only_the_axes_it_names():
-    assert plan.parse_grid([], AXES) == AXES
-    assert plan.parse_grid(["num_warps=16", " BLOCK_SIZE = 32 , 512 "], AXES) == AXES | {
+    assert grids.parse_grid([], AXES) == AXES
+    assert grids.parse_grid(["num_warps=16", " BLOCK_SIZE = 32 , 512 "], AXES) == AXES | {
         "num_warps": (16,),
         "BLOCK_SIZE": (32, 512),
     }
 
 
 def test_a_grid_keeps_the_order_of_the_axes_and_drops_repeats():
-    assert list(plan.parse_grid(["waves_per_eu=2,0,2", "UNROLL=5"], AXES).items())[1:] == [
+    assert list(grids.parse_grid(["waves_per_eu=2,0,2", "UNROLL=5"], AXES).items())[1:] == [
         ("UNROLL", (5,)),
         ("num_warps", (4, 8)),
         ("num_stages", (1, 2, 3)),
@@ -90,13 +90,13 @@ def test_a_grid_keeps_the_order_of_the_axes_and_drops_repeats():
 )
 def test_a_grid_that_triton_cannot_take_is_refused(texts, complaint):
     with pytest.raises(UsageError, match=complaint):
-        plan.parse_grid(texts, AXES)
+        grids.parse_grid(texts, AXES)
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.from_regex(r"(num_warps|BLOCK_SIZE|UNROLL)=[0-9,]{0,9}"))))
 def test_any_grid_gives_the_same_axes_or_a_one_line_error(texts):
     try:
-        grid = plan.parse_grid(texts, AXES)
+        grid = grids.parse_grid(texts, AXES)
     except UsageError as error:
         assert len(str(error).splitlines()) == 1
     else:
@@ -111,7 +111,7 @@ def test_any_grid_gives_the_same_axes_or_a_one_line_error(texts):
 )
 def test_a_grid_of_declared_values_is_taken_as_written(chosen):
     texts = [f"{name}={','.join(map(str, values))}" for name, values in chosen.items()]
-    assert plan.parse_grid(texts, AXES) == AXES | {name: tuple(values) for name, values in chosen.items()}
+    assert grids.parse_grid(texts, AXES) == AXES | {name: tuple(values) for name, values in chosen.items()}
 
 
 # problems
@@ -151,7 +151,7 @@ def test_a_listed_grid_is_narrowed_and_widened():
     problem = Problem("grouped-rows", NamedInts(M=16640, N=8192, K=5120, G=16), "jagged", in_dtype="bfloat16")
 
     def grid(*texts):
-        return [*plan.configs(spec, problem, plan.parse_grid(texts, spec.axes), None)][1:]
+        return [*grids.configs(spec, problem, grids.parse_grid(texts, spec.axes), None)][1:]
 
     assert {*grid()} == {*spec.configs} - {spec.default}
     assert {config["num_warps"] for config in grid("num_warps=4")} == {4}
@@ -283,39 +283,38 @@ def test_problems_that_fail_are_one_line(problems, complaint):
 
 
 def test_configs_are_the_default_and_then_the_product_in_declaration_order():
-    configs = list(plan.configs(SPEC, PROBLEM, AXES, None))
+    configs = list(grids.configs(SPEC, PROBLEM, AXES, None))
     assert configs[0] == SPEC.default
     assert [tuple(config.values()) for config in configs[1:]] == list(itertools.product(*AXES.values()))
     assert all(list(config) == list(AXES) for config in configs)
 
 
 def test_a_default_inside_the_grid_is_tried_once():
-    grid = plan.parse_grid(["BLOCK_SIZE=128,32"], AXES)
-    assert len(plan.configs(SPEC, PROBLEM, grid, None)) == 2 * 2 * 2 * 3 * 2
+    grid = grids.parse_grid(["BLOCK_SIZE=128,32"], AXES)
+    assert len(grids.configs(SPEC, PROBLEM, grid, None)) == 2 * 2 * 2 * 3 * 2
 
 
 def test_a_narrowed_grid_still_tries_the_default():
-    grid = plan.parse_grid(["BLOCK_SIZE=64", "UNROLL=3", "num_warps=4", "num_stages=1", "waves_per_eu=2"], AXES)
-    assert list(plan.configs(SPEC, PROBLEM, grid, None)) == [
+    grid = grids.parse_grid(["BLOCK_SIZE=64", "UNROLL=3", "num_warps=4", "num_stages=1", "waves_per_eu=2"], AXES)
+    assert list(grids.configs(SPEC, PROBLEM, grid, None)) == [
         SPEC.default,
         NamedInts(BLOCK_SIZE=64, UNROLL=3, num_warps=4, num_stages=1, waves_per_eu=2),
     ]
 
 
 def test_pruned_configs_stay_with_their_reason_and_the_default_is_never_one():
-    for config, pruned in plan.configs(SPEC, PROBLEM, AXES, LIMITS).items():
+    for config, pruned in grids.configs(SPEC, PROBLEM, AXES, LIMITS).items():
         assert pruned == ("too many warps" if config["num_warps"] == 8 else "")
     spec = replace(SPEC, invalid=lambda config, shape, limits: "never")
-    default, *others = plan.configs(spec, PROBLEM, AXES, LIMITS).items()
+    default, *others = grids.configs(spec, PROBLEM, AXES, LIMITS).items()
     assert default == (SPEC.default, "")
     assert {pruned for _, pruned in others} == {"never"}
 
 
 def test_the_interpreter_tries_each_set_of_block_sizes_once_on_each_scaled_down_problem():
-    problems = plan.problems(SPEC, [ROW, NamedInts(M=64, K=4, N=32, E=2)])
-    planned = plan.interpreter_configs(SPEC, problems, AXES)
-    assert list(dict.fromkeys(problem.shape["K"] for problem in planned)) == [8, 4]
-    for configs in planned.values():
+    problems = plan.scaled_down(SPEC, plan.problems(SPEC, [ROW, NamedInts(M=64, K=4, N=32, E=2)]))
+    assert list(dict.fromkeys(problem.shape["K"] for problem in problems)) == [8, 4]
+    for configs in (grids.interpreter_configs(SPEC, problem, AXES) for problem in problems):
         assert [(config["BLOCK_SIZE"], config["UNROLL"]) for config in configs] == [
             (128, 1),
             (32, 1),
@@ -355,7 +354,7 @@ def test_colwise_is_planned_on_the_activations_that_4069_timed():
 
 def test_an_axis_of_the_arch_joins_the_grid_only_where_it_is_named():
     axes = {"BLOCK_SIZE": (32, 64), "num_warps": (4,)}
-    assert plan.parse_grid([], axes, ["waves_per_eu"]) == axes
-    assert plan.parse_grid(["waves_per_eu=2,4"], axes, ["waves_per_eu"]) == axes | {"waves_per_eu": (2, 4)}
+    assert grids.parse_grid([], axes, ["waves_per_eu"]) == axes
+    assert grids.parse_grid(["waves_per_eu=2,4"], axes, ["waves_per_eu"]) == axes | {"waves_per_eu": (2, 4)}
     with pytest.raises(UsageError, match="waves_per_eu"):
-        plan.parse_grid(["waves_per_eu=2"], axes)
+        grids.parse_grid(["waves_per_eu=2"], axes)

@@ -73,33 +73,6 @@ def test_the_sets_hold_what_they_promise():
     assert rows_of("deepseek-moe-16b") == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
 
 
-MODELS = {  # hidden size, size of an expert, experts, experts a token, expert parallelism, fused gate and up
-    "Qwen3-30B-A3B": (2048, 768, 128, 8, 1, True),
-    "Qwen3-235B-A22B": (4096, 1536, 128, 8, 8, True),
-    "gpt-oss-120b": (2880, 2880, 128, 4, 2, True),
-    "DeepSeek-V3": (7168, 2048, 256, 8, 8, False),
-    "DeepSeek-MoE-16B": (2048, 1408, 64, 6, 1, False),
-    "Kimi-K2": (7168, 2048, 384, 8, 8, False),
-    "Llama-4-Scout": (5120, 8192, 16, 1, 1, True),
-    "Llama-4-Maverick": (5120, 8192, 128, 1, 4, True),
-    "Mixtral-8x7B": (4096, 14336, 8, 2, 1, True),
-    "GLM-4.5": (5120, 1536, 160, 8, 8, True),
-}
-
-
-def test_models_are_the_expert_layers_of_ten_models_at_two_token_counts():
-    wanted = {}
-    for model, (hidden, size, experts, top_k, devices, is_fused) in MODELS.items():
-        up, name = (2 * size, "gate-up") if is_fused else (size, "up")
-        for tokens in (4096, 16384):
-            held = {"M": tokens * top_k, "E": experts // devices}
-            wanted[NamedInts(held, K=hidden, N=up)] = f"{model} {name}"
-            wanted[NamedInts(held, K=size, N=hidden)] = f"{model} down"
-    found = shapes.load("models")
-    assert found.names == wanted
-    assert set(found.rows) == set(wanted)
-
-
 def test_a_name_is_no_dim_and_names_all_rows_of_its_entry(folder):
     text = '[[rows]]\nname = "Mine, up"\nM = [3, 5]\nK = 4\nE = 1\n[[rows]]\nM = 7\n'
     found = load_text(folder, text)
@@ -143,26 +116,6 @@ def test_any_bytes_are_a_set_or_a_one_line_error(folder, text):
         assert len(str(error).splitlines()) == 1
     else:
         assert loaded.rows
-
-
-VALUE = st.recursive(
-    st.one_of(
-        st.integers(), st.booleans(), st.floats(), st.just('"a\\nb"'), st.just("1979-05-27"), st.just("0x" + "f" * 5000)
-    ),
-    lambda inner: st.lists(inner, max_size=3),
-    max_leaves=4,
-)
-
-
-@given(st.sampled_from(["M", "K", "N", "E", "routing", '"a\\nb"']), VALUE)
-def test_any_value_of_any_dim_is_taken_or_refused_in_one_line(folder, dim, value):
-    text = str(value).replace("'", "").replace("True", "true").replace("False", "false")
-    entry = {"M": 2, "K": 2, "E": 2, dim: text}
-    try:
-        load_text(folder, as_toml([entry]))
-    except UsageError as error:
-        assert len(str(error).splitlines()) == 1
-        assert "mine.toml" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from database_rows import studies_of, study_of
 
 from fp8tune import lookups
-from fp8tune.adapter import studies_of
-from fp8tune.records import Device, Evidence, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
+from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.render.found import Change, change, found_lines, next_lines, stopped_line
 from fp8tune.stats.study import Study
 from fp8tune_kernels.tables import Table
@@ -20,19 +20,17 @@ RUN = FinalsRun("sweep", 0.01, 0.015)
 def timed(number: int, default_us: float, other_us: float, spread: float = 0.001) -> Study:
     """A problem whose two configs six processes timed; every second process is so much slower for the other."""
 
-    def entry(config: NamedInts, time_us: float, spread: float) -> Evidence:
+    def entry(config: NamedInts, time_us: float, spread: float) -> Study:
         values = [time_us * (1 + spread * (n % 2)) for n in range(6)]
         finals = tuple(ProcessTimes(RUN, f"final {n:02d}", ((0, value),)) for n, value in enumerate(values))
-        return Evidence(
+        return study_of(
             Problem("colwise", NamedInts(M=number)),
             config,
             DEVICE,
             Kind.MEASURED,
             Status.OK,
-            times_us=tuple(values),
             version=VERSION,
             lookup_key=NamedInts(M=number),
-            stage="final",
             finals=finals,
         )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from database_rows import config, evidence, problem
+from database_rows import config, evidence, problem, studies_of
 
-from fp8tune.adapter import studies_of
 from fp8tune.render.winners import print_winners
 
 

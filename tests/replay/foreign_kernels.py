@@ -30,7 +30,7 @@ def column_sum(x, total, n, B: tl.constexpr):
 
 
 def run_column_sum():
-    for n in (16000, 160000):
+    for n in (1600, 6400):
         total = torch.zeros(32)
         column_sum[blocks(n)](torch.ones(n), total, n)
         assert bool((total == n / 32).all())
@@ -94,15 +94,15 @@ LAYER = SimpleNamespace(kernel=triton.autotune(CONFIGS[::-1], ["n"])(number))
 
 def run_number(kernel, n):
     x = torch.empty(n)
-    kernel[lambda config: (triton.cdiv(n, config["B"]),)](x, n)
+    kernel[blocks(n)](x, n)
     assert bool((x == torch.arange(n)).all())
 
 
 def run_tuners():
-    for n in (1000, 1010, 5000):
+    for n in (1000, 1010, 2000):
         run_number(rounded, n)
     for kernel in (*BY_WIDTH.values(), LAYER.kernel):
-        run_number(kernel, 5000)
+        run_number(kernel, 2000)
 
 
 @triton.autotune(CONFIGS, ["n"])
@@ -115,9 +115,9 @@ def blend(parts, weights, y, n, B: tl.constexpr):
 
 
 def run_blend():
-    a, b = torch.rand(5000), torch.rand(5000)
+    a, b = torch.rand(1000), torch.rand(1000)
     y = torch.empty_like(a)
-    blend[lambda config: (triton.cdiv(5000, config["B"]),)]((a, (b, 5)), (2, 3), y, 5000)
+    blend[blocks(1000)]((a, (b, 5)), (2, 3), y, 1000)
     assert torch.allclose(y, 2 * a + 3 * b + 5)
 
 
@@ -132,10 +132,10 @@ def cast(x, y, n, scale, MODE: tl.constexpr, TO: tl.constexpr, B: tl.constexpr):
 
 
 def run_cast():
-    x = torch.rand(50000)
+    x = torch.rand(2000)
     for mode in ("silu", "none"):
         y = torch.empty_like(x, dtype=torch.float16)
-        cast[lambda config: (triton.cdiv(50000, config["B"]),)](x, y, 50000, 0.5, mode, tl.float16)
+        cast[blocks(2000)](x, y, 2000, 0.5, mode, tl.float16)
     assert torch.equal(y, (x / 2).half())
 
 
@@ -146,7 +146,7 @@ def fill(x, n, value, B: tl.constexpr):
 
 
 def run_fill():
-    for n in (3000, 70000):
+    for n in (3000, 7000):
         x = torch.empty(n)
         fill[blocks(n)](x, n, 2.0, B=256)
         assert bool((x == 2).all())

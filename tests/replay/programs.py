@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,11 +111,6 @@ class Recorded(NamedTuple):
     returncode: int
     stdout: str
     stderr: str
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Of a program whose kernels run on Triton's interpreter."""
-    return {**os.environ, "TRITON_INTERPRET": "1", **more}
 
 
 def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str) -> Recorded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import shutil
 import sys
@@ -10,13 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import fp8tune
+from forked import Forked
 from programs import Recorded, record
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Status
+from fp8tune.replay import pinning
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.naming import resolved
 from fp8tune.replay.recording import Kernel, Scalar, Tensor, text_of
+from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 MODULE = "foreign_ops"
@@ -94,7 +101,7 @@ def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], 
     said, store = checked
     assert f"{MODULE}:fails was launched in no process" in said
     for name in kernels.keys() - {"fails"}:
-        tallies = [store.tally(subject) for subject in store.tried_subjects(f"{MODULE}:{name}", None)]
+        tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
         outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
         assert {(outcome.status, outcome.reason) for outcome in outcomes} == {(Status.OK, "")}, name
         assert len(outcomes) >= 1, name
@@ -118,30 +125,35 @@ def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) ->
     assert [line.split()[0] for line in shown.splitlines()[3:5]] == ["none", "silu"]
 
 
-@pytest.mark.parametrize("attribute", ["column_sum", "copy_rows", "fill", "blend", "BY_WIDTH[4]", "rounded"])
-def test_a_sweep_ends_in_a_pinned_program(
-    timed: str, folder: Path, attribute: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PINNED = {
+    "column_sum": "run_column_sum()",
+    "copy_rows": "run_copy_rows()",
+    "fill": "run_fill()",
+    "blend": "run_blend()",
+    # the other tuners of that function have no table
+    "BY_WIDTH[4]": "run_number(BY_WIDTH[4], 2000)",
+    "rounded": "run_number(rounded, 1010)",
+}
+
+
+@pytest.mark.parametrize("attribute", PINNED)
+def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: str) -> None:
     export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
     done = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
     assert done.returncode == 0, done.stderr
-    run = {"BY_WIDTH[4]": "run_tuners", "rounded": "run_tuners"}.get(attribute, f"run_{attribute}")
-    program = (
-        "import fp8tune, glob, sys; from fp8tune.replay import pinning\n"
-        "pinning._device_name = lambda: 'simulated:1'\n"
-        f"import {MODULE}; from {MODULE} import *\n"
-        f"fp8tune.pin({attribute}, 'tables', 'strict')\n"
-        f"{MODULE}.triton.testing.do_bench = None\n"
-        f"{MODULE}.{run}()\n"
-    )
-    other = {"column_sum": "", "copy_rows": "", "fill": "", "blend": ""}.get(attribute)
-    if other is None:  # the other tuners of that function have no table, and no GPU to be timed on
-        argument = "5000" if attribute != "rounded" else "1010"
-        program = program.replace(f"{MODULE}.run_tuners()", f"run_number({attribute}, {argument})")
-    answer = record(folder, "--jit", "nothing", program=(sys.executable, "-c", program))
-    assert answer.returncode in (0, 2), answer.stderr
-    assert "is pinned to" in answer.stderr
-    assert "Traceback" not in answer.stderr, answer.stderr
+
+    def run() -> None:
+        module = importlib.import_module(MODULE)
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        logging.basicConfig(force=True)
+        pinning._device_name = lambda: "simulated:1"
+        module.triton.testing.do_bench = None
+        pinning.pin(resolved(module, attribute), folder / "tables", "strict")
+        exec(PINNED[attribute], vars(module))
+
+    code, output = Forked(run).wait()
+    assert code == 0, output
+    assert "is pinned to" in output
 
 
 COMPILED = """

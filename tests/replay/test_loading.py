@@ -6,11 +6,12 @@ import pytest
 from command_line import environment
 from places import PLANTED
 
+from fp8tune import names
 from fp8tune.errors import UsageError
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.revisions import first_import
-from fp8tune.store import columns, names
+from fp8tune.text import KERNEL_NAME
 
 SPEC = """
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
@@ -155,10 +156,10 @@ def test_a_file_is_tried_once_for_its_content(folder):
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ("name='../../etc/x'", "kernel name '../../etc/x' is refused"),
+        ("name='../../etc/x'", "kernel '../../etc/x': its name is refused"),
         ("name='two\\nlines'", "is refused"),
-        ("name=7", "kernel name 7 is refused"),
-        ("name='\\x1b[31m'", r"kernel name '\\x1b\[31m' is refused"),
+        ("name=7", "kernel 7: its name is refused"),
+        ("name='\\x1b[31m'", r"kernel '\\x1b\[31m': its name is refused"),
         ("axes={'lambda': (1,)}, default=NamedInts({'lambda': 1})", "axis 'lambda' is refused"),
         ("axes={'BLOCK_SIZE': (True,)}", "BLOCK_SIZE has the value True"),
         ("default=NamedInts(BLOCK_SIZE=-1)", "BLOCK_SIZE has the value -1"),
@@ -168,7 +169,7 @@ def test_a_file_is_tried_once_for_its_content(folder):
         ("in_dtypes=('float12',)", "in_dtypes .* is refused: name at least one of bfloat16"),
         ("in_dtypes=()", "in_dtypes .* is refused"),
         ("axes=None", "has a field that cannot be used"),
-        ("name='colwise'", "kernel name 'colwise' is fp8tune's own"),
+        ("name='colwise'", "kernel 'colwise': its name is fp8tune's own"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
         ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
         ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
@@ -187,7 +188,7 @@ def test_a_file_gives_the_same_module_name_in_every_process():
 
 def test_a_name_that_loads_can_be_stored(folder):
     (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
-    assert columns.KERNEL.fullmatch(load_spec("mine.py:SPEC").name)
+    assert KERNEL_NAME.fullmatch(load_spec("mine.py:SPEC").name)
     assert names.declared_name("mine.py:SPEC") == "2d-cast"
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from command_line import fp8tune
-from programs import KERNELS, QUICK, Recorded, environment, quick_count, record, told
+from forked import Forked
+from programs import KERNELS, QUICK, Recorded, quick_count, record, told
 
+from fp8tune import cli
 from fp8tune.records import Status
+from fp8tune.replay.pinning import pin
 from fp8tune.replay.recording import Kernel, Recording, Scalar, Tensor, read, text_of
 from fp8tune.store.results import Store
 
@@ -242,21 +248,18 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
         "mine.run(64)\npathlib.Path('started').touch()\ntime.sleep(60)\n"
     )
-    command = [PYTHON, "-m", "fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]
-    running = subprocess.Popen(
-        command,
-        cwd=quick,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    started, deadline = quick / "started", time.monotonic() + 60
+
+    def command() -> None:
+        os.chdir(quick)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # no terminal, which signals all processes itself
+        with mock.patch("sys.argv", ["fp8tune", "record", "-o", "ended.json", "--", PYTHON, "long.py"]):
+            cli.main()
+
+    running, started, deadline = Forked(command), quick / "started", time.monotonic() + 60
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    started.unlink()
-    running.send_signal(sent)
-    assert running.wait(60) == code
+    os.kill(running.pid, sent)
+    assert running.wait()[0] == code
     (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
 
@@ -367,47 +370,57 @@ def run(kernel, *sizes):
 """
 
 
-def run_fitted(folder: Path, kernel: str, *sizes: int, before: str = "pass") -> Recorded:
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recording of both kernels."""
+    folder = tmp_path_factory.mktemp("fits")
     (folder / "fits.py").write_text(FITTED)
-    return record(folder, program=(PYTHON, "-c", f"import fits; {before}; fits.run(fits.{kernel}, *{sizes})"))
+    program = "import fits; fits.run(fits.increment, 5000, 4096, 100); fits.run(fits.copied, 700, 5000)"
+    done = record(folder, program=(PYTHON, "-c", program))
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 @pytest.mark.parametrize("clock", [("--timer", "simulated:1"), ()], ids=["simulated", "interpreter"])
-def test_configs_that_a_pruner_makes_are_swept_and_given_back(tmp_path: Path, clock: tuple[str, ...]) -> None:
+def test_configs_that_a_pruner_makes_are_swept_and_given_back(fits: Path, clock: tuple[str, ...]) -> None:
     """Triton times whatever early_config_prune returns. Picks of such configs are exported and pinned as others are."""
-    assert run_fitted(tmp_path, "increment", 5000, 4096, 100).returncode == 0
-    swept = fp8tune("sweep", "--recording", "run.json", *clock, "--db", "rows.db", cwd=tmp_path)
+    kernel, database = ("--kernel", "fits:increment"), f"rows-{len(clock)}.db"
+    swept = fp8tune("sweep", "--recording", "run.json", *kernel, *clock, "--db", database, cwd=fits)
     assert swept.returncode == 0, swept.stderr
     assert "early_config_prune makes configs" in swept.stderr
-    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+    with Store.open(str(fits / database), writable=False) as store:
         tried = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows()]
     right = {(n, config["B"], config["EVEN"]) for n, config, status in tried if config and status is Status.OK}
     assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
     if not clock:
         return
-    where = ("--arch", "simulated", "--kernel", "fits:increment", "--db", "rows.db")
-    written = fp8tune("export", "--for", "python", *where, "--output", "tables", cwd=tmp_path)
+    where = ("--arch", "simulated", *kernel, "--db", database)
+    written = fp8tune("export", "--for", "python", *where, "--output", "tables", cwd=fits)
     assert written.returncode == 0, written.stderr
-    (table,) = (tmp_path / "tables").glob("*.py")
+    (table,) = (fits / "tables").glob("*.py")
     text = table.read_text().replace('"simulated:1": {', '"": {')
     assert '"EVEN": True' in text
     table.write_text(text)
-    pin = f"import fp8tune; fp8tune.pin(fits.increment, {str(table)!r}, unknown='strict')"
-    assert run_fitted(tmp_path, "increment", 5000, 4096, 100, before=pin).returncode == 0
-    shrunk = fp8tune("export", "--for", "diff", *where, cwd=tmp_path)
+
+    def pinned() -> None:
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        sys.path.insert(0, str(fits))
+        module = importlib.import_module("fits")
+        pin(module.increment, table, unknown="strict")
+        module.run(module.increment, 5000, 4096, 100)
+
+    assert Forked(pinned).wait() == (0, "")
+    shrunk = fp8tune("export", "--for", "diff", *where, cwd=fits)
     assert shrunk.returncode == 2
     assert "early_config_prune" in shrunk.stderr
 
 
-def test_a_sweep_that_ends_without_a_pick_says_so_and_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_ends_without_a_pick_says_so_and_exits_with_1(fits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every config of one problem is pruned where it is swept: it was exit code 0, without a word."""
-    assert run_fitted(tmp_path, "copied", 700, 5000).returncode == 0
     monkeypatch.setenv("LARGEST", "1000")
-    options = ("--recording", "run.json", "--timer", "simulated:1", "--db", "rows.db")
+    options = ("--kernel", "fits:copied", "--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
     for _ in range(2):  # the second is answered from the database
-        swept = fp8tune("sweep", *options, cwd=tmp_path)
+        swept = fp8tune("sweep", *options, cwd=fits)
         assert swept.returncode == 1
         (line,) = [line for line in swept.stderr.splitlines() if line.startswith("fits:copied: every config is pruned")]
         assert "on 1 of 2 problems, first n=5000" in line

@@ -16,7 +16,7 @@ from toy_recording import FOLDER, by_blocks, floats, written
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.comparing import Rule
-from fp8tune.plan import problems as plan
+from fp8tune.plan import grids
 from fp8tune.records import NamedInts
 from fp8tune.replay import configs, sizes
 from fp8tune.replay.case import Case
@@ -62,20 +62,20 @@ def test_dtypes_are_in_the_key_where_launches_differ_in_them() -> None:
 
 def test_the_grid_is_the_declared_configs_and_each_widened() -> None:
     spec = spec_of(toy_recording.softmax())
-    axes = plan.parse_grid(["ROWS=4", "num_warps=4,8"], spec.axes)
-    found = plan.configs(spec, only(spec), axes, None)
+    axes = grids.parse_grid(["ROWS=4", "num_warps=4,8"], spec.axes)
+    found = grids.configs(spec, only(spec), axes, None)
     assert next(iter(found)) == spec.default == NamedInts(ROWS=1, num_warps=4, num_stages=3)
     assert [dict(config) for config in found][2:] == [
         {"ROWS": 4, "num_warps": 4, "num_stages": 3},
         {"ROWS": 4, "num_warps": 8, "num_stages": 3},
     ]
-    declared = plan.configs(spec, only(spec), spec.axes, None)
+    declared = grids.configs(spec, only(spec), spec.axes, None)
     assert [config["ROWS"] for config in declared] == [1, 2]
 
 
 def test_a_config_whose_grid_was_not_recorded_is_pruned() -> None:
     spec = spec_of(toy_recording.softmax())
-    found = plan.configs(spec, only(spec), plan.parse_grid(["ROWS=3"], spec.axes), None)
+    found = grids.configs(spec, only(spec), grids.parse_grid(["ROWS=3"], spec.axes), None)
     assert "the recording has no grid for" in found[NamedInts(ROWS=3, num_warps=4, num_stages=3)]
 
 
@@ -286,11 +286,11 @@ def listed() -> Kernel:
 def test_a_launch_has_the_list_that_the_program_set_for_it() -> None:
     spec = spec_of(listed())
     every, fewer = spec.recorded
-    assert not any(plan.configs(spec, every, spec.axes, None).values())
-    found = plan.configs(spec, fewer, spec.axes, None)
+    assert not any(grids.configs(spec, every, spec.axes, None).values())
+    found = grids.configs(spec, fewer, spec.axes, None)
     assert [config["BLOCK"] for config, reason in found.items() if not reason] == [128]
     assert set(filter(None, found.values())) == {"not in the list that the program set for this launch"}
-    asked = plan.configs(spec, fewer, plan.parse_grid(["BLOCK=64"], spec.axes), None)
+    asked = grids.configs(spec, fewer, grids.parse_grid(["BLOCK=64"], spec.axes), None)
     assert [config["BLOCK"] for config, reason in asked.items() if not reason] == [64, 128]
     assert spec.first(fewer)["BLOCK"] == 128
 
@@ -303,7 +303,7 @@ def test_what_is_right_comes_from_the_launchs_own_list() -> None:
 
 def test_constants_of_a_bare_function_are_its_axes() -> None:
     spec = spec_of(toy_recording.bare())
-    found = plan.configs(spec, only(spec), plan.parse_grid(["BLOCK=64,128"], spec.axes), None)
+    found = grids.configs(spec, only(spec), grids.parse_grid(["BLOCK=64,128"], spec.axes), None)
     assert {config["BLOCK"]: reason for config, reason in found.items()} == {64: "", 128: ""}
     inputs = spec.inputs(only(spec), "cpu")
     outputs = spec.outputs(*inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +21,32 @@ from fp8tune.replay.watch.grids import grid_of
 from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel
 from fp8tune.replay.watch.memory import described, with_values
 from fp8tune.replay.watch.process import Process
-from fp8tune.replay.watch.signatures import Signatures, WarmsUp
+from fp8tune.replay.watch.signatures import WarmsUp, signature_of
 
 
-def _signature(signatures: Signatures) -> Callable[..., Any]:
-    def of(*args: Any, **kwargs: Any) -> Any:
-        kwargs = {"grid": (1,), "warmup": False, **kwargs}
-        signatures.add(args, kwargs)
-        return signatures.of(args, kwargs)
-
-    return of
+def signature(*args: Any, ignored: Collection[str] = (), **kwargs: Any) -> Hashable:
+    return signature_of(["x", "y", "n"], args, {"grid": (1,), "warmup": False, **kwargs}, ignored)
 
 
 def test_signatures_differ_where_a_launch_does() -> None:
-    of = _signature(Signatures(["x", "y", "n"]))
     x, y = torch.zeros(8, 8), torch.zeros(8, 8)
-    same = of(x, y, 3)
-    assert of(x.clone(), y.clone(), 3) == same
+    same = signature(x, y, 3)
+    assert signature(x.clone(), y.clone(), 3) == same
     others = [
-        of(x, y, 4),
-        of(x.t(), y, 3),
-        of(x.bfloat16(), y, 3),
-        of(x, x, 3),
-        of(x.view(-1)[1:], y, 3),
-        of(x, y[:4], 3),
-        of(x, None, 3),
+        *(signature(x, y, 4), signature(x.t(), y, 3), signature(x.bfloat16(), y, 3), signature(x, x, 3)),
+        *(signature(x.view(-1)[1:], y, 3), signature(x, y[:4], 3), signature(x, None, 3)),
     ]
     assert len({same, *others}) == 1 + len(others)
-    assert of(x, y, 3) == of(x, y=y, n=3) == same
-
-
-def test_a_call_of_each_known_kind_is_answered_at_once() -> None:
-    signatures = Signatures(["x", "n"])
-    of = _signature(signatures)
-    x = torch.zeros(4)
-    kinds = [of(x, 1), of(None, 1), of(x, n=1)]
-    for args, kwargs, expected in (((x, 1), {}, kinds[0]), ((None, 1), {}, kinds[1]), ((x,), {"n": 1}, kinds[2])):
-        assert signatures.of(args, {"grid": (1,), "warmup": False, **kwargs}) == expected
+    assert signature(x, y, 3) == signature(x, y=y, n=3) == same
     with pytest.raises(WarmsUp):
-        signatures.of((x, 1), {"grid": (1,), "warmup": True})
+        signature(x, y, 3, warmup=True)
 
 
-def test_a_seed_can_be_ignored() -> None:
-    signatures = Signatures(["x", "seed"])
-    of = _signature(signatures)
+def test_names_tell_launches_apart_and_a_seed_can_be_ignored() -> None:
     x = torch.zeros(4)
-    assert of(x, 1) != of(x, 2)
-    signatures.ignore({"seed"})
-    assert of(x, 1) == of(x, 2)
+    assert signature(x, n=1, y=2) != signature(x, y=1, n=2)
+    assert signature(x, n=1) != signature(x, n=2)
+    assert signature(x, n=1, ignored={"n"}) == signature(x, n=2, ignored={"n"})
 
 
 def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
@@ -123,9 +101,8 @@ def test_integers_are_stored_whole_large_ones_compressed() -> None:
 def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     base = torch.arange(128, dtype=torch.float32).view(8, 16)
     blocks = TensorDescriptor.from_tensor(base, [4, 16])
-    of = _signature(Signatures(["x"]))
-    assert of(blocks) == of(TensorDescriptor.from_tensor(base.clone(), [4, 16]))
-    assert of(blocks) != of(TensorDescriptor.from_tensor(base, [8, 16]))
+    assert signature(blocks) == signature(TensorDescriptor.from_tensor(base.clone(), [4, 16]))
+    assert signature(blocks) != signature(TensorDescriptor.from_tensor(base, [8, 16]))
     (found,) = with_values(described({"x": blocks}), {"x": blocks}).values()
     assert (found.shape, found.strides, found.descriptor, found.most) == ((8, 16), (16, 1), (4, 16), 127.0)
     with pytest.raises(Unrecordable, match="with options"):

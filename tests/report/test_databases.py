@@ -14,14 +14,13 @@ from urllib.parse import quote
 
 import pytest
 from browsing import Opened, opened
-from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row, subject
+from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row, studies_of, study_of, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import PASSWORD, on_both
 
-from fp8tune.adapter import studies_of
 from fp8tune.commands.report import ReportOptions, report
-from fp8tune.records import Device, Evidence, Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
 from fp8tune.report import contents, page, views
 from fp8tune.report.contents import Contents, Row
@@ -154,7 +153,7 @@ def hostile_contents(texts: list[str]) -> Contents:
         device = Device(text, text, text, 1, text, text, text, text)
         for kind in (Kind.MEASURED, Kind.PUBLISHED):
             evidence = [
-                Evidence(
+                study_of(
                     of,
                     config(block),
                     device,

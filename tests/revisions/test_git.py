@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_repositories import commit
+from git_repositories import git as run
 
 from fp8tune import errors
 from fp8tune.revisions import git
-
-
-def run(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """main: one commit; branch: a second one; trunk moved on after the fork."""
     run(tmp_path, "init", "-q", "-b", "main")
-    (tmp_path / "kernel.py").write_text("one = 1\n")
-    (tmp_path / "results.db").write_text("rows")
-    run(tmp_path, "add", ".")
-    run(tmp_path, "commit", "-q", "-m", "one")
+    commit(tmp_path, {"kernel.py": "one = 1\n", "results.db": "rows"})
     run(tmp_path, "tag", "v1")
     run(tmp_path, "checkout", "-q", "-b", "branch")
-    (tmp_path / "kernel.py").write_text("two = 2\n")
-    run(tmp_path, "commit", "-qa", "-m", "two")
+    commit(tmp_path, {"kernel.py": "two = 2\n"})
     run(tmp_path, "checkout", "-q", "main")
     run(tmp_path, "commit", "-q", "--allow-empty", "-m", "three")
     return tmp_path

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
+from fp8tune.names import stored_kernels
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.store.names import stored_kernels
 from fp8tune.text import KERNEL_NAME, SPEC_NAME
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_.]{0,9}:_?[a-z]\w{0,9}", fullmatch=True) | st.sampled_from(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from git_repositories import commit, git
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -238,13 +239,8 @@ def test_a_module_may_lie_in_the_current_folder_only(tmp_path: Path, monkeypatch
 
 
 def test_a_commit_and_the_folder_it_was_made_from_agree(tmp_path: Path) -> None:
-    for path, text in FILES.items():
-        (tmp_path / "src" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "src" / path).write_text(text)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    git(tmp_path, "init", "-q")
+    commit(tmp_path, {f"src/{path}": text for path, text in FILES.items()})
     at_commit = source.source_hash("other.kernel:SPEC", source.at_commit(tmp_path, "HEAD"))
     assert at_commit == source.source_hash("other.kernel:SPEC", source.in_folder(tmp_path, ("kernels", "src")))
     assert at_commit == hash_of(FILES)

@@ -19,6 +19,7 @@ from database_rows import row as stored_row
 
 import fp8tune_kernels
 from fp8tune.check import tables
+from fp8tune.check.doctor import timed_sources
 from fp8tune.records import KernelVersion, NamedInts, Problem
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
@@ -124,5 +125,5 @@ def asked(database: Path) -> list[str]:
 
 def judged(kernels: Path, database: Path) -> str:
     with Store.open(str(database), writable=False) as store:
-        (finding,) = tables.check_sources(store.timed_sources(), {KERNEL: hashes(kernels)[KERNEL]})
+        (finding,) = tables.check_sources(timed_sources(store.pools()), {KERNEL: hashes(kernels)[KERNEL]})
     return finding.what

@@ -5,18 +5,18 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, only_study, problem
+from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, only_study, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
 
-from fp8tune.adapter import studies_of
 from fp8tune.ceiling import ceiling_of
+from fp8tune.importing.files import import_file
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.pairs import canonical_order
 from fp8tune.stats.shared import choose_shared
-from fp8tune.store.importing import import_file
 from fp8tune.store.results import Store
+from fp8tune.studies import decided
 
 NEWER = replace(KERNEL, source_hash="bbbb")
 
@@ -188,7 +188,7 @@ def test_a_config_must_cover_every_complete_problem_to_be_choose_shared():
 def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
         import_file(store, PUBLISHED)
-        found = studies_of(store.evidence(kernel="colwise", arch="gfx942"))
+        found = decided(store.studies(kernel="colwise", arch="gfx942"))
     random.Random(0).shuffle(found)
     shared = choose_shared(found)
     assert shared.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)

@@ -4,12 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, KERNEL, config, evidence, installed, only_study, problem
+from database_rows import AXES, KERNEL, config, evidence, installed, only_study, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune import lookups
-from fp8tune.adapter import studies_of
 from fp8tune.ceiling import ceiling_of
 from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats.decide import TICK_SHARE, control_difference, decide_finals
@@ -104,13 +103,12 @@ def test_no_finals_are_an_error():
         decided({})
 
 
-def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None):
-    made = evidence(time_us, config=of, stage="final", finals=tuple(timed(time_us, session)))
-    return replace(made, screen_us=screen_us or time_us)
+def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None, **others):
+    return evidence(screen_us or time_us, config=of, finals=tuple(timed(time_us, session)), **others)
 
 
 def test_a_study_with_finals_has_its_verdict_and_noise():
-    default = replace(entry(110.0, DEFAULT), duplicate=tuple(timed(110.2)))
+    default = entry(110.0, DEFAULT, control=tuple(timed(110.2)))
     study = only_study(default, entry(100.0, FAST), evidence(190.0, config=SLOW))
     assert (study.pick.config, study.choice.verdict, study.choice.processes) == (FAST, Verdict.CERTIFIED, 6)
     assert study.choice.runner_up == DEFAULT

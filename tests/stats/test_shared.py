@@ -4,11 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from database_rows import H100, H200, KERNEL, config, evidence, key_of, problem
+from database_rows import H100, H200, KERNEL, config, evidence, key_of, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.adapter import studies_of
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.shared import HeldOut, choose_shared, cover, hold_out, prefers_nearest, regret
 from fp8tune.stats.study import Study

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import H100, H200, begin, config, finished_sweep, problem, row, studies_of, subject
 
-from fp8tune.adapter import studies_of
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
-from fp8tune.store.outcomes import History
+from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 
@@ -43,7 +42,7 @@ def read(databases: location.Databases) -> Iterator[Reader]:
 
 
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
-    evidence = reader.evidence(keep=competing)
+    evidence = reader.studies(keep=competing)
     return {
         (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in studies_of(evidence)
     }  # of logarithms
@@ -60,15 +59,10 @@ def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: lo
         assert sorted(one.outcome.time_us or 0 for one in reader.rows()) == [70.0, 90.0, 200.0]
         assert set(reader.tally(subject(problem(K=1024))).outcomes) == {config(64)}
         assert set(reader.tally(subject(problem(K=2048))).outcomes) == {config(32)}
-        assert len(reader.tried_subjects()) == 3
+        assert len(subjects_of(reader.pools())) == 3
         assert reader.arches() == ["sm_90"]
         assert reader.kernels() == ["colwise"]
-        assert reader.timed_sources() == {"colwise": {"aaaa"}}
         assert reader.commit(subject(problem(K=2048))) == "c0ffee"
-        of_both = [subject(problem(K=K)) for K in (1024, 2048)]
-        assert reader.histories(dict.fromkeys(of_both, ())) == {
-            one: History(reader.tried(one), reader.commit(one)) for one in of_both
-        }
 
 
 def test_what_was_imported_counts_once(databases: location.Databases) -> None:
@@ -76,7 +70,7 @@ def test_what_was_imported_counts_once(databases: location.Databases) -> None:
         finished_sweep(base, {problem(K=1024): {config(32): 100.0, config(64): 120.0}})
         own.merge(base)
     with read(databases) as reader, Store.open(str(databases.base), writable=False) as base:
-        assert reader.evidence() == base.evidence()
+        assert reader.studies() == base.studies()
         assert reader.counts() == base.counts()
         assert list(reader.rows()) == list(base.rows())
 
@@ -92,19 +86,7 @@ def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Data
         assert [one.config for one in reader.rows()] == [config(32)]
 
 
-def test_finals_of_the_base_outweigh_an_own_screen_of_the_same_gpu(databases: location.Databases) -> None:
-    of = problem(K=1024)
-    with both(databases) as (own, base):
-        sweep = begin(base)
-        base.add_many(sweep, [row(100.0, of=of), row(101.0, of=of, stage="final", process="w2")])
-        base.mark_complete(sweep, subject(of), 1)
-        end_finals(base, sweep, of)
-        finished_sweep(own, {of: {config(64): 50.0}})
-    with read(databases) as reader:
-        assert picks(reader) == {(1024, H100.name): pytest.approx(101.0)}
-
-
-def test_the_newest_code_wins_across_both(databases: location.Databases) -> None:
+def test_own_results_win_whatever_the_code(databases: location.Databases) -> None:
     of = problem(K=1024)
     newer = replace(subject(of).version, source_hash="bbbb")
     with both(databases) as (own, base):
@@ -114,7 +96,7 @@ def test_the_newest_code_wins_across_both(databases: location.Databases) -> None
         own.mark_complete(sweep, subject(of, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
-        assert {one.version.source_hash for one in reader.evidence() if one.version} == {"aaaa", "bbbb"}
+        assert {one.version.source_hash for one in reader.studies() if one.version} == {"bbbb"}
 
 
 def test_what_was_not_timed_is_read_config_by_config(databases: location.Databases) -> None:
@@ -125,7 +107,8 @@ def test_what_was_not_timed_is_read_config_by_config(databases: location.Databas
         wrong = row(None, of=of, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
         own.add(begin(own), wrong)
     with read(databases) as reader:
-        assert {one.config: one.status for one in reader.evidence()} == {config(32): "ok", config(64): "wrong"}
+        (study,) = reader.studies()
+        assert study.failures == {config(64): Status.WRONG}
         outcomes = reader.tally(replace(subject(of), kind=Kind.INTERPRETER)).outcomes
         assert {of: outcome.status for of, outcome in outcomes.items()} == {config(32): "ok", config(64): "wrong"}
         assert len(list(reader.rows())) == 2
@@ -171,7 +154,7 @@ def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Data
     with layers.opened_databases(databases, said.append) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
     (line,) = said
-    assert line.startswith("left out the rows that come with fp8tune: ")
+    assert line.startswith("left out the results that come with fp8tune: ")
     assert "newer fp8tune" in line
     with (
         pytest.raises(DatabaseError, match="newer fp8tune"),

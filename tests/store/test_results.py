@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import random
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
+from database_rows import (
+    H100,
+    H200,
+    KERNEL,
+    begin,
+    config,
+    end_finals,
+    finished_sweep,
+    problem,
+    row,
+    stored_results,
+    subject,
+)
 from sqlalchemy import event
 
-from fp8tune.errors import DatabaseError
-from fp8tune.records import Facts, Kind, NamedInts, Outcome, Status, Telemetry
-from fp8tune.stats.study import process_us
+from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.records import ClockLimits, Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
 from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
 
@@ -35,6 +42,19 @@ def siblings(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
 
 
+def test_a_sweep_does_not_go_on_at_another_power_limit(store):
+    def begin_at(watts: float | None, again: bool = False) -> int:
+        limits = ClockLimits(1980, 2619, watts)
+        return store.begin_sweep("r", H100, command="", commit="", timer="t", seed=0, again=again, limits=limits)
+
+    sweep = begin_at(700.0)
+    assert begin_at(700.0) == sweep
+    assert begin_at(None) == sweep  # a machine that does not tell
+    with pytest.raises(MachineError, match="power limit was 700 W and is 500 W"):
+        begin_at(500.0)
+    assert begin_at(500.0, again=True) != sweep
+
+
 def test_a_row_comes_back_whole(store):
     given = replace(
         row(100.125, facts=Facts(40, 0, 4096, 0.43), stage="final", round=3),
@@ -51,7 +71,7 @@ def test_a_row_comes_back_whole(store):
     assert store.add(begin(store), given)
     assert list(store.rows()) == [given]
     assert list(store.rows(kernel="rowwise-2d")) == []
-    assert [item.problem.shape for item in store.evidence()] == [given.problem.shape]
+    assert [item.problem.shape for item in store.studies()] == [given.problem.shape]
     assert str(next(store.rows()).config) == str(given.config)
 
 
@@ -74,11 +94,11 @@ def test_bulk_and_single_rows_are_the_same(store):
 
 def test_bulk_is_all_or_nothing(store):
     sweep = begin(store)
-    with pytest.raises(DatabaseError, match="refused"):
+    with pytest.raises(DatabaseError, match="was not stored"):
         store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
-    assert store.evidence() == []
+    assert store.studies() == []
     assert store.add(sweep, row())  # ids of what was rolled back are forgotten
-    assert len(store.evidence()) == 1
+    assert len(store.studies()) == 1
 
 
 def test_a_process_counts_once_with_the_median_of_its_blocks(store):
@@ -87,7 +107,7 @@ def test_a_process_counts_once_with_the_median_of_its_blocks(store):
         for round_, time_us in enumerate(times):
             store.add(sweep, row(time_us, process=process, round=round_, stage="final"))
     end_finals(store, sweep)
-    (item,) = store.evidence()
+    (item,) = stored_results(store)
     assert item.times_us == (81.0, pytest.approx(310 / 3))  # of four blocks and more a quarter is cut at each end
     assert [visit.blocks[0] for visit in item.finals] == [(0, 100.0), (0, 80.0)]
 
@@ -96,7 +116,7 @@ def test_a_process_with_many_blocks_counts_without_its_fastest_and_slowest(store
     sweep = begin(store)
     for round_, time_us in enumerate((100.0, 150.0, 101.0, 99.0, 10.0)):
         store.add(sweep, row(time_us, round=round_))
-    assert store.evidence()[0].times_us == (100.0,)
+    assert stored_results(store)[0].times_us == (100.0,)
 
 
 def test_a_screen_in_two_processes_is_the_screen_in_one(store):
@@ -104,10 +124,10 @@ def test_a_screen_in_two_processes_is_the_screen_in_one(store):
     sweep = begin(store)
     for round_, (time_us, process) in enumerate(((100.0, "w1"), (130.0, "w2"), (90.0, "w2"))):
         store.add(sweep, row(time_us, process=process, round=round_))
-    assert store.evidence()[0].times_us == (100.0,)
+    assert stored_results(store)[0].times_us == (100.0,)
     again = begin(store, again=True)
     store.add(again, row(110.0, process="w3"))
-    assert len(store.evidence()[0].times_us) == 3
+    assert len(stored_results(store)[0].times_us) == 3
 
 
 def test_two_that_run_the_same_sweep_store_a_trial_once(store):
@@ -129,7 +149,7 @@ def test_trials_that_come_together_are_one_commit_and_whatever_is_asked_next_kno
                 store.add_soon(sweep, row(round=1, config=config(32, number)))
                 store.add_soon(sweep, row(round=1, config=config(32, number), process="late"))  # the same round again
             assert [found.process for found in other.rows()] == ["alone"]
-            assert len(store.tried(subject(), round=1)) == 5
+            assert len(store.tried_in_rounds(subject())[1]) == 5
             assert len(list(other.rows())) == 6
             store.add_soon(sweep, row(round=2))
         with contextlib.suppress(KeyError), store.adding_together(3600.0):
@@ -160,12 +180,12 @@ def test_finals_replace_the_screen_once_they_ran_to_their_end(store):
     store.add(sweep, row(90.0))
     store.add(sweep, row(100.0, stage="final"))
     store.add(sweep, row(101.0, stage="duplicate"))
-    (item,) = store.evidence()
+    (item,) = stored_results(store)
     assert (item.stage, item.times_us, item.finals) == ("screen", (90.0,), ())
     end_finals(store, sweep)
-    (item,) = store.evidence()
-    assert (item.stage, item.times_us, item.screen_us) == ("final", (100.0,), 90.0)
-    assert [process_us(visit) for visit in item.duplicate] == [101.0]
+    (item,) = stored_results(store)
+    assert (item.stage, item.times_us, item.coarse_us) == ("final", (100.0,), 90.0)
+    assert [times.blocks[0][1] for times in item.control] == [101.0]
 
 
 def test_later_finals_replace_the_earlier_ones(store):
@@ -174,7 +194,7 @@ def test_later_finals_replace_the_earlier_ones(store):
         store.add(sweep, row(time_us, stage="final"))
         end_finals(store, sweep)
         store.finish_sweep(sweep)
-    (item,) = store.evidence()
+    (item,) = stored_results(store)
     assert item.times_us == (90.0,)
 
 
@@ -184,9 +204,9 @@ def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store):
         store.add(sweep, row(None, status=status, config=config(block)))
         time.sleep(0.002)
         store.add(sweep, row(100.0, process="w2", config=config(block)))
-    first, second = store.evidence()
-    assert (first.status, first.times_us) == (Status.WRONG, ())
-    assert (second.status, second.times_us) == (Status.OK, (100.0,))
+    (study,) = store.studies()
+    assert study.failures == {config(32): Status.WRONG}
+    assert [(result.config, result.times_us) for result in study.results] == [(config(64), (100.0,))]
     tried = store.tried(subject())
     assert [tried[config(block)].status for block in (32, 64)] == [Status.WRONG, Status.OK]
     assert tried[config(64)].time_us == 100.0
@@ -199,10 +219,11 @@ def test_tried_knows_only_its_own_identity(store):
     assert store.tried(subject())[config()].facts.registers == 40
     assert list(store.tried(subject(), sweep=sweep)) == [config()]
     assert not store.tried(subject(), sweep=again)
-    assert store.tried(subject(), round=0)
-    assert not store.tried(subject(), round=1)
     store.add(again, row(90.0, round=2))
-    assert store.tried_in_rounds(subject()) == {n: store.tried(subject(), round=n) for n in (0, 2)}
+    assert {n: list(of_round) for n, of_round in store.tried_in_rounds(subject()).items()} == {
+        0: [config()],
+        2: [config()],
+    }
     assert store.tried_in_rounds(subject(), sweep=again).keys() == {2}
     assert not store.tried(subject(version=replace(KERNEL, source_hash="bbbb")))
     assert not store.tried(subject(device=H200))
@@ -226,10 +247,10 @@ def test_an_unfinished_sweep_is_continued(store):
 def test_a_problem_is_complete_once_it_was_swept_to_the_end(store):
     sweep = begin(store)
     store.add(sweep, row())
-    assert not store.evidence()[0].complete
+    assert not store.studies()[0].complete
     store.mark_complete(sweep, subject(), 1)
     store.mark_complete(sweep, subject(), 1)
-    assert store.evidence()[0].complete
+    assert store.studies()[0].complete
 
 
 def test_the_ceiling_is_that_of_the_sweep(store):
@@ -238,7 +259,7 @@ def test_the_ceiling_is_that_of_the_sweep(store):
     store.record_ceiling(first, H100, 3018.0)
     store.record_ceiling(second, H100, 2500.0)
     store.add(first, row())
-    assert store.evidence()[0].ceiling_gb_per_s == 3018.0
+    assert stored_results(store)[0].ceiling_gb_per_s == 3018.0
 
 
 def test_shapes_and_configs_are_the_same_in_any_order(store):
@@ -257,86 +278,34 @@ def test_the_newest_declaration_of_a_source_is_kept(store):
     store.add(sweep, row())
     widened = replace(KERNEL, axes=(*KERNEL.axes, ("waves_per_eu", (0, 2))))
     store.add(sweep, row(version=widened, process="w2"))
-    assert [item.version for item in store.evidence()] == [widened]
-
-
-def test_a_lookup_key_learned_later_is_filled_in(store):
-    sweep = begin(store)
-    store.add(sweep, replace(row(), lookup_key=None))
-    with_key = row(process="w2")
-    store._writer.forget()  # as in another run
-    store.add(sweep, with_key)
-    assert [item.lookup_key for item in store.evidence()] == [with_key.lookup_key]
+    assert [item.version for item in store.studies()] == [widened]
 
 
 def test_evidence_can_be_narrowed(store):
     sweep = begin(store)
     store.add(sweep, row())
     store.add(sweep, row(None, kind=Kind.STATIC, device=replace(H100, arch="gfx942", name="")))
-    assert len(store.evidence()) == 2
-    assert [item.kind for item in store.evidence(arch="gfx942")] == [Kind.STATIC]
-    assert [item.kind for item in store.evidence(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
-    assert store.evidence(kernel="rowwise-2d") == []
+    assert len(store.studies()) == 2
+    assert [item.kind for item in store.studies(arch="gfx942")] == [Kind.STATIC]
+    assert [item.kind for item in store.studies(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
+    assert store.studies(kernel="rowwise-2d") == []
     assert store.arches() == ["gfx942", "sm_90"]
     assert store.kernels() == ["colwise"]
     assert store.counts() == {("gfx942", Kind.STATIC): 1, ("sm_90", Kind.MEASURED): 1}
     assert store.integrity() == []
 
 
-def _add_for_ever(path: str) -> None:
-    with Store.open(path, create=True) as store:
-        sweep = begin(store)
-        for round_ in range(10**6):
-            store.add(sweep, row(100.0, round=round_, process=str(os.getpid())))
-
-
-def test_killed_writers_lose_nothing_and_double_nothing(path):  # of a server: test_lost_connections.py
-    context = multiprocessing.get_context("fork")
-    generator, seen = random.Random(0), 0
-    for _ in range(3):
-        writer = context.Process(target=_add_for_ever, args=(str(path),))
-        writer.start()
-        while not path.exists() or _stored(path) <= seen:
-            time.sleep(0.02)
-        time.sleep(generator.uniform(0, 0.05))
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
-        stored = _stored(path)
-        assert stored > seen
-        seen = stored
-    with Store.open(str(path)) as store:
-        assert store.integrity() == []
-        assert len(list(store.rows())) >= seen
-    assert siblings(path) == ["results.db"]
-
-
-def _stored(path: Path) -> int:
-    try:
-        with Store.open(str(path), writable=False) as store:
-            return sum(store.counts().values())
-    except DatabaseError:  # not made yet
-        return 0
-
-
-def _add_some(path: str, process: str) -> None:
-    with Store.open(path, create=True) as store:
-        sweep = begin(store)
-        for round_ in range(30):
-            assert store.add(sweep, row(100.0, round=round_, process=process))
-
-
-def test_two_writers_at_once_lose_nothing(path):
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_add_some, args=(str(path), name)) for name in ("w1", "w2")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    with Store.open(str(path), writable=False) as store:
-        assert len(list(store.rows())) == 60
-        assert len(store.unfinished_sweeps()) == 1
-    assert siblings(path) == ["results.db"]
+def test_what_is_forgotten_takes_all_that_refers_to_it_along(store):
+    finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 90.0} for K in range(1024, 1124)})
+    other = begin(store, request="other")
+    store.add_many(other, [row(80.0, of=problem(K=1024), process="w2"), row(70.0, of=problem(K=9), process="w2")])
+    assert store.forget([("sweeps", other)]) == {"sweeps": 1}
+    assert [result.coarse_us for result in stored_results(store, problems=[problem(K=1024)])] == [90.0, 100.0]
+    assert stored_results(store, problems=[problem(K=9)]) == []
+    studies = [("studies", id) for id in range(2, 90)]
+    assert store.forget([*studies, ("results", 1)]) == {"studies": 88, "results": 1}
+    assert store.integrity() == []
+    assert sum(store.counts().values()) == 200 - 2 * 88 - 1
 
 
 def test_merging_keeps_every_row_once(tmp_path, store):
@@ -349,29 +318,11 @@ def test_merging_keeps_every_row_once(tmp_path, store):
         store.add(begin(store), row(None, kind=Kind.STATIC))
         assert store.merge(other) == (3, 0)
         assert store.merge(other) == (0, 3)
-        ours = [item for item in store.evidence() if item.device == H200]
-        theirs = other.evidence()
+        ours = [item for item in store.studies() if item.device == H200]
+        theirs = other.studies()
         assert [replace(item, newest=0) for item in ours] == [replace(item, newest=0) for item in theirs]
         assert len(list(store.rows())) == 5
         assert store.integrity() == []
-
-
-def test_ten_thousand_trials_fit_in_twelve_megabytes(path):
-    generator = random.Random(0)
-    with Store.open(str(path), create=True) as store:
-        sweep = begin(store)
-        rows = (
-            replace(made, outcome=replace(made.outcome, samples_us=_block(generator)))
-            for index in range(2000)
-            for made in [row(100.0, of=problem(K=512 * (index % 20 + 1)), config=config(32 + index // 20))]
-        )
-        assert store.add_many(sweep, rows) == 2000
-    assert path.stat().st_size < 12e6 / 5
-
-
-def _block(generator: random.Random) -> tuple[float, ...]:
-    """100 samples of a 90 us kernel: 0.35 % noise, 32 ns ticks."""
-    return tuple(round(90_000 * generator.gauss(1, 0.0035) / 32) * 32 / 1000 for _ in range(100))
 
 
 def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_the_copy(store):
@@ -381,10 +332,10 @@ def test_the_fastest_kernel_of_a_device_is_the_ceiling_where_it_is_faster_than_t
     for block, gb_per_s in ((32, 2000.0), (64, 3150.0), (128, 4000.0)):  # no memory gives the last
         store.add(sweep, row(bytes_moved / gb_per_s / 1e3, config=config(block)))
     store.add(sweep, row(bytes_moved / 3400.0 / 1e3, config=config(32, 8), device=H200))
-    found = store.evidence(device=H100)
+    found = stored_results(store, device=H100)
     assert {(round(each.ceiling_gb_per_s), each.copy_gb_per_s) for each in found} == {(3150, 3000.0)}
-    assert {each.ceiling_gb_per_s for each in store.evidence(device=H200)} == {None}  # no copy, no ceiling
-    assert {round(each.ceiling_gb_per_s) for each in store.evidence(kernel="colwise", device=H100)} == {3150}
+    assert {each.ceiling_gb_per_s for each in stored_results(store, device=H200)} == {None}  # no copy, no ceiling
+    assert {round(each.ceiling_gb_per_s) for each in stored_results(store, kernel="colwise", device=H100)} == {3150}
 
 
 def test_a_recorded_kernel_is_no_ceiling(store):
@@ -392,7 +343,7 @@ def test_a_recorded_kernel_is_no_ceiling(store):
     store.record_ceiling(sweep, H100, 3000.0)
     bytes_moved = 3 * 16640 * 5120
     store.add(sweep, row(bytes_moved / 3150.0 / 1e3, of=replace(problem(), input_layout="recorded-0123456789ab")))
-    assert {each.ceiling_gb_per_s for each in store.evidence()} == {3000.0}
+    assert {each.ceiling_gb_per_s for each in stored_results(store)} == {3000.0}
 
 
 def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
@@ -401,7 +352,7 @@ def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
     store.add(sweep, row(200.0))
     store.add(sweep, row(80.0, config=config(64), device=H200))
     store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
-    (measured,) = store.evidence(device=H100, kinds=[Kind.MEASURED])
+    (measured,) = stored_results(store, device=H100, kinds=[Kind.MEASURED])
     assert measured.ceiling_gb_per_s == 3000.0
 
 
@@ -415,7 +366,7 @@ def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -
         def broken_off(*_: object) -> None:
             raise KeyboardInterrupt
 
-        event.listen(store._connection.engine, "do_execute", broken_off, once=True)
+        event.listen(store._engine, "do_execute", broken_off, once=True)
 
     break_off_the_next()
     with pytest.raises(KeyboardInterrupt):

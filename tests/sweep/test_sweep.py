@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,13 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
+from fp8tune.plan import grids
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.render import contracts
 from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop as sweep
-from fp8tune.sweep import planning, session
+from fp8tune.sweep import loop, planning, session
+from fp8tune.sweep.events import Event, Finished, Started, TrialDone
+from fp8tune.sweep.loop import sweep
 from fp8tune.sweep.options import Options
 from fp8tune.sweep.planning import Plan
 
@@ -35,17 +35,17 @@ def planned(**given: object) -> Plan:
     return planning.planned(Options(**options))  # type: ignore[arg-type]
 
 
-def events(store: Store, **options: object) -> Iterator[sweep.Event]:
+def events(store: Store, **options: object) -> Iterator[Event]:
     return session.run(store, planning.expanded(planned(**options)))
 
 
-def rows_of(found: Iterable[sweep.Event]) -> list[Row]:
-    return [event.row for event in found if isinstance(event, sweep.TrialDone)]
+def rows_of(found: Iterable[Event]) -> list[Row]:
+    return [event.row for event in found if isinstance(event, TrialDone)]
 
 
 def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
     """(rows of new trials, rows answered from the database)"""
-    done = [event for event in events(store, **options) if isinstance(event, sweep.TrialDone)]
+    done = [event for event in events(store, **options) if isinstance(event, TrialDone)]
     return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
 
 
@@ -105,7 +105,7 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert {row.outcome.status for row in rows} == {Status.OK}
     assert {row.device.arch for row in rows} == {"simulated"}
     assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
-    best = session.studies(store, planned(timer="simulated:7").backend, [rows[0].problem])
+    best = session.studies(store, planning.expanded(planned(shapes=one_shape, timer="simulated:7")))
     assert len(best) == 1
     backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
     true_us = {
@@ -138,16 +138,13 @@ def test_what_others_published_for_a_problem_is_timed_with_the_grid(
         rows, _ = run(store, shapes=one_shape, timer="simulated:7")
         assert {row.config for row in rows} == set(of.configs)
         publish(store, of.problem, known, NamedInts(OTHER=1))
-    assert session.is_stored(str(tmp_path / "results.db"), same)
     with Store.open(str(tmp_path / "results.db")) as store:
         publish(store, of.problem, elsewhere)
-    assert not session.is_stored(str(tmp_path / "results.db"), same)
     with Store.open(str(tmp_path / "results.db")) as store:
         rows, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
     assert {row.config for row in kept} >= set(of.configs)
     assert "OTHER=1" in caplog.text
-    assert session.is_stored(str(tmp_path / "results.db"), same)
 
 
 @on_both
@@ -155,7 +152,7 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     running = events(store, shapes=one_shape, timer="simulated:7")
     done = 0
     for event in running:
-        done += isinstance(event, sweep.TrialDone)
+        done += isinstance(event, TrialDone)
         if done == 4:
             break
     running.close()  # type: ignore[attr-defined]
@@ -196,15 +193,12 @@ def test_what_was_stored_of_a_full_disk_is_tried_again(tmp_path: Path, one_shape
     path, few = tmp_path / "results.db", {"shapes": one_shape, "grid": ("FAULT=0",)}
     with Store.open(str(path), create=True) as store:
         run(store, **few)
-        assert session.is_stored(str(path), planned(**few))
     with sqlite3.connect(path) as connection:
         stored = ("compile_error", "OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'")
         connection.execute("UPDATE trials SET status = ?, reason = ?", stored)
-    assert not session.is_stored(str(path), planned(**few))
     with Store.open(str(path)) as store:
         new, _ = run(store, **few)
         assert [row.outcome.status for row in new] == [Status.OK]
-    assert session.is_stored(str(path), planned(**few))
 
 
 def test_gpu_that_cannot_copy_is_one_line() -> None:
@@ -217,7 +211,7 @@ def test_gpu_that_cannot_copy_is_one_line() -> None:
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
     *_, last = events(store, timer="simulated:7", time_budget_s=0.0)
-    assert isinstance(last, sweep.Finished)
+    assert isinstance(last, Finished)
     assert last.left_out > 0
 
 
@@ -230,46 +224,46 @@ def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
     pruned, *tried = of.configs
     begun = replace(of, configs={pruned: "planted", **dict.fromkeys(tried, "")})
     ended = replace(of, configs={pruned: "planted"})
-    for _ in sweep.sweep(store, replace(plan, problems=(ended,))):
+    for _ in sweep(store, replace(plan, problems=(ended,))):
         pass
     assert session.tallies(store, replace(plan, problems=(begun,))) == []
     (tally,) = session.tallies(store, replace(plan, problems=(ended,)))
     assert not tally.has_right
 
 
-def test_finished_sweep_answers_from_its_rows(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
-    """The same events without planning, and only where nothing that makes other work has changed."""
-    database = str(tmp_path / "results.db")
-    with Store.open(database, create=True) as store:
-        rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-    same = planned(shapes=one_shape, timer="simulated:7")
-    assert session.is_stored(database, same)
-    with Store.open(database) as store:
-        started, *trials, finished = session.run(store, same)
-    assert isinstance(started, sweep.Started)
-    assert isinstance(finished, sweep.Finished)
-    assert started.stored == finished.trials == len(trials) == len(rows)
+def test_a_finished_sweep_runs_nothing(store: Store, one_shape: tuple[str, ...]) -> None:
+    first, _ = run(store, shapes=one_shape, timer="simulated:7", quick=True)
+    new, kept = run(store, shapes=one_shape, timer="simulated:7", quick=True)
+    assert not new
+    assert {(row.config, row.round) for row in kept} == {(row.config, row.round) for row in first}
 
-    def lines(rows: Iterable[Row]) -> set[str]:  # times are kept to 1e-6 us, and of finals no word on stalls
-        kept = [{"time_us": round(row.outcome.time_us or 0, 6), "reason": ""} for row in rows]
-        return {json.dumps({**contracts.trial(row), **rest}) for row, rest in zip(rows, kept, strict=True)}
 
-    assert lines([event.row for event in trials if isinstance(event, sweep.TrialDone)]) == lines(rows)
-    other = tmp_path / "other.toml"
-    other.write_text("[[rows]]\nM = 48\nK = 24\nN = 8\nE = 2\n")
-    for changed in (
-        {"shapes": (str(other),)},
-        {"grid": ("FAULT=0",)},
-        {"seed": 1},
-        {"routing": "empty"},
-        {"scale_mode": "exact"},
-        {"timer": "simulated:8"},
-        {"again": True},
-        {"retry_failed": True},
-    ):
-        assert not session.is_stored(database, planned(**{"shapes": one_shape, "timer": "simulated:7", **changed}))
-    assert not session.is_stored(str(tmp_path / "absent.db"), same)
-    assert not (tmp_path / "absent.db").exists()
+def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning asked for every config of every problem size: seconds, where few fit into the time budget."""
+    shapes = tmp_path / "three.toml"
+    shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
+    options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
+    plan = planning.expanded(planned(**options))
+    asked: list[int] = []
+    monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
+
+    def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
+        asked.append(shape["M"])
+        return "planted" if config["FAULT"] > config["num_warps"] else None
+
+    spec = replace(load_spec(FAULTS), excluded=excluded)
+    grids_of = [grids.configs(spec, problem.problem, spec.axes, None) for problem in plan.problems]
+    problems = [replace(problem, configs=grid) for problem, grid in zip(plan.problems, grids_of, strict=True)]
+    running = sweep(store, replace(plan, problems=tuple(problems)))
+    started = next(running)
+    assert isinstance(started, Started)
+    assert (started.problems, started.configs, asked) == (3, 27, [])
+    assert any(isinstance(event, TrialDone) for event in running)
+    assert set(asked) == {40, 41}  # the next is compiled ahead
+    rows = rows_of(running)
+    assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
 
 
 def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
@@ -287,7 +281,7 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     mended, _ = run(store, **options)
     assert {row.config for row in mended} == {row.config for row in rows}
     assert {row.outcome.status for row in mended} == {Status.OK}
-    assert {item.status for item in store.evidence()} == {Status.OK}
+    assert {result.status for study in store.studies() for result in study.results} == {Status.OK}
     spec.write_text(text)
     again, kept = run(store, **options)
     assert not again

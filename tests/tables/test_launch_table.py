@@ -9,18 +9,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from database_rows import H100, H200, begin, config, evidence, installed, problem, row, subject
+from database_rows import H100, H200, begin, config, evidence, installed, problem, row, studies_of, subject
 from hypothesis import example, given
 from hypothesis import strategies as st
 from places import ROOT
 
-from fp8tune import adapter
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Evidence, FinalsRun, NamedInts, ProcessTimes
+from fp8tune.exporting import select_rows
+from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune.tables.launch_table import Entry, LaunchTable, default_path, parse, shipped_path
 from fp8tune.tables.merge import merge_file
-from fp8tune.tables.select import CurrentTable, Selection, select
+from fp8tune.tables.select import Selection, select
 from fp8tune_kernels import tables
 from fp8tune_kernels.runtime import user_tables
 
@@ -29,11 +31,11 @@ KEY = (("G", 64), ("K", 5120))
 CONFIG = (("BLOCK_SIZE", 32), ("num_warps", 4))
 
 
-def selection(rows: list[Evidence], current: adapter.CurrentTables = adapter.NO_TABLES) -> Selection:
-    return select(adapter.studies_of(rows, current), [], "sm_90", CurrentTable(current.table("sm_90")))
+def selection(rows: list[Study], current: CurrentTables = NO_TABLES) -> Selection:
+    return select(studies_of(rows, current), [], "sm_90", current.current("sm_90"))
 
 
-def many_rows() -> list[Evidence]:
+def many_rows() -> list[Study]:
     return [
         evidence(
             100.0 + (block * 7 + K + G) % 23, of=problem(K=K, G=G, routing=routing), config=config(block), device=d
@@ -102,7 +104,7 @@ def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_
             store.add_many(sweep, [row(time_us, of=of, config=name) for of, name, time_us in trials])
             for of in {of for of, _, _ in trials}:
                 store.mark_complete(sweep, subject(of), 2)
-            texts.add(adapter.select_rows(store, "sm_90").table.render())
+            texts.add(select_rows(store, "sm_90").table.render())
     assert len(texts) == 1
 
 
@@ -130,7 +132,7 @@ def test_writing_twice_changes_nothing_and_an_edited_file_is_stale(tmp_path: Pat
     assert path.read_text().endswith(")\n\n")
 
 
-def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Evidence]:
+def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Study]:
     """K -> the times of blocks 32, 64 and 128; every process agrees on a time, the next sweep has another factor."""
     session = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     rows = []
@@ -138,13 +140,16 @@ def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> 
         for block, true_us in zip((32, 64, 128), times, strict=True):
             time_us = true_us * draw.uniform(0.9991, 1.0009)
             visits = tuple(ProcessTimes(session, f"final {n:02d}", ((0, time_us), (1, time_us))) for n in range(4))
-            rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), stage="final", finals=visits))
+            rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), finals=visits))
     return rows
 
 
-def coarse(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Evidence]:
+def coarse(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Study]:
     """The same, without finals."""
-    return [replace(item, stage="screen", finals=()) for item in with_finals(times_us, draw)]
+    return [
+        replace(study, results=(replace(study.results[0], finals=()),), has_finals=False)
+        for study in with_finals(times_us, draw)
+    ]
 
 
 near = st.floats(100.0, 108.0)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import H100, H200, config, evidence, finished_sweep, problem
+from database_rows import H100, H200, config, evidence, finished_sweep, problem, studies_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8tune.adapter import studies_of
 from fp8tune.errors import UsageError
 from fp8tune.records import Device
 from fp8tune.store.results import Store

@@ -3,13 +3,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, key_of, problem
+from database_rows import (
+    AXES,
+    H100,
+    H200,
+    KERNEL,
+    compiled_studies,
+    config,
+    evidence,
+    installed,
+    key_of,
+    problem,
+    studies_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.adapter import NO_TABLES, CurrentTables, compiled_studies, studies_of
-from fp8tune.records import Device, Evidence, Facts, Kind, NamedInts, Status
-from fp8tune.tables.select import CurrentTable, Selection, select
+from fp8tune.records import Device, Facts, Kind, NamedInts, Status
+from fp8tune.stats.study import Study
+from fp8tune.tables.current import NO_TABLES, CurrentTables
+from fp8tune.tables.select import Selection, select
 from fp8tune_kernels.catalog import load
 from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.tables import Table
@@ -18,11 +31,11 @@ GFX942 = Device("gfx942")
 MI300X = Device("gfx942", "AMD Instinct MI300X")
 
 
-def selection(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> Selection:
-    return select(studies_of(rows, tables), compiled_studies(rows), arch, CurrentTable(tables.table(arch)))
+def selection(rows: list[Study], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> Selection:
+    return select(studies_of(rows, tables), compiled_studies(rows), arch, tables.current(arch))
 
 
-def table(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> dict:
+def table(rows: list[Study], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> dict:
     """(device, key) -> config of the selected rows."""
     return {
         (entry.device, None if entry.key is None else NamedInts(entry.key)): NamedInts(entry.config)
@@ -30,7 +43,7 @@ def table(rows: list[Evidence], arch: str = "sm_90", tables: CurrentTables = NO_
     }
 
 
-def measured(K: int, times_us: dict[int, float], device: Device = H100, **others: object) -> list[Evidence]:
+def measured(K: int, times_us: dict[int, float], device: Device = H100, **others: object) -> list[Study]:
     return [
         evidence(time_us, of=problem(K=K), config=config(block), device=device, **others)
         for block, time_us in times_us.items()
@@ -78,7 +91,7 @@ def test_configs_are_in_declared_order():
 
 
 def test_problems_of_one_key_share_the_config_of_least_mean_slowdown():
-    def at(M: int, *times_us: float) -> list[Evidence]:
+    def at(M: int, *times_us: float) -> list[Study]:
         blocks = zip((32, 64, 128), times_us, strict=True)
         return [evidence(time_us, of=problem(M=M), config=config(block)) for block, time_us in blocks]
 
@@ -155,7 +168,7 @@ def published(time_us: float = 100.0, config: NamedInts | None = NamedInts(BLOCK
     )
 
 
-def static(config: NamedInts = COMPLETED, **others: object) -> Evidence:
+def static(config: NamedInts = COMPLETED, **others: object) -> Study:
     facts = {"facts": Facts(40, 0, 4096, 1.0), "newest": 1.0} | others
     return evidence(config=config, device=GFX942, kind=Kind.STATIC, of=problem(K=512), **facts)
 

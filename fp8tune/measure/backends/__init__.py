@@ -1,1 +1,1 @@
-"""Where arms run: one module a back end, all of them behind :class:`fp8tune.measure.engine.Backend`."""
+"""Back ends, on which arms run: a GPU, the interpreter, the compiler alone, and a simulated GPU."""

@@ -1,4 +1,4 @@
-"""Which back end a command runs on: a GPU if there is one, the interpreter if there is none, or what was asked for."""
+"""Choice of the back end: a GPU if there is one, else the interpreter, or what the user names."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fp8tune_kernels.arches import ARCHES
 def backend_for(
     arch: str | None, timer: str | None, static: bool = False, trial_timeout_s: float = TRIAL_TIMEOUT_S
 ) -> tuple[Backend, tuple[str, ...]]:
-    """The back end for an arch and timer as the user gave them (None: this machine's), with notices about the choice.
+    """Return the back end for an arch and a timer (None: this machine's), with notices about the choice.
 
-    Raises UsageError for a name nobody knows, MachineError for what cannot be done on this machine.
+    Raises UsageError for an unknown name, MachineError for what this machine cannot do.
     """
     if timer is not None and timer.startswith("simulated"):
         if arch not in (None, "simulated"):

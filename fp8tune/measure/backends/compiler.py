@@ -12,8 +12,10 @@ from fp8tune_kernels.arches import ARCHES
 
 
 class CompilerBackend(ProcessBackend):
-    """Compiles for ``arch``, and reads the machine code. Raises UsageError for an arch that Triton cannot compile for,
-    MachineError where it cannot compile at all."""
+    """Compiles for ``arch`` and reads the machine code.
+
+    Raises UsageError for an arch that Triton cannot compile for, MachineError if it cannot compile at all.
+    """
 
     kind = Kind.STATIC
 

@@ -11,13 +11,14 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened, never
+from fp8tune.measure.device import clock_limits
+from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
 
 
 class GpuBackend(ProcessBackend):
-    """Times with :mod:`fp8tune.measure.timing`. The first screens also measure what a copy and a dense GEMM reach."""
+    """Times with :mod:`fp8tune.measure.timing`. The first coarse passes also time a copy and a dense GEMM."""
 
     kind = Kind.MEASURED
     timer = "do_bench"
@@ -27,51 +28,41 @@ class GpuBackend(ProcessBackend):
         self, device: Device, shared_limit: int | None, torch_device: str = "cuda", timeout_s: float = TRIAL_TIMEOUT_S
     ) -> None:
         super().__init__(device, torch_device, shared_limit=shared_limit, trial_timeout_s=timeout_s)
-        self._ceiling: Future[float] | None = None
+        self.limits = clock_limits() if torch_device == "cuda" else self.limits
+        self._copy: Future[float] | None = None
         self._is_warm = torch_device != "cuda"
-        self._with_peak: set[str] = set()
+        self._gemm_dtypes: set[str] = set()
         """Input dtypes whose dense GEMM was timed, or cannot be."""
 
-    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:
-        """And start what takes seconds beside the compilers: the GPU context, the copy ceiling, the first inputs."""
-        super().compile(arms, with_edges=with_edges)
+    def compile(self, arms: Sequence[KernelArm]) -> None:
+        """Compile, and start beside it what takes seconds: the GPU context, the copy ceiling, the first inputs."""
+        super().compile(arms)
         if arms and not self._is_warm:
             self._is_warm = True
-            self._ceiling = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
+            self._copy = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
             self.runners.submit(TRIAL_TIMEOUT_S, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
 
     def screen(
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
-        """Raises MachineError where the GPU cannot even copy: no trial would do better."""
+        """Measure ceilings before the arms. Raises MachineError if the GPU cannot even copy."""
         self.compile(arms)
-        if self._ceiling is not None:
-            ceiling, self._ceiling = self._ceiling, None
-            yield CopyCeiling(copied(ceiling))
-        yield from self._compute_ceilings(arms)
-        yield from super().screen(arms, places, is_over)
-
-    def copy_gb_per_s(self) -> float:
-        """Of a fresh process, which is gone afterwards: its context would disturb the clock."""
-        begun, self._ceiling = self._ceiling, None  # where compilers were started, with them
-        found = copied(begun or self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s))
-        self._end_runners()
-        return found
-
-    def _compute_ceilings(self, arms: Sequence[KernelArm]) -> Iterator[ComputeCeiling]:
-        """Once for each dtype of kernels that declare their operations; none where there is no GEMM of the dtype."""
+        if self._copy is not None:
+            copy, self._copy = self._copy, None
+            yield CopyCeiling(copied(copy))
         dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")
-        for dtype in dtypes.keys() - self._with_peak:
-            self._with_peak.add(dtype)
-            with contextlib.suppress(WorkerDied, RemoteError):
+        for dtype in dtypes.keys() - self._gemm_dtypes:
+            self._gemm_dtypes.add(dtype)
+            with contextlib.suppress(WorkerDied, RemoteError):  # there is no GEMM of the dtype
                 peak = alive.result(self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype))
                 yield ComputeCeiling(dtype, peak)
+        yield from super().screen(arms, places, is_over)
 
 
-def copied(ceiling: Future[float]) -> float:
-    """GB/s. Raises MachineError where the worker failed."""
+def copied(copy: Future[float]) -> float:
+    """Return the GB/s of a copy. Raises MachineError if the worker failed."""
     try:
-        return alive.result(ceiling)
+        return alive.result(copy)
     except (WorkerDied, RemoteError) as error:
         reason = str(error).strip().splitlines()[-1][:300]
         raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None

@@ -9,10 +9,9 @@ from fp8tune.records import Kind
 
 
 class InterpreterBackend(ProcessBackend):
-    """Its times would say nothing of a GPU."""
+    """Checks outputs; its times would say nothing about a GPU."""
 
     kind = Kind.INTERPRETER
 
     def __init__(self, trial_timeout_s: float = TRIAL_TIMEOUT_S) -> None:
-        here = device.interpreter_device()
-        super().__init__(here, "cpu", runners=usable_cores(), trial_timeout_s=trial_timeout_s)
+        super().__init__(device.interpreter_device(), "cpu", runners=usable_cores(), trial_timeout_s=trial_timeout_s)

@@ -1,8 +1,7 @@
-"""What the back ends with worker processes share: one that launches arms, and a screen that compiles beside it."""
+"""Back ends with worker processes: one that launches arms, and a coarse pass that compiles beside it."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -10,57 +9,187 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from fp8tune import alive
+from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.compiling import compile_config, compile_edges
-from fp8tune.measure.engine import CompileProgress, Screened, never
+from fp8tune.measure.compiling import compile_config
+from fp8tune.measure.engine import CompileProgress, Screened
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
-from fp8tune.records import Device, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 COMPILE_TIMEOUT_S = 300.0
-ASKED_EVERY_S = 0.2
-"""How often a screen that waits asks whether its time is up."""
+POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
 TRIAL_TIMEOUT_S = 120.0
 """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
+
+
+class ProcessBackend:
+    """Base of the GPU, the interpreter and the compiler."""
+
+    kind: Kind
+    timer = "none"  # the clock's name, as stored with a sweep
+    times = False  # if arms are only checked or compiled, and so once is enough
+
+    def __init__(
+        self,
+        device: Device,
+        torch_device: str,
+        *,
+        runners: int = 1,  # processes that check and time; none if configs are only compiled
+        shared_limit: int | None = None,  # bytes of shared memory a block may have; None if nothing is compiled ahead
+        trial_timeout_s: float = TRIAL_TIMEOUT_S,
+    ) -> None:
+        self.device = device
+        self.trial_timeout_s = trial_timeout_s
+        self.limits = ClockLimits()  # of all blocks so far
+        self._torch_device = torch_device
+        self._runner_count, self._shared_limit = runners, shared_limit
+        self._compilers: WorkerPool | None = None
+        self._runners: WorkerPool | None = None
+        self._compiling: dict[KernelArm, Future[Outcome]] = {}
+
+    @property
+    def runners(self) -> WorkerPool:
+        """Processes of the coarse pass, started when first needed."""
+        if self._runners is None:
+            self._runners = WorkerPool(self._runner_count)
+        return self._runners
+
+    def worker(self, tree: Tree | None = None) -> ProcessWorker:
+        """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
+        self._end_runners()  # their context, and the device's memory that they hold, would disturb the clock
+        return ProcessWorker(self._torch_device, tree, self.trial_timeout_s, self.comparable)
+
+    def close(self) -> None:
+        """End all processes and drop what is queued. The next call starts them again."""
+        self._end_runners()
+        if self._compilers is not None:
+            self._compilers.close()
+        self._compilers = None
+        self._compiling.clear()
+
+    def compile(self, arms: Sequence[KernelArm]) -> None:
+        """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
+        if self._shared_limit is None:
+            return
+        if self._compilers is None:  # one core is left to the process that checks and times
+            self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
+        for arm in arms:
+            if arm not in self._compiling:
+                code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
+                self._compiling[arm] = self._compilers.submit(
+                    COMPILE_TIMEOUT_S, compile_config, *code, is_run=bool(self._runner_count)
+                )
+
+    def screen(
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Screened]:
+        """Check and time each arm of one problem; the number of an arm comes with its outcome, in any order.
+
+        Compiled arms are timed while the rest compiles. Nothing more is yielded once ``is_over`` returns True.
+        """
+        self.compile(arms)
+        pending: dict[Future[Outcome], int] = {}
+
+        def run(number: int) -> None:
+            # Everything that is ready is queued at once, so that the GPU waits for neither Python nor the database.
+            arguments = (arms[number], self._torch_device, places[number].round)
+            future = self.runners.submit(self.trial_timeout_s, trial.checked_block, *arguments, times=self.times)
+            pending[future] = number
+
+        for number, arm in enumerate(arms):
+            if arm in self._compiling:
+                pending[self._compiling[arm]] = number
+            else:
+                run(number)
+        total = uncompiled = sum(arm in self._compiling for arm in arms)
+        # Whatever was submitted has been answered after so long, if only by its time limit.
+        longest_s, last_done = 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s), time.monotonic()
+        while pending and not is_over():
+            if time.monotonic() - last_done <= longest_s:
+                alive.sign()
+            done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
+            last_done = time.monotonic() if done else last_done
+            for future in [future for future in pending if future in done]:
+                number, outcome = pending.pop(future), answer(future)
+                ahead = self._compiling.get(arms[number])
+                if future is ahead:
+                    uncompiled -= 1
+                    if outcome.status is Status.OK and self._runner_count:
+                        run(number)
+                    else:
+                        yield number, outcome
+                else:
+                    facts = outcome.facts if ahead is None else answer(ahead).facts
+                    yield number, replace(self.comparable(outcome), facts=facts)
+            if uncompiled and done:
+                yield CompileProgress(arms[0].problem, total - uncompiled, total)
+
+    def comparable(self, outcome: Outcome) -> Outcome:
+        """Return the outcome. Raises MachineError if it was timed at other clocks or power limits than those before."""
+        if difference := self.limits.difference(outcome.limits):
+            raise MachineError(
+                f"the GPU's {difference} while it was timed: blocks before and after are not comparable; set it back "
+                "and run this again"
+            )
+        self.limits = self.limits.merged(outcome.limits)
+        return outcome
+
+    def _end_runners(self) -> None:
+        if self._runners is not None:
+            self._runners.close()
+        self._runners = None
 
 
 class ProcessWorker:
     """A process that launches arms on ``torch_device``, with the kernels of one code tree."""
 
-    def __init__(self, torch_device: str, tree: Tree | None = None, timeout_s: float = TRIAL_TIMEOUT_S) -> None:
-        self._torch_device, self._tree, self._timeout_s = torch_device, tree, timeout_s
+    def __init__(
+        self,
+        torch_device: str,
+        tree: Tree | None = None,
+        timeout_s: float = TRIAL_TIMEOUT_S,
+        comparable: Callable[[Outcome], Outcome] = lambda outcome: outcome,
+    ) -> None:
+        self._torch_device, self._tree, self._timeout_s, self._comparable = torch_device, tree, timeout_s, comparable
         self._process = Worker()
 
     def build(self, arm: Arm) -> Outcome:
-        """See :class:`fp8tune.measure.engine.Worker`, as of all that follows."""
-        return self._outcome(trial.build, arm, self._torch_device)
+        """Build the tensors that the arm's group shares."""
+        return self._outcome(trial.build, arm)
 
-    def launch(self, arm: Arm) -> Outcome:  # noqa: D102
-        return self._outcome(trial.launch, arm, self._torch_device)
+    def launch(self, arm: Arm) -> Outcome:
+        """Launch the arm once and wait, so that it compiles or breaks now."""
+        return self._outcome(trial.launch, arm)
 
-    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:  # noqa: D102
-        return self._outcome(trial.checked_block, arm, self._torch_device, 0, times=False, with_edges=with_edges)
+    def check(self, arm: KernelArm) -> Outcome:
+        """Compare every byte with the reference, on the problem and on its edges. Times nothing."""
+        return self._outcome(trial.checked_block, arm, 0, times=False)
 
-    def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        return self._outcome(trial.block, arm, self._torch_device)
+    def block(self, arm: Arm, place: Place) -> Outcome:
+        """Time the arm."""
+        return self._comparable(self._outcome(trial.block, arm))
 
-    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:  # noqa: D102
-        return self._outcome(trial.checked_block, arm, self._torch_device, place.round)
+    def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
+        """Check the arm (once a process), time it, and check its output once more."""
+        return self._comparable(self._outcome(trial.checked_block, arm, place.round))
 
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: D102
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run any function where kernels run. Raises WorkerDied or RemoteError."""
         return self._process.call(self._timeout_s, within, self._tree, function, *args, **kwargs)
 
-    def close(self) -> None:  # noqa: D102
-        self._process.end()
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
 
-    def _outcome(self, function: Callable[P, Outcome], /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
-        """The answer. A process that crashed or hung is not used again: the next call begins a fresh one."""
+    def _outcome(self, function: Callable[..., Outcome], arm: Arm, *args: Any, **kwargs: Any) -> Outcome:
+        """Call a function of :mod:`fp8tune.measure.trial`. A process that crashed or hung is not used again."""
         try:
-            outcome = self.run(function, *args, **kwargs)
+            outcome = self.run(function, arm, self._torch_device, *args, **kwargs)
         except (WorkerDied, RemoteError) as error:
             outcome = outcome_of(error)
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):
@@ -68,156 +197,17 @@ class ProcessWorker:
         return outcome
 
 
-def outcome_of(error: WorkerDied | RemoteError) -> Outcome:
-    """What it means for an arm that its worker died, hung or raised."""
-    if isinstance(error, WorkerHung):
-        return Outcome(Status.TIMEOUT, reason=str(error))
-    if isinstance(error, WorkerDied):
-        return Outcome(Status.CRASHED, reason=str(error))
-    return Outcome(Status.CRASHED, reason=str(error).strip().splitlines()[-1][:300])
-
-
-class ProcessBackend:
-    """What GPU, interpreter and compiler have in common."""
-
-    kind: Kind
-    timer = "none"
-    times = False
-
-    def __init__(
-        self,
-        device: Device,
-        torch_device: str,
-        *,
-        runners: int = 1,
-        shared_limit: int | None = None,
-        trial_timeout_s: float = TRIAL_TIMEOUT_S,
-    ) -> None:
-        """``runners``: processes that screen, none where configs are compiled only. ``shared_limit``: bytes of shared
-        memory a block may have; None where nothing is compiled ahead."""
-        self.device = device
-        self.trial_timeout_s = trial_timeout_s
-        self._torch_device = torch_device
-        self._runner_count, self._shared_limit = runners, shared_limit
-        self._compilers: WorkerPool | None = None
-        self._runners: WorkerPool | None = None
-        self._compiling: dict[KernelArm, Future[Outcome]] = {}
-        self._compiling_edges: dict[KernelArm, Future[None]] = {}
-        """What the check of an arm launches beside the binary that is timed."""
-
-    def worker(self, tree: Tree | None = None) -> ProcessWorker:
-        """See :class:`fp8tune.measure.engine.Backend`, as of all that follows."""
-        self._end_runners()  # what they hold of the device's memory, and their context, would disturb the clock
-        return ProcessWorker(self._torch_device, tree, self.trial_timeout_s)
-
-    def copy_gb_per_s(self) -> float | None:  # noqa: D102
-        return None
-
-    def close(self) -> None:  # noqa: D102
-        self._end_runners()
-        self._end_compilers()
-
-    def compiling(self, within_s: float) -> int:
-        """How many of the compilers' calls are left when all have ended, or so many seconds have passed."""
-        return len(wait(self._queued, within_s).not_done)
-
-    def finish_compiling(self) -> None:  # noqa: D102
-        for queued in self._queued:
-            with contextlib.suppress(WorkerDied, RemoteError):  # it fails again where it is launched
-                alive.result(queued)
-        self._end_compilers()
-
-    @property
-    def _queued(self) -> list[Future[Any]]:
-        return [*self._compiling.values(), *self._compiling_edges.values()]
-
-    def _end_compilers(self) -> None:
-        if self._compilers is not None:
-            self._compilers.close()
-        self._compilers = None
-        self._compiling.clear()
-        self._compiling_edges.clear()
-
-    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:  # noqa: D102
-        if self._shared_limit is None:
-            return
-        if self._compilers is None:
-            # one core is left to the process that checks and times
-            self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
-        for arm in arms:
-            if arm not in self._compiling:
-                spec = (arm.reference, arm.problem, arm.config, self.device.arch)
-                self._compiling[arm] = self._compilers.submit(
-                    COMPILE_TIMEOUT_S, compile_config, *spec, self._shared_limit, read_code=not self._runner_count
-                )
-                if self._runner_count and with_edges:
-                    self._compiling_edges[arm] = self._compilers.submit(COMPILE_TIMEOUT_S, compile_edges, *spec)
-
-    def _compiled(self, arm: KernelArm) -> Outcome:
-        """What became of an arm that was queued; ok where none was."""
-        return _answer(self._compiling[arm]) if arm in self._compiling else Outcome(Status.OK)
-
-    def screen(  # noqa: D102
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
-    ) -> Iterator[Screened]:
-        self.compile(arms)
-        compiling: dict[Future[Outcome], int] = {}
-        compiling_edges: dict[Future[None], int] = {}
-        running: dict[Future[Outcome], int] = {}
-        for number, arm in enumerate(arms):
-            if (future := self._compiling.get(arm)) is not None:
-                compiling[future] = number
-            else:
-                running[self._submit(arm, places[number])] = number
-        total, stirred = len(compiling), time.monotonic()
-        while (compiling or compiling_edges or running) and not is_over():
-            pending: list[Future[Any]] = [*compiling, *compiling_edges, *running]
-            if time.monotonic() - stirred <= self._longest_s:
-                alive.sign()
-            done, _ = wait(pending, alive.EVERY_S if is_over is never else ASKED_EVERY_S, FIRST_COMPLETED)
-            stirred = time.monotonic() if done else stirred
-            for future in [future for future in compiling if future in done]:
-                number = compiling.pop(future)
-                compiled = self._compiled(arms[number])
-                if compiled.status is not Status.OK or not self._runner_count:
-                    yield number, compiled
-                else:
-                    compiling_edges[self._compiling_edges[arms[number]]] = number
-            for ready in [ready for ready in compiling_edges if ready.done()]:
-                number = compiling_edges.pop(ready)
-                running[self._submit(arms[number], places[number])] = number
-            for ran in [ran for ran in running if ran in done]:
-                number = running.pop(ran)
-                yield number, replace(_answer(ran), facts=self._compiled(arms[number]).facts)
-            if compiling and done:
-                yield CompileProgress(arms[0].problem, total - len(compiling), total)
-
-    @property
-    def _longest_s(self) -> float:
-        """Seconds after which something that was asked for has been answered, if only by its time limit."""
-        return 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s)
-
-    def _submit(self, arm: KernelArm, place: Place) -> Future[Outcome]:
-        """All that is ready is queued at once, so that the GPU waits for neither Python nor the database."""
-        ask, device, round = trial.checked_block, self._torch_device, place.round
-        return self.runners.submit(self.trial_timeout_s, ask, arm, device, round, times=self.times)
-
-    def _end_runners(self) -> None:
-        if self._runners is not None:
-            self._runners.close()
-        self._runners = None
-
-    @property
-    def runners(self) -> WorkerPool:
-        """The processes that screen, started when first needed."""
-        if self._runners is None:
-            self._runners = WorkerPool(self._runner_count)
-        return self._runners
-
-
-def _answer(future: Future[Outcome]) -> Outcome:
-    """A worker's outcome, or what its death means."""
+def answer(future: Future[Outcome]) -> Outcome:
+    """Return a worker's outcome, or the one that its death stands for."""
     try:
         return future.result()
     except (WorkerDied, RemoteError) as error:
         return outcome_of(error)
+
+
+def outcome_of(error: WorkerDied | RemoteError) -> Outcome:
+    """Return the outcome of an arm whose worker died, hung or raised."""
+    if isinstance(error, WorkerHung):
+        return Outcome(Status.TIMEOUT, reason=str(error))
+    reason = str(error) if isinstance(error, WorkerDied) else str(error).strip().splitlines()[-1][:300]
+    return Outcome(Status.CRASHED, reason=reason)

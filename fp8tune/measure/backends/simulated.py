@@ -5,125 +5,93 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.engine import Screened, never
+from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
-from fp8tune.records import Device, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Kind, Outcome, Status
 
 if TYPE_CHECKING:
     from fp8tune.measure.simulated import SimulatedClock
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-OK = Outcome(Status.OK)
-WRONG = "a wrong byte, as this simulated GPU makes them"
-_NUMBER, _SHARE = "[0-9]{1,18}", r"[0-9]{1,3}(?:\.[0-9]{1,9})?"
+NUMBER = "[0-9]{1,18}"
 NAME = re.compile(
-    rf"simulated:(?P<seed>{_NUMBER})(?:\.(?P<noise>{_NUMBER}))?"
-    rf"(?:,gpu=(?P<gpu>{_NUMBER}))?(?:,slower=(?P<slower>{_SHARE}))?(?:,wrong=(?P<wrong>{_SHARE}))?"
+    rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
+    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?"
 )
 
 
-@dataclass(frozen=True)
-class SimulatedName:
-    """``simulated:SEED[.NOISE][,gpu=NUMBER][,slower=SHARE][,wrong=SHARE]``.
-
-    The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed are of one name;
-    ``gpu`` tells them apart. One is slower by a share in all that it does, or wrong in a share of the configs.
-    """
-
-    seed: int
-    noise: int = 0
-    gpu: int | None = None
-    slower: float = 0.0
-    wrong: float = 0.0
-
-    @classmethod
-    def parse(cls, timer: str) -> Self:
-        """Raises UsageError for a text of another form."""
-        if (found := NAME.fullmatch(timer)) is None:
-            raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
-        gpu = None if found["gpu"] is None else int(found["gpu"])
-        noise, slower, wrong = int(found["noise"] or 0), float(found["slower"] or 0), float(found["wrong"] or 0)
-        return cls(int(found["seed"]), noise, gpu, slower, wrong)
-
-    @property
-    def device(self) -> Device:
-        """Its noise is no part of it, nor is what is wrong with it."""
-        name = f"simulated:{self.seed}"
-        uuid_hash = "" if self.gpu is None else device.hash_uuid(f"{name} gpu {self.gpu}")
-        return replace(device.simulated_device(), name=name, uuid_hash=uuid_hash)
-
-
 class SimulatedBackend:
-    """A GPU by the name of its timer: :class:`SimulatedName`. It is its own worker."""
+    """A GPU by the name of its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE]``. It is its own worker.
+
+    The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
+    tells them apart. A device may be wrong in a share of the configs.
+    """
 
     kind = Kind.SIMULATED
     times = True
+    limits = ClockLimits()
 
     def __init__(self, timer: str) -> None:
         """Raises UsageError for a text of another form."""
-        self.name = SimulatedName.parse(timer)
+        if (name := NAME.fullmatch(timer)) is None:
+            raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
         self.timer = timer
-        self.device = self.name.device
+        self.seed, self.noise, self.wrong = int(name["seed"]), int(name["noise"] or 0), float(name["wrong"] or 0)
+        gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{self.seed} gpu {int(name['gpu'])}")
+        self.device = replace(device.simulated_device(), name=f"simulated:{self.seed}", uuid_hash=gpu)
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
     def clock(self) -> SimulatedClock:
-        """What draws the times; it imports numpy."""
-        from fp8tune.measure.simulated import SimulatedClock
+        """The clock that draws the times."""
+        from fp8tune.measure.simulated import SimulatedClock  # it imports numpy
 
-        return SimulatedClock(self.name.seed, noise_seed=self.name.noise, level=1 + self.name.slower)
+        return SimulatedClock(self.seed, noise_seed=self.noise)
 
-    def copy_gb_per_s(self) -> float:
-        """See :class:`fp8tune.measure.engine.Backend`, as of all that follows."""
-        return self.clock.copy_gb_per_s(self.device.uuid_hash)
-
-    def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
+    def worker(self, tree: Tree | None = None) -> SimulatedBackend:
+        """See :class:`fp8tune.measure.engine.Backend`, also for the methods below."""
         return self
 
-    def compile(self, arms: Sequence[KernelArm], *, with_edges: bool = True) -> None:  # noqa: D102
-        pass
-
-    def finish_compiling(self) -> None:  # noqa: D102
+    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
         pass
 
     def screen(  # noqa: D102
-        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = never
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
         for number, (arm, place) in enumerate(zip(arms, places, strict=True)):
             if is_over():
                 return
             yield number, self.block(arm, place)
 
+    def close(self) -> None:  # noqa: D102
+        pass
+
     # As a worker
 
     def build(self, arm: Arm) -> Outcome:
-        """See :class:`fp8tune.measure.engine.Worker`, as of all that follows."""
-        return OK
+        """See :class:`fp8tune.measure.engine.Worker`, also for the methods below."""
+        return Outcome(Status.OK)
 
     launch = build
 
-    def check(self, arm: KernelArm, *, with_edges: bool = True) -> Outcome:  # noqa: D102
-        is_wrong = self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong)
-        return Outcome(Status.WRONG, reason=WRONG, process=self._process) if is_wrong else OK
+    def check(self, arm: Arm) -> Outcome:  # noqa: D102
+        return self._failure(arm) or Outcome(Status.OK)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        if self.clock.is_wrong(arm.work, self.device.uuid_hash, self.name.wrong):
-            return Outcome(Status.WRONG, reason=WRONG, process=self._process)
-        return self.clock.block(arm.work, place).outcome(self._process)
+        return self._failure(arm) or self.clock.block(arm.work, place).outcome(self._process)
 
     checked_block = block
 
-    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Nothing runs here."""
+    def _failure(self, arm: Arm) -> Outcome | None:
+        if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
+            return Outcome(Status.WRONG, reason="a wrong byte of the simulated GPU", process=self._process)
+        return None
 
-    def close(self) -> None:  # noqa: D102
-        pass
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Run nothing."""

@@ -77,9 +77,9 @@ def grid_of(
     for combination in itertools.product(*_widened(axes, [config for config, _ in answers])):
         values = tuple(encoded(value, "") for value in combination)
         if (key := json.dumps(values)) not in table:
-            given = {**bound, **configs[0], **dict(zip(axes, combination, strict=True))}
+            named = {**bound, **configs[0], **dict(zip(axes, combination, strict=True))}
             with contextlib.suppress(Exception):  # a value that the grid refuses is left out
-                table[key] = values, tuple(map(int, grid(_Noting(given, heuristics, set()))))
+                table[key] = values, tuple(map(int, grid(_Noting(named, heuristics, set()))))
     return Grid(axes, tuple(table.values()))
 
 

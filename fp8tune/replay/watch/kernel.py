@@ -7,17 +7,19 @@ import hashlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune.errors import one_line
+from fp8tune.replay.arguments import flattened, tensor_in
 from fp8tune.replay.naming import chain, place_of, python_function
-from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor
+from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, distinct, merged_by
 from fp8tune.replay.values import Unrecordable, config_of, encoded
 from fp8tune.replay.watch import memory, times
 from fp8tune.replay.watch.grids import grid_of
-from fp8tune.replay.watch.signatures import NO_PARAMETERS, Signatures, WarmsUp
+from fp8tune.replay.watch.signatures import NO_PARAMETERS, WarmsUp, signature_of
 
 WITH_VALUES = 256
 """Distinct launches of a kernel whose values are read, each time with a synchronization."""
@@ -42,12 +44,14 @@ class Entry:
     refusal: str = ""
     compiled: Any = None
     samples: times.Samples = field(default_factory=times.Samples)
-    signature: Hashable = None
-    following: Any = None
-    """The entry that came next the last time: most programs repeat themselves."""
 
-    def __post_init__(self) -> None:
-        self.following = self
+    @contextlib.contextmanager
+    def refused_on_error(self) -> Iterator[None]:
+        """Only count these launches from now on if the block raises."""
+        try:
+            yield
+        except Exception as error:
+            self.due, self.refusal = NEVER, _reason(error)
 
 
 class WatchedKernel:
@@ -57,9 +61,10 @@ class WatchedKernel:
         self.kernel, self.is_autotuned, self._stores_integers = kernel, is_autotuned, stores_integers
         self.function = python_function(kernel)
         self.names: tuple[str, ...] = tuple(kernel.arg_names)
-        self.signatures = Signatures(self.names)
+        self.keys = tuple(map(str, getattr(kernel, "keys", ())))
+        self.ignored = set[str]()
+        """Numbers by which launches are not told apart."""
         self.entries: dict[Hashable, Entry] = {}
-        self.last = Entry(signature=object())  # equal to no launch
         self.calm = 0
         """Launches in a row that were only counted."""
         self.unseen = 0
@@ -82,9 +87,8 @@ class WatchedKernel:
             entry = self._entry(args, kwargs)
         except WarmsUp:
             return launch(*args, **kwargs)
-        except Exception as error:
-            self.fail(error, args, kwargs)
-            return launch(*args, **kwargs)
+        except Exception as error:  # calls like this one are only counted
+            entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=_reason(error)))
         if entry.launch is None and not entry.refusal:
             self.calm, self.weight = 0, 1
             return self._first(entry, launch, args, kwargs)
@@ -93,53 +97,11 @@ class WatchedKernel:
             return launch(*args, **kwargs)
         return self._sampled(entry, launch, args, kwargs)
 
-    def fail(self, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Only count and launch calls like this one."""
-        entry = self.entries.setdefault(NEVER, Entry(due=NEVER, refusal=_reason(error)))
-        entry.count += 1
-        self.signatures.refuse(args, kwargs, NEVER)
-
-    def add_trace(self, given: Mapping[str, Any], grids: Sequence[Any], configs: Sequence[Any]) -> None:
-        """Describe a launch that torch.compile traced, and will make with a copy of the kernel.
-
-        ``grids``: the programs for each of ``configs``. Tensors have no memory yet, and so no values.
-        """
-        arguments: list[Argument] = []
-        for name in (name for name in self.names if name in given):
-            value = given[name]
-            if hasattr(value, "stride") and hasattr(value, "dtype"):
-                shape, strides = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
-                dtype = str(value.dtype).removeprefix("torch.")
-                arguments.append(Tensor(name, dtype, shape, strides, storage=len(arguments)))
-            else:
-                value = _hint(value) if hasattr(value, "node") else value
-                arguments.append(Scalar(name, encoded(value, f"argument {name}"), name in self._constexprs))
-        axes = tuple(dict.fromkeys(name for config in configs for name in config.kwargs))
-        table = [
-            (tuple(encoded(config.kwargs.get(axis), axis) for axis in axes), tuple(map(_hint, grid)))
-            for config, grid in zip(configs, grids, strict=True)
-        ]
-        known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
-        keys = [name for name in getattr(self.kernel, "keys", ()) if name in known]
-        dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
-        options = {name: encoded(value, name) for name, value in given.items() if name not in self.names}
-        grid = Grid(axes, tuple(table)) if configs else Grid((), (((), tuple(map(_hint, grids[0]))),))
-        key = (*(known[name] for name in keys), *dtypes) if self.is_autotuned else ()
-        launch = Launch(tuple(arguments), grid, key, options, in_graph=True, is_traced=True)
-        self.entries.setdefault(("traced", launch.id), Entry(count=1, due=NEVER, launch=launch))
-
-    def _refuse(self, entry: Entry, error: Exception) -> None:
-        entry.due, entry.refusal = NEVER, _reason(error)
-
     def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
-        if kwargs.get("warmup"):
-            raise WarmsUp
-        if "warmup" not in kwargs:
-            kwargs = {**kwargs, "warmup": False}
-        signature = self.signatures.add(args, kwargs)(args, kwargs)
+        signature = signature_of(self.names, args, kwargs, self.ignored)
         entry = self.entries.get(signature)
         if entry is None and len(self.entries) < MOST_LAUNCHES:
-            entry = self.entries[signature] = Entry(signature=signature)
+            entry = self.entries[signature] = Entry()
             if len(self.entries) % MANY_VALUES == 0:
                 self._ignore_numbers()
         elif entry is None:
@@ -154,91 +116,81 @@ class WatchedKernel:
             for item in entry.launch.arguments if entry.launch else ():
                 if isinstance(item, Scalar) and type(item.value) in (int, float) and not item.is_constexpr:
                     values.setdefault(item.name, set()).add(item.value)
-        keys = set(getattr(self.kernel, "keys", ()))
-        many = {name for name, held in values.items() if 2 * len(held) > len(self.entries) and name not in keys}
-        if many:
-            self.signatures.ignore(many)
+        many = (name for name, numbers in values.items() if 2 * len(numbers) > len(self.entries))
+        self.ignored |= {*many} - {*self.keys}
 
     def _first(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make the first launch with a signature, or the first outside the capture of a graph."""
+        """Make the first launch with a signature."""
         tuner = self.kernel if self.is_autotuned else None
         key: tuple[Any, ...] = ()
-        bench_s = getattr(tuner, "bench_time", None)
-        try:
+        bench_s, described = getattr(tuner, "bench_time", None), None
+        with entry.refused_on_error():
             key = () if tuner is None else tuning_key(tuner, args, kwargs)
             described = self._described(key, args, kwargs)
-        except Exception as error:
-            described = None
-            self._refuse(entry, error)
         compiled = launch(*args, **kwargs)
         entry.count += 1
-        try:
+        with entry.refused_on_error():
             if (after_s := getattr(tuner, "bench_time", None)) != bench_s:  # else nothing was tuned
                 self.tuning_s += after_s or 0.0
             if described is not None:
                 config = None if tuner is None else tuner.configs[0] if len(tuner.configs) < 2 else tuner.cache.get(key)
                 entry.launch = replace(described, config=config_of(config) if config is not None else None)
                 entry.compiled = compiled if hasattr(compiled, "asm") else None
-                entry.due = _next(entry.count, entry.launch.in_graph)
-        except Exception as error:
-            self._refuse(entry, error)
+                entry.due = _next_due(entry.count, entry.launch.in_graph)
         return compiled
 
     def _sampled(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a launch that is timed, and read where the first one was not, because it went into a graph."""
-        taken: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        try:
+        timed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        with entry.refused_on_error():
             assert entry.launch is not None
             if not times.is_capturing():
                 if entry.launch.in_graph:
-                    entry.launch = self._read(entry.launch, args, kwargs)
+                    entry.launch = self._read(entry.launch, self._flat(self._bound(args, kwargs)))
                 if times.is_on_gpu():
                     entry.samples.read()
-                    taken = entry.samples.taken()
-            entry.due = _next(entry.count, entry.launch.in_graph)
-        except Exception as error:
-            self._refuse(entry, error)
-        with taken:
+                    timed = entry.samples.taken()
+            entry.due = _next_due(entry.count, entry.launch.in_graph)
+        with timed:
             return launch(*args, **kwargs)
 
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a call by name, items of tuples with tensors one by one."""
-        bound = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        given = ((name, bound[name]) for name in self.names if name in bound)
-        return {name: inner for parameter, value in given for name, inner in memory.flattened(parameter, value)}
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name."""
+        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    def _flat(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a call in their order, items of tuples with tensors one by one."""
+        return dict(item for name in self.names if name in bound for item in flattened(name, bound[name]))
 
     def _described(self, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
-        flat = self._flat(args, kwargs)
-        tensors = {name: item for name, item in flat.items() if memory.is_tensor(item) or memory.is_descriptor(item)}
-        described = memory.described(tensors)
-        arguments: list[Argument] = [
-            described[name]
-            if name in described
-            else Scalar(name, encoded(value, f"argument {name}"), name.partition("[")[0] in self._constexprs)
-            for name, value in flat.items()
-        ]
-        bound = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        options = {name: value for name, value in bound.items() if name not in (*self.names, *NO_PARAMETERS)}
+        bound = self._bound(args, kwargs)
+        flat = self._flat(bound)
+        tensors = memory.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
         launch = Launch(
-            tuple(arguments),
+            tuple(tensors[name] if name in tensors else self._scalar(name, value) for name, value in flat.items()),
             self._grid(bound),
             tuple(encoded(value, "a key argument") for value in key),
-            {name: encoded(value, f"option {name}") for name, value in options.items()},
+            self._options({name: value for name, value in bound.items() if name not in NO_PARAMETERS}),
             configs=self._set_by_program() if self.is_autotuned else None,
             in_graph=True,
         )
-        return launch if times.is_capturing() else self._read(launch, args, kwargs)
+        return launch if times.is_capturing() else self._read(launch, flat)
 
-    def _read(self, launch: Launch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+    def _scalar(self, name: str, value: Any) -> Scalar:
+        return Scalar(name, encoded(value, f"argument {name}"), name.partition("[")[0] in self._constexprs)
+
+    def _options(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: encoded(value, f"option {name}") for name, value in bound.items() if name not in self.names}
+
+    def _read(self, launch: Launch, flat: Mapping[str, Any]) -> Launch:
         """Return the launch with statistics and values, before it runs."""
         before = {item.name: item for item in launch.tensors}
-        if not before or len(self.entries) > WITH_VALUES:
-            return replace(launch, in_graph=False)
-        flat = self._flat(args, kwargs)
-        known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
-        return replace(launch, in_graph=False, arguments=tuple(known.get(item.name, item) for item in launch.arguments))
+        if before and len(self.entries) <= WITH_VALUES:
+            known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
+            launch = launch.with_tensors(lambda tensor: known[tensor.name])
+        return replace(launch, in_graph=False)
 
-    def _grid(self, bound: Mapping[str, Any]) -> Any:
+    def _grid(self, bound: Mapping[str, Any]) -> Grid:
         known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
         if self.is_autotuned:
             declared = self._declared()
@@ -261,24 +213,52 @@ class WatchedKernel:
         is_own_list = type(self.kernel).__name__ == "Autotuner"
         return tuple(map(config_of, now)) if is_own_list and list(now) != list(declared) else None
 
+    def add_trace(self, bound: Mapping[str, Any], grids: Sequence[Any], configs: Sequence[Any]) -> None:
+        """Describe a launch that torch.compile traced, and will make with a copy of the kernel.
+
+        ``grids``: the programs for each of ``configs``. Tensors have no memory yet, and so no values.
+        """
+        arguments: list[Argument] = []
+        for name in (name for name in self.names if name in bound):
+            value = bound[name]
+            if hasattr(value, "stride") and hasattr(value, "dtype"):
+                shape, strides = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
+                dtype = str(value.dtype).removeprefix("torch.")
+                arguments.append(Tensor(name, dtype, shape, strides, storage=len(arguments)))
+            else:
+                arguments.append(self._scalar(name, _hint(value) if hasattr(value, "node") else value))
+        axes = tuple(dict.fromkeys(name for config in configs for name in config.kwargs))
+        table = tuple(
+            (tuple(encoded(config.kwargs.get(axis), axis) for axis in axes), tuple(map(_hint, grid)))
+            for config, grid in zip(configs, grids, strict=True)
+        )
+        grid = Grid(axes, table) if configs else Grid((), (((), tuple(map(_hint, grids[0]))),))
+        known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
+        dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
+        key = (*(known[name] for name in self.keys if name in known), *dtypes) if self.is_autotuned else ()
+        launch = Launch(tuple(arguments), grid, key, self._options(bound), in_graph=True, is_traced=True)
+        self.entries.setdefault(("traced", launch.id), Entry(count=1, due=NEVER, launch=launch))
+
     def document(self, codes: dict[str, Any]) -> Kernel:
         """Return all that was recorded up to now; puts the launches' compiled code into ``codes``."""
-        by_id, skipped = dict[str, Launch](), dict[str, int]()
-        for entry in list(self.entries.values()):
+        entries, skipped = list(self.entries.values()), Counter[str]()
+        for entry in entries:
             if entry.refusal:
-                skipped[entry.refusal] = skipped.get(entry.refusal, 0) + entry.count
-            elif entry.launch is not None:
-                code, gpu_us = _code(entry.compiled, codes), entry.samples.median_us()
-                launch = replace(entry.launch, count=entry.count, gpu_us=gpu_us, code=code)
-                by_id[launch.id] = by_id[launch.id].merged(launch) if launch.id in by_id else launch
-        launches = list(by_id.values())
-        configs = self._declared() if self.is_autotuned else ()
-        recorded: list[Config] = []
+                skipped[entry.refusal] += entry.count
+        recorded = (
+            replace(
+                entry.launch, count=entry.count, gpu_us=entry.samples.median_us(), code=_code(entry.compiled, codes)
+            )
+            for entry in entries
+            if entry.launch is not None and not entry.refusal
+        )
+        launches, configs = merged_by(recorded, lambda launch: launch.id), tuple[Config, ...]()
         try:
-            recorded += map(config_of, configs)
-            recorded += _new((config for launch in launches for config in launch.configs or ()), recorded)
+            declared = [config_of(config) for config in (self._declared() if self.is_autotuned else ())]
+            extra = (config for launch in launches for config in launch.configs or () if config not in declared)
+            configs = (*declared, *distinct(extra))
         except Unrecordable as error:
-            launches, skipped = [], {**skipped, str(error): sum(item.count for item in list(self.entries.values()))}
+            launches, skipped[str(error)] = (), sum(entry.count for entry in entries)
         if self._place is None:  # once: all modules may be searched
             self._place = place_of(self.kernel, self._script)
         name, refusal = self._place
@@ -288,11 +268,11 @@ class WatchedKernel:
             file=self.function.__code__.co_filename,
             is_autotuned=self.is_autotuned,
             parameters=self.names,
-            key=tuple(map(str, getattr(self.kernel, "keys", ()))),
-            configs=tuple(recorded),
+            key=self.keys,
+            configs=configs,
             tuning_s=self.tuning_s,
-            launches=tuple(launches),
-            skipped=skipped,
+            launches=launches,
+            skipped=dict(skipped),
         )
 
 
@@ -301,18 +281,10 @@ def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
 
     The same in Triton 3.6.0, 3.7.1 and on its main branch at 0094017.
     """
-    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    given = {name: value for name, value in given.items() if name in tuner.arg_names}
-    key = [given[name] for name in tuner.keys if name in given]
-    return (*key, *(str(value.dtype) for value in given.values() if hasattr(value, "dtype")))
-
-
-def _new(configs: Iterable[Config], known: Sequence[Config]) -> list[Config]:
-    """Return configs that are not known yet, each once; a config may hold what cannot be hashed."""
-    result: list[Config] = []
-    for config in configs:
-        result += [config] if config not in known and config not in result else []
-    return result
+    bound = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    bound = {name: value for name, value in bound.items() if name in tuner.arg_names}
+    key = [bound[name] for name in tuner.keys if name in bound]
+    return (*key, *(str(value.dtype) for value in bound.values() if hasattr(value, "dtype")))
 
 
 def _code(compiled: Any, codes: dict[str, Any]) -> str:
@@ -340,7 +312,7 @@ def _hint(size: Any) -> int:
     return int(size.node.hint if hasattr(size, "node") else size)
 
 
-def _next(count: int, is_unread: bool) -> int:
+def _next_due(count: int, is_unread: bool) -> int:
     return count + 1 if is_unread else next((due for due in times.NEXT_SAMPLES if due > count), NEVER)
 
 

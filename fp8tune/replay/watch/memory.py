@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import sys
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fp8tune.replay.arguments import is_descriptor, tensor_in
 from fp8tune.replay.recording import Tensor, pack
 from fp8tune.replay.values import Unrecordable, encoded
 
@@ -21,36 +23,9 @@ SAMPLED = 1 << 20
 _packed_bytes = 0
 
 
-def is_tensor(value: Any) -> bool:
-    """Return True if Triton takes the value as a pointer."""
-    return hasattr(value, "data_ptr") and hasattr(value, "dtype")
-
-
-def is_descriptor(value: Any) -> bool:
-    """Return True for a ``TensorDescriptor`` made on the host."""
-    module = sys.modules.get("triton.tools.tensor_descriptor")
-    return module is not None and isinstance(value, module.TensorDescriptor)
-
-
-def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an argument, or the items of a tuple with tensors under names such as ``parts[0]``. Raises Unrecordable."""
-    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    if not any(_has_memory(item) for item in items):
-        yield name, value
-    elif type(value) is not tuple:
-        raise Unrecordable(f"argument {name} is a {type(value).__name__} with tensors: pass them one by one")
-    else:
-        for index, item in enumerate(value):
-            yield from flattened(f"{name}[{index}]", item)
-
-
-def _has_memory(value: Any) -> bool:
-    return is_tensor(value) or is_descriptor(value) or (isinstance(value, tuple) and any(map(_has_memory, value)))
-
-
 def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     """Describe tensors and descriptors by name, without reading any element. Raises Unrecordable."""
-    bases = {name: value.base if is_descriptor(value) else value for name, value in tensors.items()}
+    bases = {name: tensor_in(value) for name, value in tensors.items()}
     first: dict[int, int] = {}  # storage -> its lowest address that an argument has
     for base in bases.values():
         storage = base.untyped_storage().data_ptr()
@@ -80,77 +55,61 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def with_values(described: Mapping[str, Tensor], tensors: Mapping[str, Any], stores: bool = True) -> dict[str, Tensor]:
-    """Add statistics and, if ``stores``, the elements of integer tensors: one synchronization a device."""
+    """Add statistics and, if ``stores``, the elements of integer tensors: one synchronization a tensor."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
-    queries: dict[Any, list[tuple[str, str, Any]]] = {}
+    result = dict(described)
     with torch.no_grad(), _disable_current_modes():
         for name, value in tensors.items():
-            base = value.base if is_descriptor(value) else value
-            if not isinstance(base, torch.Tensor) or base.numel() == 0:
-                continue
-            try:
-                kind, numbers = _query(torch, base, stores)
-            except Exception:  # a dtype that torch cannot compute with, such as four-bit floats
-                continue
-            queries.setdefault(base.device, []).append((name, kind, numbers))
-        result = dict(described)
-        for parts in queries.values():
-            flat = torch.cat([numbers for _, _, numbers in parts]).cpu()
-            for name, kind, numbers in parts:
-                own, flat = flat[: len(numbers)], flat[len(numbers) :]
-                result[name] = replace(result[name], **_fields(torch, kind, own))
+            base = tensor_in(value)
+            if isinstance(base, torch.Tensor) and base.numel():
+                with contextlib.suppress(Exception):  # a dtype that torch cannot compute with, such as four-bit floats
+                    known = _floats(torch, base) if base.dtype.is_floating_point else _integers(torch, base, stores)
+                    result[name] = replace(result[name], **known)
     return result
 
 
-def _query(torch: Any, tensor: Any, stores: bool) -> tuple[str, Any]:
-    """Return what is read of one tensor: a kind, and numbers as int64 on its device."""
-    if not tensor.dtype.is_floating_point:
-        if tensor.numel() <= (MOST_INTEGERS if stores else LISTED):
-            return "values", tensor.reshape(-1).to(torch.int64)
-        least, most = (tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).aminmax()
-        is_sorted = (tensor[1:] >= tensor[:-1]).all() if tensor.dim() == 1 else torch.zeros_like(least)
-        return "range", torch.stack([least.to(torch.int64), most.to(torch.int64), is_sorted.to(torch.int64)])
-    values = _sample(tensor).float()
-    is_finite = values.isfinite()
-    share = is_finite.double().mean()
-    mean = torch.where(is_finite, values, 0.0).double().mean() / share
-    spread = (torch.where(is_finite, values.double() - mean, 0.0).square().mean() / share).sqrt()
-    least = torch.where(is_finite, values, torch.inf).min()
-    most = torch.where(is_finite, values, -torch.inf).max()
-    first = values.flatten()[0]
-    is_constant = ((values == first) | (values.isnan() & first.isnan())).all()
-    numbers = (least, most, mean, spread, (values == 0).double().mean(), 1 - share, first, is_constant)
-    return "floats", torch.stack([number.double() for number in numbers]).view(torch.int64)
+def _integers(torch: Any, tensor: Any, stores: bool) -> dict[str, Any]:
+    """Return the range of integers, and all of them if they are few enough to be stored."""
+    global _packed_bytes
+    flat = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
+    count, is_whole = tensor.numel(), tensor.numel() <= (MOST_INTEGERS if stores else LISTED)
+    if is_whole:
+        flat = flat.reshape(-1).to(torch.int64).cpu()
+    least, most = flat.aminmax()
+    is_sorted = flat.dim() == 1 and bool((flat[1:] >= flat[:-1]).all())
+    known = {"least": float(least), "most": float(most), "is_sorted": is_sorted}
+    if is_whole and count <= LISTED:
+        return {"values": tuple(flat.tolist()), **known}
+    if not is_whole or _packed_bytes > MOST_BYTES_IN_ALL:
+        return known
+    packed = pack(ctypes.string_at(flat.data_ptr(), 8 * count))  # NumPy may be missing
+    _packed_bytes += len(packed)
+    return {"packed": packed, **known} if len(packed) <= MOST_PACKED_BYTES else known
 
 
-def _sample(tensor: Any) -> Any:
-    """Return a view of at most :data:`SAMPLED` elements, evenly spaced: nothing large is copied."""
-    while tensor.numel() > SAMPLED:
+def _floats(torch: Any, tensor: Any) -> dict[str, Any]:
+    """Return statistics of a sample, and the value of all elements if they are equal."""
+    while tensor.numel() > SAMPLED:  # every n-th element of the longest dimension: nothing large is copied
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
         step = min(tensor.shape[longest], -(-tensor.numel() // SAMPLED))
         tensor = tensor[(slice(None),) * longest + (slice(None, None, max(2, step)),)]
-    return tensor
-
-
-def _fields(torch: Any, kind: str, numbers: Any) -> dict[str, Any]:
-    """Return fields of a Tensor, of the numbers that :func:`_query` asked for."""
-    global _packed_bytes
-    if kind == "values":
-        is_sorted = bool((numbers[1:] >= numbers[:-1]).all())
-        known = {"least": float(numbers.min()), "most": float(numbers.max()), "is_sorted": is_sorted}
-        if len(numbers) <= LISTED:
-            return {"values": tuple(numbers.tolist()), **known}
-        if _packed_bytes > MOST_BYTES_IN_ALL:
-            return known
-        packed = pack(ctypes.string_at(numbers.data_ptr(), 8 * len(numbers)))  # NumPy may be missing
-        _packed_bytes += len(packed)
-        return {"packed": packed, **known} if len(packed) <= MOST_PACKED_BYTES else known
-    if kind == "range":
-        least, most, is_sorted = numbers.tolist()
-        return {"least": float(least), "most": float(most), "is_sorted": bool(is_sorted)}
-    *statistics, first, is_constant = numbers.view(torch.float64).tolist()
-    names = ("least", "most", "mean", "deviation", "zeros", "not_finite")
-    result = {name: value for name, value in zip(names, statistics, strict=True) if abs(value) < float("inf")}
-    return result | ({"constant": encoded(first, "")} if is_constant else {})
+    values = tensor.float()
+    is_finite, first = values.isfinite(), values.flatten()[0]
+    share = is_finite.double().mean()
+    mean = torch.where(is_finite, values, 0.0).double().mean() / share
+    statistics = {
+        "least": torch.where(is_finite, values, torch.inf).min(),
+        "most": torch.where(is_finite, values, -torch.inf).max(),
+        "mean": mean,
+        "deviation": (torch.where(is_finite, values.double() - mean, 0.0).square().mean() / share).sqrt(),
+        "zeros": (values == 0).double().mean(),
+        "not_finite": 1 - share,
+    }
+    is_constant = ((values == first) | (values.isnan() & first.isnan())).all()
+    *numbers, value, is_constant = torch.stack(
+        [n.double() for n in (*statistics.values(), first, is_constant)]
+    ).tolist()
+    known = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
+    return known | ({"constant": encoded(value, "")} if is_constant else {})

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fp8tune.replay.naming import attribute_of, chain, resolved
+from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
 from fp8tune.replay.watch import process
 from fp8tune.replay.watch.kernel import DECLARED, tuning_key
+from fp8tune.replay.watch.signatures import signature_of
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
 all of them took 13.2 +- 2.6 us a launch on an H200 (torch 2.11, Triton 3.6): 11 % of a 24 ms step of 200 launches."""
-STRIDES = (5, 11, 3, 8, 13, 2, 7)
-"""Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 7 in the mean."""
+STRIDES = (10, 22, 6, 17, 27, 3, 14)
+"""Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 14 in the mean."""
 
 _tuning = threading.local()
 """Depth of the autotuners' launches that are going on in a thread."""
@@ -82,17 +83,16 @@ def patch_torch_compile(module: ModuleType) -> None:
 def _add_trace(
     table: Any, kernel_idx: int, constant_args_idx: int, grid: Any, tma_descriptor_metadata: Any, kwargs: Any
 ) -> None:
-    given, kernel = {**table.get_constant_args(constant_args_idx), **kwargs}, table.get_kernel(kernel_idx)
-    if not any(type(value).__name__ in ("FakeTensor", "FunctionalTensor") for value in given.values()):
+    bound, kernel = {**table.get_constant_args(constant_args_idx), **kwargs}, table.get_kernel(kernel_idx)
+    if not any(type(value).__name__ in ("FakeTensor", "FunctionalTensor") for value in bound.values()):
         return  # a launch of the kernel itself
     # torch.compile may have made a tuner of its own around the same function
     name = attribute_of(kernel) or attribute_of(list(chain(kernel))[1])
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
-    tuner = next((item for item in chain(original) if hasattr(item, "configs")), None)
-    watched = process.current().of(original if tuner is None else tuner)
+    watched = process.current().of(tuner_of(original) or original)
     if watched is not None and not tma_descriptor_metadata:
-        watched.add_trace(given, grid, getattr(kernel, "configs", ()))
+        watched.add_trace(bound, grid, getattr(kernel, "configs", ()))
 
 
 def recorded_run(original: Callable[..., Any], kind: type, current: process.Process) -> Any:
@@ -106,15 +106,11 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             watched = watched_by_id[id(self)]
-            is_counted = watched.unseen > 0
-            if is_counted:
+            if watched.unseen > 0:
                 watched.unseen -= 1
+                is_counted = True
             else:
-                signature = watched.signatures.of(args, kwargs)
-                entry = watched.last.following
-                if entry.signature != signature:
-                    entry = watched.last.following = watched.entries[signature]
-                watched.last = entry
+                entry = watched.entries[signature_of(watched.names, args, kwargs, watched.ignored)]
                 count = entry.count + watched.weight
                 is_counted = count < entry.due
                 if is_counted:

@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ class Process:
         if id(kernel) in self._others:
             return None
         if id(kernel) not in watched:
-            if not is_autotuned and not self.wants(kernel):
+            if not is_autotuned and not any(fnmatch.fnmatch(function_name(kernel), p) for p in self.patterns):
                 self._others.add(id(kernel))
                 return None
             watched[id(kernel)] = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
@@ -72,13 +71,6 @@ class Process:
                 self._writer = threading.Thread(target=self._write_again_and_again, daemon=True, name="fp8tune-record")
                 self._writer.start()
         return watched[id(kernel)]
-
-    def wants(self, kernel: Any) -> bool:
-        """Return True if a pattern names a bare kernel."""
-        name = function_name(kernel)
-        return any(
-            fnmatch.fnmatch(item, pattern) for item in (name, name.partition(":")[2]) for pattern in self.patterns
-        )
 
     def finish(self, wait_s: float = 2.0) -> None:
         """Write what there is, with the launches that were still being timed."""
@@ -113,8 +105,8 @@ class Process:
         codes: dict[str, Any] = {}
         # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
         kernels = [item.document(codes) for item in every if not (item.is_autotuned and id(item.kernel) in inner)]
-        torch, triton = (getattr(sys.modules.get(name), "__version__", "") or _version(name) for name in _PACKAGES)
-        return Recording("", *_device(), str(torch), str(triton), kernels=tuple(kernels), codes=codes)
+        torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
+        return Recording("", *_device(), torch, triton, kernels=tuple(kernels), codes=codes)
 
     def _write_again_and_again(self) -> None:
         pause_s = FIRST_WRITE_S
@@ -124,15 +116,6 @@ class Process:
             with contextlib.suppress(Exception):  # the last one says what is wrong
                 self.write()
             pause_s = max(LEAST_PAUSE_S, (time.perf_counter() - started) / SHARE)
-
-
-_PACKAGES = ("torch", "triton")
-
-
-def _version(package: str) -> str:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return ""
 
 
 def _device() -> tuple[str, str]:
@@ -153,7 +136,8 @@ def current() -> Process:
     """Return this process's; started when Triton is imported."""
     global _current
     if _current is None:
-        patterns = tuple(filter(None, os.environ.get(PATTERNS, "").splitlines()))
-        _current = Process(Path(os.environ[FOLDER]), patterns)
+        patterns = [line for line in os.environ.get(PATTERNS, "").splitlines() if line]
+        patterns = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns]  # of any module
+        _current = Process(Path(os.environ[FOLDER]), tuple(patterns))
         _current.start()
     return _current

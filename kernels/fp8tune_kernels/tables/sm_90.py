@@ -8,7 +8,7 @@ ORIGINS). A key without a row takes the row of the nearest key if NEAREST names 
 ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
-NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "expert-sort", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
+NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "expert-sort", "gather-sum", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
 
 ORIGINS: tuple[tuple[str, ...], ...] = (("NVIDIA H100 80GB HBM3",), ("NVIDIA H200",))
 
@@ -130,6 +130,11 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("expert-sort", "", (("G", 128), ("M_bucket", 32768)), (("BLOCK_SIZE", 64), ("num_warps", 1), ("num_stages", 1)), 0),
     ("expert-sort", "", (("G", 128), ("M_bucket", 131072)), (("BLOCK_SIZE", 128), ("num_warps", 1), ("num_stages", 1)), 0),
     ("expert-sort", "", None, (("BLOCK_SIZE", 64), ("num_warps", 1), ("num_stages", 1)), 0),
+    ("gather-sum", "", (("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_T", 1), ("BLOCK_SIZE_K", 256), ("num_warps", 1), ("num_stages", 1)), 0),
+    ("gather-sum", "", (("K", 2048), ("M_bucket", 32768)), (("BLOCK_SIZE_T", 1), ("BLOCK_SIZE_K", 256), ("num_warps", 1), ("num_stages", 1)), 0),
+    ("gather-sum", "", (("K", 2048), ("M_bucket", 65536)), (("BLOCK_SIZE_T", 1), ("BLOCK_SIZE_K", 256), ("num_warps", 1), ("num_stages", 1)), 0),
+    ("gather-sum", "", (("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_T", 1), ("BLOCK_SIZE_K", 1024), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("gather-sum", "", None, (("BLOCK_SIZE_T", 1), ("BLOCK_SIZE_K", 256), ("num_warps", 1), ("num_stages", 1)), 0),
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 32768), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", (("G", 64), ("K", 1024), ("M_bucket", 131072), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-rows", "", (("G", 64), ("K", 1408), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
@@ -546,6 +551,10 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 1)), 0),
     ("rowwise-factored", "NVIDIA H100 80GB HBM3", None, (("BLOCK_SIZE_M", 16), ("TILE", 8192), ("num_warps", 4), ("num_stages", 3)), 0),
+    ("shifted-transpose-3d", "", (("E", 64), ("K", 1024), ("N", 2048)), (("BLOCK_SIZE_M", 32), ("BLOCK_SIZE_K", 128), ("num_warps", 1), ("num_stages", 1)), 0),
+    ("shifted-transpose-3d", "", (("E", 64), ("K", 1408), ("N", 2048)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("num_warps", 2), ("num_stages", 1)), 0),
+    ("shifted-transpose-3d", "", (("E", 128), ("K", 768), ("N", 2048)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("num_warps", 2), ("num_stages", 1)), 0),
+    ("shifted-transpose-3d", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
     ("swiglu-gradient", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", (("G", 1), ("M_bucket", 16384), ("N", 8192), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 0),
     ("swiglu-gradient", "", (("G", 4), ("M_bucket", 16384), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 8), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 0),

@@ -1,0 +1,61 @@
+"""Renewing a lease in a thread, as long as the work makes progress."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fp8tune import alive
+from fp8tune.errors import DatabaseError
+from fp8tune.store.results import Store
+from fp8tune.store.units import RENEWALS, Lease, LeaseLostError
+
+STALLS_AFTER_S = 10.0
+"""Silence after which work counts as hanging: its lease then ends, and with a lease of 45 s the unit comes back within
+a minute. Waits with a time limit give a sign each second (:mod:`fp8tune.alive`)."""
+
+
+@dataclass
+class Heartbeat:
+    """Signs of life of the work on a unit."""
+
+    stalls_after_s: float = STALLS_AFTER_S
+    is_lost: bool = False
+    """True once another worker has the unit."""
+    sign_s: float = field(default_factory=time.monotonic)
+
+    def sign(self) -> None:
+        """Note that the work makes progress."""
+        self.sign_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def renewing(self, db: str, lease: Lease) -> Iterator[None]:
+        """Renew a lease inside the block, unless the work stalls."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(db, lease, ended), name="fp8tune lease", daemon=True)
+        with alive.heard(self.sign):
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join(lease.seconds)
+
+    def _renew(self, db: str, lease: Lease, ended: threading.Event) -> None:
+        with contextlib.ExitStack() as stack:
+            store: Store | None = None
+            while not ended.wait(lease.seconds / RENEWALS):
+                if time.monotonic() - self.sign_s > self.stalls_after_s:
+                    continue
+                try:
+                    # a connection of its own, for the work may be inside a transaction; after an error a new one
+                    store = store or stack.enter_context(Store.open(db, wait=True))
+                    store.renew_lease(lease)
+                except LeaseLostError:
+                    self.is_lost = True
+                    return
+                except DatabaseError:
+                    store = None

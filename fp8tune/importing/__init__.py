@@ -1,0 +1,1 @@
+"""Rows from elsewhere: other databases, archives, published measurements, and configs that others tuned."""

@@ -1,0 +1,307 @@
+"""Configs that others tuned, as published rows: JSON of Hugging Face kernels, vLLM and SGLang, and Triton's cache.
+
+A row takes the name, problem and device that the database has for it, so that it stands beside what was measured;
+without these it has the file's own words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fp8tune.errors import DatabaseError, UsageError, one_line
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
+from fp8tune.store.read import subjects_of
+from fp8tune.store.results import Store
+from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
+from fp8tune.text import KERNEL_NAME as KERNEL
+from fp8tune.text import NAME, WORD, visible
+
+LARGEST_BYTES = 2**26
+"""Size of the largest file that is read."""
+
+Notice = Callable[[str], None]
+
+_ARCHES = {
+    "sm_80": "A100 A800",
+    "sm_89": "L4 L20 L40 L40S 4090",
+    "sm_90": "H20 H100 H200 H800 GH200",
+    "sm_100": "B200 GB200",
+    "sm_120": "5090 Blackwell",
+    "gfx90a": "MI250 MI250X",
+    "gfx942": "MI300X MI308X MI325X",
+    "gfx950": "MI350X MI355X",
+}
+"""Arch -> words of device names: the files name devices alone."""
+
+_FUSED_MOE_DTYPES = {"fp8_w8a8": ("float8_e4m3fn", "float8_e4m3fnuz"), "int8_w8a8": ("int8",)}
+"""Dtype in file names of vLLM and SGLang -> dtypes of the activations."""
+
+
+@dataclass(frozen=True)
+class ForeignPick:
+    """One config of somebody else's file: to be measured, not believed."""
+
+    kernel: str
+    """``module:attribute`` or the kernel's name in the file; empty where it has none."""
+    key: tuple[Value, ...]
+    config: Config
+    source: str
+    time_us: float | None = None
+    shape: NamedInts = field(default_factory=NamedInts)
+    """Sizes that the file names."""
+    device: str = ""
+    """Name of the device, often with ``_`` for blanks."""
+    dtype: str = ""
+
+
+def is_foreign(path: Path) -> bool:
+    """Return True for a folder or a JSON file."""
+    return path.is_dir() or path.suffix == ".json"
+
+
+def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
+    """Read the configs of a file, or of all files below a folder.
+
+    Args:
+        path: A JSON file, or a folder.
+        notice: Function that gets one line for each damaged file of a folder.
+        kernel: Name of the kernel, whatever the files say.
+
+    Raises:
+        UsageError: Nothing can be read.
+    """
+    picks: list[ForeignPick] = []
+    for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+        try:
+            name = str(Path(path.name, file.relative_to(path))) if path.is_dir() else path.name
+            picks += [replace(pick, source=visible(name)) for pick in _read_file(file)]
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+            message = f"{visible(str(file))} is damaged: {visible(one_line(error))}"
+            if not path.is_dir():
+                raise UsageError(message) from None
+            notice(f"left out: {message}")
+    if not picks:
+        raise UsageError(
+            f"{visible(str(path))} has no configs that can be read: give a Triton cache, or JSON of Hugging Face "
+            "kernels, vLLM or SGLang"
+        )
+    return [replace(pick, kernel=kernel) for pick in picks] if kernel else picks
+
+
+def _read_file(path: Path) -> list[ForeignPick]:
+    is_cache = path.name.endswith(".autotune.json")
+    if not path.is_file() or not (is_cache or "device_name=" in path.name):
+        return []
+    document = _document(path)
+    return [_cached_pick(path, document)] if is_cache else list(_picks_by_size(path, document))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > LARGEST_BYTES:
+        raise ValueError(f"larger than {LARGEST_BYTES >> 20} MiB")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError(f"{type(document).__name__} instead of an object")
+    return document
+
+
+def _picks_by_size(path: Path, document: Mapping[str, Any]) -> Iterator[ForeignPick]:
+    """Yield the configs of ``E=8,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8.json``. Flags are sizes of 1."""
+    stem = path.stem.removesuffix("_down")
+    shape, words = {"down": 1} if path.stem != stem else {}, {"device_name": "", "dtype": ""}
+    for part in re.split(r",(?![^\[]*\])", stem):
+        name, _, value = part.partition("=")
+        if NAME.fullmatch(name) and re.fullmatch(r"[0-9]{1,19}|True", value):
+            shape[name] = 1 if value == "True" else int(value)
+        elif block := re.fullmatch(r"block_shape=\[(\d{1,9}), ?(\d{1,9})\]", part):
+            shape |= {"block_n": int(block[1]), "block_k": int(block[2])}
+        elif name in words:
+            words[name] = value
+    kernel = "fused_moe_kernel" if stem.startswith("E=") and ",N=" in stem else ""
+    for size, arguments in document.items():
+        if size != "triton_version":
+            if not re.fullmatch(r"[0-9]{1,19}", size):
+                raise ValueError(f"{size[:40]!r} is no size")
+            sizes = NamedInts({**shape, "M": int(size)})
+            config = _config(arguments)
+            yield ForeignPick(
+                kernel, (), config, path.name, shape=sizes, device=words["device_name"], dtype=words["dtype"]
+            )
+
+
+def _cached_pick(path: Path, document: Mapping[str, Any]) -> ForeignPick:
+    """Return the config of a Triton cache with the least time, which Triton would launch."""
+    timed = [(_time_us(time), config) for config, time in document["configs_timings"]]
+    time_us, config = min(timed, key=lambda item: item[0])
+    if time_us == float("inf"):
+        raise ValueError("no config ran")
+    name, key = path.name.removesuffix(".autotune.json"), document["key"]
+    if not isinstance(key, list):
+        raise ValueError("a key that is no list")
+    kwargs = {name: {"tuple": value} if isinstance(value, list) else value for name, value in config["kwargs"].items()}
+    options = {name: config[name] for name in CONFIG_OPTIONS if name in config}
+    return ForeignPick(name, tuple(key), _config({**kwargs, **options}), path.name, time_us or None)
+
+
+def _time_us(timing: Any) -> float:
+    """Return the median, which comes first, in microseconds; 0 without a time."""
+    ms = timing[0] if isinstance(timing, list) else timing
+    if ms is None:
+        return 0.0
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or not ms >= 0:
+        raise ValueError(f"{ms!r:.40} instead of a time in ms")
+    return ms * 1000.0
+
+
+def _config(arguments: Any) -> Config:
+    options = {name: arguments[name] for name in CONFIG_OPTIONS if arguments.get(name) is not None}
+    for name, value in options.items():
+        if type(value) is not int or not 0 < value < 2**31:
+            raise ValueError(f"{name} is {str(value)[:40]!r}, not a number above 0")
+    return Config({name: value for name, value in arguments.items() if name not in CONFIG_OPTIONS}, **options)
+
+
+class RowMaker:
+    """Makes rows of configs by the contents of a database. Reads each kernel once."""
+
+    def __init__(self, store: Store, device: str, notice: Notice) -> None:
+        """Take the name of the GPU from ``device``, or from the files if it is empty."""
+        self._store, self._device, self._notice = store, device, notice
+        self._subjects = subjects_of(store.pools())
+        self._names = {*store.kernels(), *(problem.kernel for problem in store.recorded_launches())}
+        self._kernels: dict[str, _StoredKernel] = {}
+
+    def rows(self, picks: Sequence[ForeignPick]) -> list[Row]:
+        """Return the rows of all configs that can be stored; one notice for each reason why others cannot."""
+        rows: list[Row] = []
+        reasons: dict[str, None] = {}
+        for pick in picks:
+            try:
+                rows += self._rows(pick)
+            except ValueError as error:
+                reasons[f"left out of {pick.source}: {visible(str(error))}"] = None
+        for reason in reasons:
+            self._notice(reason)
+        return rows
+
+    def _rows(self, pick: ForeignPick) -> list[Row]:
+        if not pick.kernel:
+            raise ValueError("the file does not say which kernel its configs are of: give --kernel")
+        if pick.kernel not in self._kernels:
+            self._kernels[pick.kernel] = self._read(pick.kernel)
+        kernel = self._kernels[pick.kernel]
+        row = Row(
+            problem=Problem(kernel.name, NamedInts()),
+            config=parse_named_ints(str(named_config(pick.config, kernel.recorded))),
+            device=self._device_of(pick.device),
+            kind=Kind.PUBLISHED,
+            outcome=Outcome(Status.OK, pick.time_us),
+            source=pick.source[:500],
+            process="not timed" if pick.time_us is None else f"figure {pick.time_us!r}",
+        )
+        problems = [problem for problem in kernel.problems if kernel.is_for(pick, problem)]
+        return [replace(row, problem=problem) for problem in problems or [kernel.new_problem(pick)]]
+
+    def _read(self, text: str) -> _StoredKernel:
+        alike = sorted(name for name in self._names if text in (name, name.rpartition(":")[2].rpartition(".")[2]))
+        if text not in alike and len(alike) > 1:
+            self._notice(f"{visible(text)} may be {' or '.join(alike)}: say which with --kernel")
+        name = alike[0] if len(alike) == 1 else text
+        if not KERNEL.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
+        launches: dict[Problem, Launch] = {}
+        recorded = None
+        try:
+            for problem, document in self._store.recorded_launches(name).items():
+                parts = json.loads(document)
+                recorded = recorded or recording.from_json(parts["kernel"], Kernel)
+                launches[problem] = recording.from_json(parts["launch"], Launch)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DatabaseError(
+                f"a recorded launch of {name} is damaged ({error}): record and sweep it again"
+            ) from None
+        tried = [subject.problem for subject in self._subjects if subject.problem.kernel == name]
+        return _StoredKernel(name, tuple(dict.fromkeys([*launches, *tried])), recorded, launches)
+
+    def _device_of(self, text: str) -> Device:
+        text = self._device or text
+        words = re.findall(r"[A-Za-z0-9]+", text)
+        for subject in self._subjects:
+            if words and re.findall(r"[A-Za-z0-9]+", subject.device.name) == words:
+                return Device(subject.device.arch, subject.device.name)
+        arches = (arch for arch, names in _ARCHES.items() if not set(names.split()).isdisjoint(words))
+        return Device(next(arches, UNSTATED), visible(text.replace("_", " "))[:200])
+
+
+@dataclass(frozen=True)
+class _StoredKernel:
+    """The contents of the database for one kernel."""
+
+    name: str
+    problems: Sequence[Problem]
+    recorded: Kernel | None
+    launches: Mapping[Problem, Launch]
+
+    def is_for(self, pick: ForeignPick, problem: Problem) -> bool:
+        """Return True if a config is for a problem: by all sizes that the file names, or by the recorded key."""
+        if pick.dtype and problem.in_dtype not in (pick.dtype, *_FUSED_MOE_DTYPES.get(pick.dtype, ())):
+            return False
+        if pick.shape:
+            return pick.shape.items() <= problem.shape.items()
+        launch = self.launches.get(problem)
+        return launch is not None and _plain(launch.key) == _plain(pick.key)
+
+    def new_problem(self, pick: ForeignPick) -> Problem:
+        """Return the problem in the file's words. Sizes of a key are named as the recorded key, else ``key_0``.
+
+        Raises:
+            ValueError: The file has no sizes that can be stored.
+        """
+        names = self.recorded.key if self.recorded else ()
+        sizes = {
+            names[place] if place < len(names) else f"key_{place}": value
+            for place, value in enumerate(pick.key)
+            if type(value) is int
+        }
+        shape = pick.shape or NamedInts(sizes)
+        for name, size in shape.items():
+            if not NAME.fullmatch(name) or size < 0:
+                raise ValueError(f"{name}={size} is no size")
+        check_sizes(shape)
+        dtypes = [value for value in pick.key if isinstance(value, str) and value.startswith("torch.")]
+        dtype = pick.dtype or (dtypes[0].removeprefix("torch.") if dtypes else UNSTATED)
+        in_dtype = dtype if WORD.fullmatch(dtype) else UNSTATED
+        return Problem(self.name, shape, UNSTATED, UNSTATED, in_dtype, fp8_dtype="", scale_mode="")
+
+
+def named_config(config: Config, recorded: Kernel | None) -> NamedInts:
+    """Return a config as rows hold it: as the recorded kernel's are, else integers alone, a flag as 0 or 1.
+
+    Raises:
+        ValueError: No row can hold a value.
+    """
+    if recorded is not None:
+        values = dict(encoded(recorded, config))
+    else:
+        flags = {name: int(value) if isinstance(value, bool) else value for name, value in config.kwargs.items()}
+        values = {**flags, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    # A recorded kernel's rows have these only where one of its own configs sets them.
+    values |= {"num_ctas": config.num_ctas} if config.num_ctas != 1 else {}
+    values |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
+    for name, value in values.items():
+        if type(value) is not int:
+            raise ValueError(f"{name}={value!r:.40} is no integer: sweep a recording of the kernel first")
+    return NamedInts(values)
+
+
+def _plain(key: Sequence[Any]) -> str:
+    """Return a key as text, without ``torch.`` before dtypes."""
+    return json.dumps([value.removeprefix("torch.") if isinstance(value, str) else value for value in key])

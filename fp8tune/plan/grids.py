@@ -1,0 +1,143 @@
+"""Configs of a kernel on one problem size, and which of them are pruned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import cast
+
+from fp8tune.errors import UsageError, unknown
+from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
+
+Axes = Mapping[str, tuple[int, ...]]
+"""Axis name -> values, in declaration order."""
+
+LARGEST_VALUE = 2**20
+"""Triton's limit on the elements of a block."""
+
+
+class Grid(Mapping[NamedInts, str]):
+    """Configs with the reason why they are pruned, empty for those that are tried. Built when it is first read."""
+
+    def __init__(self, size: int, build: Callable[[], Mapping[NamedInts, str]]) -> None:
+        self.size, self._build = size, build
+        """Number of configs, as far as it is known without building them."""
+
+    @cached_property
+    def _configs(self) -> Mapping[NamedInts, str]:
+        return self._build()
+
+    def __getitem__(self, config: NamedInts) -> str:
+        return self._configs[config]
+
+    def __iter__(self) -> Iterator[NamedInts]:
+        return iter(self._configs)
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+
+def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Return ``axes`` with the values of texts such as ``num_warps=4,8`` in place of their own.
+
+    ``optional`` axes are of the arch; they join the grid where a text names them. Raises UsageError for an unknown or
+    repeated axis, or values that Triton does not accept.
+    """
+    chosen: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, values = (part.strip() for part in text.partition("="))
+        if not values:
+            raise UsageError(f"grid {text!r} is not of the form AXIS=VALUE,VALUE: write for example num_warps=4,8")
+        if name not in axes and name not in optional:
+            raise unknown("grid axis", name, [*axes, *optional])
+        if name in chosen:
+            raise UsageError(f"grid axis {name} is given twice: write its values in one list")
+        numbers = (_grid_value(name, value.strip(), axes.get(name, ())) for value in values.split(","))
+        chosen[name] = tuple(dict.fromkeys(numbers))
+    return {**axes, **chosen}
+
+
+def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
+    # isdecimal and the length exclude signs, underscores and numbers that take forever to parse
+    value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+    if value in declared:
+        return value
+    if not 1 <= value <= LARGEST_VALUE:
+        raise UsageError(f"grid axis {axis} takes integers from 1 to {LARGEST_VALUE}, not {text!r}")
+    if (axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")) and value & (value - 1):
+        raise UsageError(f"grid axis {axis} takes powers of two, not {value}: Triton allows no other")
+    return value
+
+
+def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> Grid:
+    """Return the grid of one problem size.
+
+    The declared default comes first, and is never pruned because it is what a lookup without a table gives. Then comes
+    the product of ``axes`` in declaration order; of a spec that lists its configs those, and each with every value of
+    an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned.
+    """
+    size = len(spec.configs) or math.prod(map(len, axes.values()))
+    return Grid(size, lambda: _pruned(spec, problem, axes, limits))
+
+
+def _pruned(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
+    default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
+    widened: Collection[NamedInts] = ()
+    grid: Iterable[NamedInts]
+    if spec.configs:
+        widened = dict.fromkeys(_widened(spec, axes))
+        listed = spec.configs if spec.recorded else _narrowed(spec, axes)
+        grid = [*listed, *widened]
+    else:
+        grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    sizes = problem.shape if spec.recorded else spec.sizes(problem)
+
+    def reason(config: NamedInts) -> str:
+        is_default = config == spec.default
+        pruned = None if is_default else spec.excluded(config, problem.shape)
+        # A recorded kernel prunes by its own function, on every device.
+        if not pruned and (spec.recorded or (limits is not None and not is_default)):
+            pruned = spec.invalid(config, sizes, cast(DeviceLimits, limits))
+        if not pruned and isinstance(spec, RecordedSpec) and config not in widened:
+            pruned = spec.unlisted(config, problem)
+        return pruned or ""
+
+    return {config: reason(config) for config in dict.fromkeys(itertools.chain([default], grid))}
+
+
+def _narrowed(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
+    """Return the listed configs that have values of ``axes``."""
+    declared = {name: values for name, values in axes.items() if name in spec.axes}
+    return [config for config in spec.configs if all(config.get(name) in declared[name] for name in declared)]
+
+
+def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
+    """Return each listed config with every value of the axes that have values which are not declared."""
+    changed = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
+    if not spec.recorded:
+        changed = {name: values for name, values in changed.items() if not {*values} <= {*spec.axes.get(name, ())}}
+    product = [dict(zip(changed, values, strict=True)) for values in itertools.product(*changed.values())]
+    return [NamedInts({**config, **values}) for config in spec.configs for values in product] if changed else []
+
+
+def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:
+    """Return what Triton's interpreter tells apart on a small problem size: one config for each set of block sizes.
+
+    It ignores launch options and has no limits.
+    """
+    if not spec.configs:
+        axes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
+        return configs(spec, problem, axes, limits=None)
+
+    def build() -> dict[NamedInts, str]:
+        blocks: dict[NamedInts, tuple[NamedInts, str]] = {}
+        for config, reason in configs(spec, problem, axes, limits=None).items():
+            sizes = NamedInts([(name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS])
+            blocks.setdefault(sizes, (config, reason))
+        return dict(blocks.values())
+
+    return Grid(len(spec.configs), build)

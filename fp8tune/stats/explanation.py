@@ -1,0 +1,100 @@
+"""Explanation of a decision: every config that was tried, and the steps from the times to the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fp8tune.records import NamedInts, Outcome, Status
+from fp8tune.stats.decide import MeasuringPlan, pairs_of, plan_of
+from fp8tune.stats.pairs import Pairs
+from fp8tune.stats.study import Stage, Study, Verdict
+
+CACHED = "Its times are too short to tell configs apart, or faster than memory allows: what was there stays."
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One config of a study. The slowdown is its time over the pick's in the same stage."""
+
+    config: NamedInts | None
+    status: Status
+    stage: Stage = Stage.COARSE
+    time_us: float | None = None
+    slowdown: float | None = None
+    interval: tuple[float, float] | None = None
+    """One-sided bounds of the slowdown; None without finals of several processes."""
+    reason: str = ""  # why it has no time
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """A decided study, with the stored outcomes of configs that have no time in it."""
+
+    study: Study
+    outcomes: Mapping[NamedInts, Outcome] = field(default_factory=dict)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """All pairs of finalists; None without finals."""
+        study = self.study
+        return pairs_of(study.finals, study.default, study.axes) if study.finals else None
+
+    @property
+    def plan(self) -> MeasuringPlan:
+        """Bands that the verdict goes by."""
+        return plan_of(self.study.finals) if self.study.finals else MeasuringPlan()
+
+    @cached_property
+    def attempts(self) -> Sequence[Attempt]:
+        """The pick, then the other finalists and the coarse configs, each by time, then those without a time."""
+        timed = [self._timed(place) for place in range(len(self.study.results))]
+        pick = self.study.pick.config
+        timed.sort(key=lambda a: (a.config != pick, a.stage is not Stage.FINAL, a.time_us, str(a.config)))
+        known = {attempt.config for attempt in timed}
+        rest = [Attempt(c, o.status, reason=o.reason) for c, o in self.outcomes.items() if c not in known]
+        return [*timed, *sorted(rest, key=lambda attempt: (attempt.status, attempt.reason, str(attempt.config)))]
+
+    def _timed(self, place: int) -> Attempt:
+        study, result, pick = self.study, self.study.results[place], self.study.pick
+        config, times_us = result.config, self.study.choice.times_us
+        if not result.finals or config is None or config not in times_us:
+            slowdown = result.value_us / pick.coarse_us if pick.coarse_us else None
+            return Attempt(config, Status.OK, Stage.COARSE, result.value_us, slowdown)
+        slowdown = study.choice.ratios.get(config, times_us[config] / study.choice.time_us)
+        interval, pairs = None, self.pairs
+        if pairs and config != pick.config and config in pairs.configs and pick.config in pairs.configs:
+            at = pairs.configs.index(config), pairs.configs.index(pick.config)
+            low, high = math.exp(pairs.lower[at]), math.exp(pairs.upper[at])
+            interval = (low, high) if math.isfinite(high) else None
+        return Attempt(config, Status.OK, Stage.FINAL, times_us[config], slowdown, interval)
+
+
+def reasons(explanation: Explanation) -> list[str]:
+    """Return the steps from the times to the verdict, one sentence each."""
+    decision, pairs = explanation.study.choice, explanation.pairs
+    if decision.verdict is Verdict.PUBLISHED:
+        return ["Others published these rows: their sources say too little for a verdict."]
+    is_unresolvable = decision.verdict is Verdict.UNRESOLVABLE
+    if pairs is None:
+        coarse = "There were no finals: the screen, in one process, chose the pick."
+        return [coarse, CACHED] if is_unresolvable else [coarse]
+    count, loss, keep = len(pairs.configs), decision.upper, explanation.plan.keep_band
+    configs = "1 config" if count == 1 else f"{count} configs in turns"
+    steps = [f"The finals timed {configs}, in {decision.processes} fresh processes."]
+    if is_unresolvable:
+        return [*steps, CACHED]
+    if count == 1:
+        return [*steps, "No other config was in the finals, so there is nothing to compare it with: only."]
+    if loss <= 0:
+        return [*steps, "Paired over processes, the pick is proven faster than every other finalist: certified."]
+    steps.append(f"Paired over processes, the pick loses at most {100 * loss:.1f} % against any other finalist.")
+    if loss > keep:
+        end = f"That is above the band of {100 * keep:.1f} % within which a pick is kept: ambiguous."
+    elif decision.verdict is Verdict.KEPT_INCUMBENT:
+        end = f"That is within {100 * keep:.1f} %, and a new table would hold another config: kept-incumbent."
+    else:
+        end = f"That is within {100 * keep:.1f} %, and a new table would hold the same config: near-tie."
+    return [*steps, end]

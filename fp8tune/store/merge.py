@@ -1,0 +1,144 @@
+"""Merging another database: rows are found by what names them, so merging twice adds nothing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table, select, text
+
+from fp8tune.errors import DatabaseError
+from fp8tune.records import NamedInts
+from fp8tune.store import schema as db
+from fp8tune.store.read import Reading
+from fp8tune.store.texts import parse_named_ints
+from fp8tune.store.write import Writing, stored_command
+
+FULL = 1
+"""Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
+
+READABLE = (db.VERSION, 20, FULL)
+"""Versions of the schema that can be merged; 20 had other checksums."""
+
+_SHARED = (db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies)
+_ROWS = (db.RemovedTrials, db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.SharedLaunches)
+_NEWER = {"versions": ("default_id", "axes", "key"), "problems": ("flops",)}
+_CHUNK = 2000
+
+Ids = Mapping[str, Mapping[int, int]]
+
+
+class Merging(Reading, Writing):
+    """Method that merges."""
+
+    def merge(self, other: Reading) -> tuple[int, int]:
+        """Take over every row of another database, all or nothing. Returns (trials added, trials already there).
+
+        Raises:
+            DatabaseError: A row of the other database is damaged.
+        """
+        if other.version == db.VERSION:
+            other.check_rows()
+        self._is_merging = True
+        try:
+            with other.transaction() as source:
+                added, total = self.run(lambda: self._merge(source), write=True)
+        finally:
+            self._is_merging = False
+        if added >= 10_000:  # the planner goes by what was there before
+            self.execute_alone("ANALYZE")
+        return added, total - added
+
+    def _merge(self, source: Connection) -> tuple[int, int]:
+        ids: dict[str, dict[int, int]] = {}
+        for table in (*_SHARED, db.StudyRuns, db.Calibrations):
+            ids[table.name] = {row.get("id", 0): self._merged(table, row, ids) for row in _rows(source, table)}
+        rows = list(_rows(source, db.Results))
+        results = self._results([{**db.defaults(db.Results), **_translated(db.Results, row, ids)} for row in rows])
+        ids["results"] = {row["id"]: id for row, id in zip(rows, results, strict=True)}
+        launches = {ids["problems"][row["problem_id"]]: row["document"] for row in _rows(source, db.RecordedLaunches)}
+        self._insert(db.RecordedLaunches, [{"problem_id": id, "document": text} for id, text in launches.items()])
+        added = total = 0
+        for table in _ROWS:
+            translated = (_translated(table, row, ids) for row in _rows(source, table))
+            while chunk := list(itertools.islice(translated, _CHUNK)):
+                stored = self._insert(table, chunk)
+                if table in (db.Trials, db.PublishedOperations):
+                    added, total = added + stored, total + len(chunk)
+        self.summarize(set(results))
+        self._update_studies(set(ids["studies"].values()))
+        return added, total
+
+    def _merged(self, table: Table, row: Mapping[str, Any], ids: Ids) -> int:
+        values = {**db.defaults(table), **_translated(table, row, ids)}
+        key = {name: values.pop(name) for name in db.unique_names(table)}
+        names = values if table in (db.StudyRuns, db.Studies) else _NEWER.get(table.name, ())
+        newer = {name: values.pop(name) for name in list(names) if values[name] is not None}
+        return self._id(table, key, values, newer)
+
+
+def _rows(source: Connection, table: Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table with the columns of this schema that they have, by their ids."""
+    columns, extra = set(table.c.keys()), list[str]()
+    if source.dialect.name == "sqlite":
+        stored = {row[1] for row in source.exec_driver_sql(f"PRAGMA table_info({table.name})")}
+        if not stored:  # the table is newer than the database
+            return
+        columns, extra = columns & stored, sorted(stored - columns)
+        if table is db.Problems and "flops" not in stored:  # the full set of trials has them in its studies
+            extra.append("(SELECT max(flops) FROM studies WHERE problem_id = problems.id) AS flops")
+    named = [column for column in table.c if column.name in columns - {"crc"}]
+    query = select(*named, *map(text, extra))
+    query = query.select_from(table).order_by(*(column for column in table.primary_key if column.name in columns))
+    for row in source.execute(query, execution_options={"yield_per": _CHUNK}).mappings():
+        yield _upgraded(table, dict(row))
+
+
+def _upgraded(table: Table, row: dict[str, Any]) -> dict[str, Any]:
+    """Add what the full set of trials does not say: columns that its schema did not have yet."""
+    if table is db.Sweeps:
+        row["command"] = stored_command(row["command"])
+    elif table is db.Devices and "timing" not in row and row["multiprocessors"]:
+        row |= {"timing": "events", "codegen": "fp_fusion=1"}
+    elif table is db.Configs:
+        row.setdefault("canonical", row["text"])
+    elif table is db.Problems and "canonical" not in row:
+        shape = parse_named_ints(row["shape"])
+        order = [name for name in ("M", "N", "K") if name in shape]
+        ordered = NamedInts({name: shape[name] for name in dict.fromkeys([*order, *shape])})
+        row |= {"canonical": row["shape"], "shape": str(ordered)}
+    elif table in (db.Trials, db.TrialDetails) and isinstance(row["stage"], str):
+        row["stage"] = ("coarse", "final", "control").index(row["stage"])
+    elif table is db.StudyRuns:
+        row["reference"] = row["reference"] or ""
+    elif table is db.Calibrations:
+        row.setdefault("created_at", float(row["sweep_id"]))
+    return row
+
+
+def _translated(table: Table, row: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
+    """Return another database's row with our ids in place of its own."""
+    values = {name: value for name, value in row.items() if name != "id" and name in table.c}
+    for name, target in _targets(table).items():
+        value = values.get(name)
+        if value is not None:
+            if value not in ids[target]:
+                raise DatabaseError(f"a row of {table.name} refers to a row that is missing; nothing was imported")
+            values[name] = ids[target][value]
+    return values
+
+
+@functools.cache
+def _targets(table: Table) -> dict[str, str]:
+    """Return the tables that the columns of a table refer to, in the end."""
+    targets = {}
+    for column in table.c:
+        for key in column.foreign_keys:
+            end = key.column
+            while end.foreign_keys:
+                end = next(iter(end.foreign_keys)).column
+            if end.name == "id":
+                targets[column.name] = end.table.name
+    return targets

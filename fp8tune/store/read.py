@@ -1,0 +1,720 @@
+"""Reading: one path from stored rows to typed records."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Connection, Select, Table, Text, func, select
+
+from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
+from fp8tune.errors import DatabaseError
+from fp8tune.records import (
+    RECORDED,
+    Code,
+    Device,
+    Facts,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Outcome,
+    Problem,
+    ProcessTimes,
+    Published,
+    Row,
+    Status,
+    Subject,
+    Telemetry,
+)
+from fp8tune.stats.study import CACHED_RATE, Result, Study
+from fp8tune.store import schema as db
+from fp8tune.store.database import Database, reads
+from fp8tune.store.schema import checked_columns
+from fp8tune.store.texts import checked, parse_axes, parse_document, parse_named_ints
+from fp8tune.store.trials import STAGES, Trial, last_status, read_trials
+from fp8tune.store.write import COPY_CEILING
+from fp8tune_kernels.spec import CHECKS
+
+Keep = Callable[[Sequence[Study]], Collection[Study]]
+"""Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
+
+_STAGES = {number: stage for stage, number in STAGES.items()}
+_STATUSES = {str(status): status for status in Status}
+_FEW = 300  # studies that are looked up one by one; more are read with all others
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Outcomes of the configs that were tried on a subject."""
+
+    subject: Subject
+    outcomes: Mapping[NamedInts, Outcome]
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """Number of configs by outcome."""
+        return Counter(outcome.status for outcome in self.outcomes.values())
+
+    @property
+    def failures(self) -> dict[NamedInts, Outcome]:
+        """Failed configs; those with wrong output first."""
+        right = (Status.OK, Status.PRUNED)
+        failed = {config: outcome for config, outcome in self.outcomes.items() if outcome.status not in right}
+        return dict(sorted(failed.items(), key=lambda item: item[1].status is not Status.WRONG))
+
+    @property
+    def has_right(self) -> bool:
+        """Return True if a config is right, and timed where times are taken, or if none was tried."""
+        return Status.OK in self.counts or not self.outcomes
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Blocks of one config in one process of one sweep's finals."""
+
+    stage: str
+    process: str
+    blocks: tuple[tuple[int, float], ...]
+
+    def of_run(self, run: FinalsRun) -> ProcessTimes:
+        """Return it as a part of these finals."""
+        return ProcessTimes(run, self.process, self.blocks)
+
+
+class Names:
+    """All rows that results belong to, by id. Small beside the results, so they are read whole and checked."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.configs = {row.id: _parsed("configs", row.id, row.text) for row in checked_rows(connection, db.Configs)}
+        self.devices = {row.id: _record(Device, row) for row in checked_rows(connection, db.Devices)}
+        problems = checked_rows(connection, db.Problems)
+        self.problems = {row.id: _problem(row) for row in problems}
+        self.flops = {row.id: row.flops for row in problems}
+        self.sweeps = {row.id: row for row in checked_rows(connection, db.Sweeps)}
+        self.runs: dict[int, list[Any]] = {}
+        runs = checked_rows(connection, db.StudyRuns)
+        try:
+            began = {id: (sweep.started_at, sweep.uid) for id, sweep in self.sweeps.items()}
+            for run in sorted(runs, key=lambda run: began[run.sweep_id]):
+                self.runs.setdefault(run.study_id, []).append(run)
+            versions = {row.id: self._version(row) for row in checked_rows(connection, db.Versions)}
+            self.rows = {row.id: row for row in checked_rows(connection, db.Studies)}
+            self.studies = {row.id: self._study(row, versions) for row in self.rows.values()}
+        except KeyError as error:
+            raise damaged("studies", "", f"it refers to row {error}, which is missing") from None
+
+    def finals(self, study: int) -> tuple[int, FinalsRun] | None:
+        """Return the sweep whose finals count, and its bands: the last that ended."""
+        for run in reversed(self.runs.get(study, ())):
+            if run.tie_band is not None:
+                uid = self.sweeps[run.sweep_id].uid
+                return run.sweep_id, FinalsRun(uid, run.tie_band, run.keep_band, run.floor_us or 0.0)
+        return None
+
+    def _version(self, row: Any) -> KernelVersion | None:
+        """Return None for rows of another implementation."""
+        try:
+            axes, key = parse_axes(row.axes), tuple(row.key.split())
+        except ValueError as error:
+            raise damaged("versions", row.id, str(error)) from None
+        version = KernelVersion(row.kernel, row.source_hash, self.configs[row.default_id], axes, key)
+        return version if row.source_hash else None
+
+    def _study(self, row: Any, versions: Mapping[int, KernelVersion | None]) -> Study:
+        kind = Kind(row.kind)
+        is_swept = any(run.planned is not None for run in self.runs.get(row.id, ()))
+        return Study(
+            problem=self.problems[row.problem_id],
+            device=self.devices[row.device_id],
+            kind=kind,
+            version=versions[row.version_id],
+            lookup_key=None if row.lookup_key is None else _parsed("studies", row.id, row.lookup_key),
+            bytes_moved=row.bytes_moved,
+            flops=self.flops[row.problem_id],
+            complete=kind is Kind.PUBLISHED or is_swept,
+            has_finals=self.finals(row.id) is not None,
+            newest=row.timed_at,
+        )
+
+
+class Reading(Database):
+    """Methods that return records."""
+
+    # Studies
+
+    @reads
+    def studies(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
+        keep: Keep | None = None,
+    ) -> list[Study]:
+        """Return studies with their results, undecided; None means any.
+
+        Args:
+            kernel: Name of a kernel.
+            arch: Arch of the device.
+            kinds: Kinds of rows.
+            problems: Problems to read.
+            device: One device, with the software that drove it.
+            keep: Chooses among all studies those whose results are read.
+        """
+        if problems is not None and not self._has_any(problems):
+            return []
+        names = Names(self._connection)
+        studies = _matching(names, kernel, arch, kinds, problems, device)
+        if keep is not None:
+            kept = {identity(study) for study in keep(list(studies.values()))}
+            studies = {id: study for id, study in studies.items() if identity(study) in kept}
+        with _collecting_no_garbage():
+            return _Results(names, studies).read()
+
+    @reads
+    def pools(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
+    ) -> list[Study]:
+        """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
+        return list(_matching(Names(self._connection), kernel, arch, kinds, problems, device).values())
+
+    def _has_any(self, problems: Collection[Problem]) -> bool:
+        """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
+        shapes = {problem.shape.canonical for problem in problems}
+        query = select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes)).limit(1)
+        return len(problems) > _FEW or self._connection.scalar(query) is not None
+
+    # Sweeps and devices
+
+    @reads
+    def sweep_uid(self, sweep_id: int) -> str:
+        """Return the name of a sweep in every copy of the database."""
+        return str(self._connection.scalar(select(db.Sweeps.c.uid).where(db.Sweeps.c.id == sweep_id)))
+
+    @property
+    def changes(self) -> object:
+        """A value that each commit of another process changes."""
+        query = "SELECT pg_current_snapshot()::text" if self.is_server else "PRAGMA data_version"
+        return self.run(lambda: self._connection.exec_driver_sql(query).scalar_one())
+
+    @reads
+    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
+        """Return the studies that the newest finished sweep of a request on this very device completed."""
+        of = db.Sweeps.c
+        same = (of.request == request, of.device_id.in_(_same(db.Devices, vars(device))), of.finished_at.is_not(None))
+        sweep = self._connection.scalar(select(func.max(of.id)).where(*same))
+        if sweep is None:
+            return None
+        names = Names(self._connection)
+        runs = {id: run for id, runs in names.runs.items() for run in runs if run.sweep_id == sweep}
+        studies = (names.studies[id] for id in sorted(runs) if runs[id].planned is not None)
+        return [(study.version, study.problem) for study in studies if study.version is not None]
+
+    @reads
+    def unfinished_sweeps(self) -> list[str]:
+        """Return the commands of sweeps that were begun and not finished, oldest first."""
+        query = select(db.Sweeps.c.command).where(db.Sweeps.c.finished_at.is_(None)).order_by(db.Sweeps.c.id)
+        return list(self._connection.scalars(query))
+
+    def calibration(self, device: Device) -> dict[str, float]:
+        """Return the newest value of everything that was measured of this very device, by name."""
+        return self.calibrations(device).get(device, {})
+
+    @reads
+    def calibrations(self, of: Device | None = None) -> dict[Device, dict[str, float]]:
+        """Return the newest values of each device by name, the device measured last at the end; of one name or all."""
+        devices = {row.id: _record(Device, row) for row in checked_rows(self._connection, db.Devices)}
+        sweeps = {row.id: row.device_id for row in checked_rows(self._connection, db.Sweeps)}
+        values: dict[Device, dict[str, float]] = {}
+        for row in _by_age(checked_rows(self._connection, db.Calibrations)):
+            device = devices[sweeps[row.sweep_id]]
+            if of is None or (device.arch, device.name) == (of.arch, of.name):
+                values[device] = {**values.pop(device, {}), row.name: row.value}
+        return values
+
+    # Outcomes of configs
+
+    def tally(self, subject: Subject) -> Tally:
+        """Return the outcomes of the configs of a problem."""
+        return Tally(subject, self.tried(subject, stage=None))
+
+    @reads
+    def tried(
+        self, subject: Subject, *, sweep: int | None = None, stage: str | None = "screen", reference: str = ""
+    ) -> dict[NamedInts, Outcome]:
+        """Return the last outcome of each config, with the median time of its trials.
+
+        ``reference`` is the hash of today's: trials that another one checked are left out.
+        """
+        results = self._results_of(subject)
+        trials = self._trials(results, reference, sweep=sweep, stage=None if stage is None else STAGES[stage])
+        outcomes = {results[id][0]: _outcome(rows, results[id][1]) for id, rows in _by_result(trials).items()}
+        if sweep is None and not reference:
+            outcomes |= _pruned(results, trials)
+        return outcomes
+
+    @reads
+    def tried_in_rounds(
+        self, subject: Subject, *, sweep: int | None = None, reference: str = ""
+    ) -> dict[int, dict[NamedInts, Outcome]]:
+        """Return the outcomes of each round of the coarse pass, all with one question."""
+        results, rounds = self._results_of(subject), dict[int, dict[NamedInts, Outcome]]()
+        trials = self._trials(results, reference, sweep=sweep, stage=db.COARSE)
+        for number in sorted({trial.round for trial in trials}):
+            of_round = _by_result(trial for trial in trials if trial.round == number)
+            rounds[number] = {results[id][0]: _outcome(rows, results[id][1]) for id, rows in of_round.items()}
+        if sweep is None and not reference and (pruned := _pruned(results, trials)):
+            rounds[0] = {**pruned, **rounds.get(0, {})}
+        return rounds
+
+    @reads
+    def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[Timed]]:
+        """Return the blocks of a sweep's finals of a problem so far, ended or not."""
+        results, timed = self._results_of(subject), dict[NamedInts, list[Timed]]()
+        for id, rows in _by_result(self._trials(results, "", sweep=sweep)).items():
+            blocks: dict[tuple[str, str], list[tuple[int, float]]] = {}
+            for row in rows:
+                if row.is_block and row.time_us is not None:
+                    blocks.setdefault((_STAGES[row.stage], row.process), []).append((row.round, row.time_us))
+            if blocks:
+                timed[results[id][0]] = [Timed(*place, tuple(sorted(blocks[place]))) for place in sorted(blocks)]
+        return timed
+
+    @reads
+    def commit(self, subject: Subject) -> str:
+        """Return the git commit of the working tree that last timed a problem; empty outside git."""
+        timed = (db.Results.c.study_id.in_(_study_ids(subject)), db.Trials.c.time_us.is_not(None))
+        query = select(db.Processes.c.git_commit).join_from(db.Trials, db.Results).join(db.Processes).where(*timed)
+        newest = query.order_by(db.Processes.c.started_at.desc(), db.Processes.c.id.desc()).limit(1)
+        return str(self._connection.scalar(newest) or "")
+
+    @reads
+    def tick_us(self, subject: Subject, sweep: int) -> float | None:
+        """Return the smallest step between two samples in a sweep's finals of a problem; None if unknown."""
+        details = db.TrialDetails.c
+        query = select(func.min(details.tick_us)).select_from(db.TrialDetails)
+        query = query.join(db.Results, db.Results.c.id == details.result_id)
+        query = query.join(db.Processes, db.Processes.c.id == details.process_id)
+        same = (db.Results.c.study_id.in_(_study_ids(subject)), db.Processes.c.sweep_id == sweep)
+        tick: float | None = self._connection.scalar(query.where(*same, details.stage != db.COARSE))
+        return tick
+
+    def _results_of(self, subject: Subject) -> dict[int, tuple[NamedInts, Any]]:
+        """Return the config and the row of each result of a subject."""
+        of_study = db.Results.c.study_id.in_(_study_ids(subject).where(db.Studies.c.kind == str(subject.kind)))
+        query = select(db.Results, db.Configs.c.text.label("config")).join(db.Configs).where(of_study)
+        rows = self._connection.execute(query.order_by(db.Results.c.id))
+        return {row.id: (_parsed("configs", row.config_id, row.config), row) for row in rows}
+
+    def _trials(self, results: Collection[int], reference: str, **values: Any) -> list[Trial]:
+        trials = read_trials(self._connection, results, **values)
+        return [trial for trial in trials if not reference or not trial.is_outdated(reference)]
+
+    # All trials
+
+    def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
+        """Yield every trial with its samples, in the order of the studies."""
+        with self.transaction() as connection:
+            names = Names(connection)
+            studies, codes = _matching(names, kernel, arch), _codes(connection)
+            processes = {row.id: row for row in checked_rows(connection, db.Processes)}
+            query = select(db.Results, db.Trials, *(c for c in db.TrialDetails.c if c.name not in db.Trials.c))
+            query = query.join_from(db.Results, db.Trials).outerjoin(db.TrialDetails).order_by(db.Results.c.id)
+            result, of, trial = connection.execute(query.execution_options(yield_per=1000)), db.Results.c, db.Trials.c
+            for row in result.mappings():
+                if (study := studies.get(row[of.study_id])) is None:
+                    continue
+                config, process = names.configs[row[of.config_id]], processes[row[trial.process_id]]
+                outcome = Outcome(
+                    Status(row[trial.status]),
+                    row[trial.time_us],
+                    row[trial.reason],
+                    tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
+                    row["tick_us"],
+                    _facts(row, codes.get(row[of.id])),
+                    Telemetry(*(_whole(name, row[name]) for name in Telemetry.__dataclass_fields__)),
+                )
+                yield Row(
+                    problem=study.problem,
+                    config=None if study.kind is Kind.PUBLISHED and not config else config,
+                    device=study.device,
+                    kind=study.kind,
+                    outcome=outcome,
+                    version=study.version,
+                    lookup_key=study.lookup_key,
+                    bytes_moved=study.bytes_moved,
+                    commit=process.git_commit,
+                    source=row[of.source],
+                    note=row[of.note],
+                    stage=_STAGES[row[trial.stage]],
+                    round=row[trial.round],
+                    process=process.name,
+                    position=row[trial.position],
+                )
+
+    # Everything else
+
+    @reads
+    def published(self) -> list[Published]:
+        """Return whole operations as others printed them, in the order stored."""
+        names, of = Names(self._connection), db.PublishedOperations.c
+        printed = ("recipe", "source", "note", *db.PUBLISHED)
+        return [
+            Published(
+                names.problems[row.problem_id].kernel,
+                names.problems[row.problem_id].shape,
+                device=names.devices[row.device_id],
+                **{name: getattr(row, name) for name in printed},
+            )
+            for row in self._connection.execute(select(db.PublishedOperations).order_by(of.id)).all()
+        ]
+
+    @reads
+    def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
+        """Return the JSON of the recorded launch and kernel of each problem; of one kernel or of all."""
+        query = select(db.Problems, db.RecordedLaunches.c.document).join(db.RecordedLaunches)
+        query = query if kernel is None else query.where(db.Problems.c.kernel == kernel)
+        rows = self._connection.execute(query.order_by(db.Problems.c.id)).all()
+        for row in rows:
+            parse_document(row.document)
+        return {_problem(row): row.document for row in rows}
+
+    @reads
+    def arches(self) -> list[str]:
+        """Return the arches that have rows, sorted."""
+        return sorted(self._connection.scalars(select(db.Devices.c.arch).distinct().join(db.Studies)))
+
+    @reads
+    def kernels(self) -> list[str]:
+        """Return the kernels that have rows, sorted."""
+        return sorted(self._connection.scalars(select(db.Problems.c.kernel).distinct().join(db.Studies)))
+
+    @reads
+    def counts(self, keep: Callable[[Study], bool] = lambda study: True) -> dict[tuple[str, Kind], int]:
+        """Return the number of trials by arch and kind, pruned ones included, of the studies that ``keep`` keeps."""
+        studies, counts = Names(self._connection).studies, Counter[tuple[str, Kind]]()
+        of, removed = db.Results.c.study_id, db.RemovedTrials.c
+        stored = select(of, func.count()).join_from(db.Trials, db.Results).group_by(of)
+        for query in (stored, select(removed.study_id, removed.trials)):
+            for id, number in self._connection.execute(query):
+                if keep(studies[id]):
+                    counts[studies[id].device.arch, studies[id].kind] += number
+        return dict(sorted(counts.items()))
+
+    def check_rows(self) -> None:
+        """Raise DatabaseError for a row whose checksum differs."""
+        self.studies()
+
+    @reads
+    def integrity(self) -> list[str]:
+        """Return the faults of the database; empty if all is well."""
+        if not self.is_server:
+            lines = map(str, self._connection.exec_driver_sql("PRAGMA integrity_check(10)").scalars())
+            if faults := [line for line in lines if line != "ok"]:
+                return faults
+        try:
+            self.check_rows()
+        except DatabaseError as error:
+            return [str(error)]
+        return []
+
+
+class _Results:
+    """Reader of the results of some studies."""
+
+    def __init__(self, names: Names, studies: Mapping[int, Study]) -> None:
+        self.names, self.studies, connection = names, studies, names.connection
+        self.connection = connection
+        self.codes = _codes(connection)
+        self.processes = {row.id: row for row in checked_rows(connection, db.Processes)}
+        self.calibrations: dict[tuple[str, int | None, int], float] = {}
+        for row in _by_age(checked_rows(connection, db.Calibrations)):
+            device = names.sweeps[row.sweep_id].device_id
+            self.calibrations[row.name, row.sweep_id, device] = self.calibrations[row.name, None, device] = row.value
+        self._fastest: dict[tuple[str, str], float] = {}
+
+    def read(self) -> list[Study]:
+        """Return the studies with their results, in the order they were begun."""
+        few = list(self.studies) if len(self.studies) <= _FEW else None
+        blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
+        untimed: dict[int, list[NamedInts]] = {}
+        shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
+        for row in checked_rows(self.connection, db.Results, blocks, few):
+            id, config_id, source, note, status_text, coarse_us, processes, *_, result_id = row
+            if id not in self.studies:
+                continue
+            counts[id] += 1
+            status, config = _STATUSES[status_text], self.names.configs[config_id]
+            if status is not Status.OK:
+                failures.setdefault(id, {})[config] = status
+            run, of_study = shared[id]
+            of_result = blocks.get(result_id)
+            by_stage = self._finals(of_result, run) if of_result else {}
+            finals = by_stage.get(db.FINAL, ())
+            is_timed = self.studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
+            if is_timed and (status is not Status.OK or (not finals and coarse_us is None)):
+                if status is Status.OK and config:
+                    untimed.setdefault(id, []).append(config)
+                continue
+            result = Result(
+                config=None if source and not config else config,  # a publication that names none
+                status=status,
+                coarse_us=coarse_us,
+                figures=len(finals) or max(1, processes),
+                finals=finals,
+                control=by_stage.get(db.CONTROL, ()),
+                source=source,
+                note=note,
+                facts=_facts(row._mapping, self.codes.get(result_id)),
+                **of_study,
+            )
+            results.setdefault(id, []).append(result)
+        for id in self.studies:  # checksums notice no row that is missing
+            stored = self.names.rows[id]
+            if (counts[id], len(self.names.runs.get(id, ()))) != (stored.results, stored.runs):
+                raise damaged("studies", id, "rows of it are missing")
+        studies = []
+        for id, study in self.studies.items():
+            ordered, no_time = tuple(sorted(results.get(id, ()), key=result_order)), tuple(untimed.get(id, ()))
+            studies.append(replace(study, results=ordered, failures=failures.get(id, {}), untimed=no_time))
+        return studies
+
+    def _blocks(self, studies: Sequence[int] | None) -> dict[int, list[Any]]:
+        """Return the final blocks of each result: stage, process, round, time."""
+        of = db.Trials.c
+        query = select(of.result_id, of.stage, of.process_id, of.round, of.time_us)
+        query = query.where(of.stage != db.COARSE, of.time_us.is_not(None))
+        if studies is not None:
+            query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
+        blocks: dict[int, list[Any]] = {}
+        for result, *block in self.connection.execute(query):
+            blocks.setdefault(result, []).append(tuple(block))
+        return blocks
+
+    def _shared(self, id: int) -> tuple[tuple[int, FinalsRun] | None, dict[str, Any]]:
+        """Return the finals of a study that count, and the fields that all of its results have in common."""
+        study, runs, device_id = self.studies[id], self.names.runs.get(id, []), self.names.rows[id].device_id
+        sweep = runs[0].sweep_id if len(runs) == 1 else None
+
+        def calibrated(name: str) -> float | None:
+            newest = self.calibrations.get((name, None, device_id))
+            return self.calibrations.get((name, sweep, device_id), newest)
+
+        copy, checks = calibrated(COPY_CEILING), {run.check_used for run in runs} or {CHECKS[0]}
+        return self.names.finals(id), {
+            # Of several checks the least strict counts.
+            "check": max(checks, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check)),
+            "ceiling_gb_per_s": copy and self._ceiling(copy, study),
+            "copy_gb_per_s": copy,
+            "peak_flop_per_s": None if study.flops is None else calibrated(FLOP_PER_S + study.problem.in_dtype),
+        }
+
+    def _finals(self, blocks: Sequence[Any], run: tuple[int, FinalsRun] | None) -> dict[int, tuple[ProcessTimes, ...]]:
+        by_process: dict[tuple[int, str], list[tuple[int, float]]] = {}
+        for stage, process_id, round, time_us in blocks:
+            process = self.processes[process_id]
+            if run is not None and process.sweep_id == run[0]:
+                by_process.setdefault((stage, process.name), []).append((round, time_us))
+        by_stage: dict[int, list[ProcessTimes]] = {}
+        for (stage, name), of_process in sorted(by_process.items()):
+            assert run is not None
+            by_stage.setdefault(stage, []).append(ProcessTimes(run[1], name, tuple(sorted(of_process))))
+        return {stage: tuple(times) for stage, times in by_stage.items()}
+
+    def _ceiling(self, copy_gb_per_s: float, study: Study) -> float:
+        """Return the copy rate, or the highest rate of any kernel on devices of this name; see fp8tune.ceiling."""
+        place = study.device.name, str(study.kind)
+        if place not in self._fastest:
+            on = [id for id, device in self.names.devices.items() if device.name == study.device.name]
+            rates = [rate for id in on if (rate := self.calibrations.get((COPY_CEILING, None, id))) is not None]
+            mb_per_s: Any = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
+            query = select(func.max(mb_per_s)).join_from(db.Results, db.Studies).join(db.Problems)
+            query = query.where(db.Studies.c.device_id.in_(on), db.Studies.c.kind == place[1])
+            query = query.where(db.Results.c.status == Status.OK, mb_per_s <= 1e3 * CACHED_RATE * max(rates))
+            query = query.where(~db.Problems.c.input_layout.startswith(RECORDED))
+            self._fastest[place] = (self.connection.scalar(query) or 0.0) / 1e3
+        return ceiling_gb_per_s(copy_gb_per_s, [self._fastest[place]])
+
+
+def checked_rows(
+    connection: Connection,
+    table: Table,
+    blocks: Mapping[int, list[Any]] | None = None,
+    studies: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return the rows of a table. Raises DatabaseError for one that was changed by another program.
+
+    Args:
+        connection: A transaction of the database.
+        table: A table with checksums.
+        blocks: Blocks of each result, which its checksum covers.
+        studies: Studies to read; None for all.
+    """
+    names, others = checked_columns(table), [name for name in ("id", "finished_at") if name in table.c]
+    texts = [(place, name) for place, name in enumerate(names) if isinstance(table.c[name].type, Text)]
+    query = select(*(table.c[name] for name in (*names, "crc", *others))).order_by(*table.primary_key)
+    if studies is not None:
+        query = query.where(table.c.study_id.in_(studies))
+    rows, count = connection.execute(query).all(), len(names)
+    for row in rows:
+        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row.id, ())))
+        if zlib.crc32(repr(covered).encode()) != row[count]:
+            raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")
+        for place, name in texts:  # a file that another program wrote need not have our constraints
+            if row[place]:
+                checked(name, row[place])
+    return list(rows)
+
+
+def damaged(table: str, id: object, fault: str) -> DatabaseError:
+    """Return the error for a row that no program of ours wrote so."""
+    where = f"{table}:{id}" if id != "" else f"a row of {table}"
+    remedy = "restore the database from git or a copy"
+    if table in ("results", "studies"):
+        remedy += f", or run fp8tune forget {where}"
+    return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
+
+
+def _matching(
+    names: Names,
+    kernel: str | None = None,
+    arch: str | None = None,
+    kinds: Collection[Kind] | None = None,
+    problems: Collection[Problem] | None = None,
+    device: Device | None = None,
+) -> dict[int, Study]:
+    """Return the studies of a kernel, an arch, kinds, problems and a device; None means any."""
+    problems = None if problems is None else set(problems)
+    return {
+        id: study
+        for id, study in names.studies.items()
+        if (kernel is None or study.problem.kernel == kernel)
+        and (arch is None or study.device.arch == arch)
+        and (kinds is None or study.kind in kinds)
+        and (problems is None or study.problem in problems)
+        and (device is None or study.device == device)
+    }
+
+
+def identity(of: Study | Row | Subject) -> tuple[object, ...]:
+    """Return what makes results comparable: problem, device, kind, and the kernel's code."""
+    return of.problem, of.device, of.kind, None if of.version is None else of.version.source_hash
+
+
+def subjects_of(studies: Iterable[Study]) -> list[Subject]:
+    """Return every problem with the newest kernel version that was tried on it, on each device."""
+    newest: dict[object, Subject] = {}
+    for study in sorted(studies, key=lambda study: study.newest):
+        if study.version is not None and study.kind is not Kind.PUBLISHED:
+            subject = Subject(study.version, study.device, study.kind, study.problem)
+            newest[study.device, study.kind, study.problem] = subject
+    return list(newest.values())
+
+
+def result_order(result: Result) -> tuple[object, ...]:
+    """Return the sort key of results: finals first, for the coarse times chose them; names decide between equals."""
+    config = "" if result.config is None else result.config.canonical
+    value_us = 0.0 if not result.finals and result.coarse_us is None else result.value_us
+    return not result.finals, value_us, config, result.source, result.note
+
+
+def _by_age(calibrations: Iterable[Any]) -> list[Any]:
+    return sorted(calibrations, key=lambda row: (row.created_at, row.value))
+
+
+def _by_result(trials: Iterable[Trial]) -> dict[int, list[Trial]]:
+    by_result: dict[int, list[Trial]] = {}
+    for trial in trials:
+        by_result.setdefault(trial.result_id, []).append(trial)
+    return by_result
+
+
+def _outcome(trials: Sequence[Trial], row: Any) -> Outcome:
+    status = last_status(trials)
+    deciding = [trial for trial in trials if trial.status == status]
+    times_us = [trial.time_us for trial in deciding if trial.time_us is not None]
+    time_us = median(times_us) if times_us and status is Status.OK else None
+    return Outcome(status, time_us, deciding[-1].reason, facts=_facts(row._mapping))
+
+
+def _pruned(results: Mapping[int, tuple[NamedInts, Any]], trials: Iterable[Trial]) -> dict[NamedInts, Outcome]:
+    """Return the outcomes of results whose coarse trials were removed, from their summaries."""
+    with_trials = {trial.result_id for trial in trials}
+    return {
+        config: Outcome(Status(row.status), row.coarse_us, facts=_facts(row._mapping))
+        for id, (config, row) in results.items()
+        if id not in with_trials and row.coarse_us is not None
+    }
+
+
+def _codes(connection: Connection) -> dict[int, Code]:
+    """Return the facts of the machine code of configs that were only compiled, by result."""
+    rows = connection.execute(select(db.Codes))
+    return {row.result_id: Code(*(getattr(row, name) or 0 for name in db.CODE)) for row in rows}
+
+
+def _parsed(table: str, id: int, text: str) -> NamedInts:
+    try:
+        return parse_named_ints(text)
+    except ValueError as error:
+        raise damaged(table, id, str(error)) from None
+
+
+def _record(record: type[Any], row: Any) -> Any:
+    return record(**{name: getattr(row, name) for name in record.__dataclass_fields__})
+
+
+def _problem(row: Any) -> Problem:
+    names = [name for name in Problem.__dataclass_fields__ if name not in ("shape", "seed")]
+    shape = _parsed("problems", row.id, row.shape)
+    return Problem(shape=shape, seed=row.seed, **{name: checked(name, getattr(row, name)) for name in names})
+
+
+def _facts(row: Any, code: Code | None = None) -> Facts:
+    return Facts(row["registers"], row["spill_bytes"], row["shared_bytes"], row["compile_s"], code)
+
+
+def _whole(name: str, value: float | None) -> Any:
+    return value if value is None or name == "power_w" else int(value)
+
+
+def _same(table: Table, values: Mapping[str, Any]) -> Select[Any]:
+    return select(table.c.id).where(*(table.c[name] == value for name, value in values.items()))
+
+
+def _study_ids(subject: Subject) -> Select[Any]:
+    problem, version, of = subject.problem, subject.version, db.Studies.c
+    values = {**vars(problem), "canonical": problem.shape.canonical}
+    problems = _same(db.Problems, {name: value for name, value in values.items() if name != "shape"})
+    versions = _same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
+    query = select(of.id).where(of.problem_id.in_(problems), of.version_id.in_(versions))
+    return query.where(of.device_id.in_(_same(db.Devices, vars(subject.device))))
+
+
+@contextlib.contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """Keep the garbage collector off: records hold no cycles, and walking them again and again doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,455 @@
+"""Writing: batched, idempotent, and one transaction per batch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os.path
+import time
+import uuid
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+
+from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.records import (
+    ClockLimits,
+    Device,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Problem,
+    Published,
+    Row,
+    Subject,
+)
+from fp8tune.redaction import redacted
+from fp8tune.store import schema as db
+from fp8tune.store.database import Database, insert_ignoring, writes
+from fp8tune.store.schema import defaults, row_checksum, unique_names
+from fp8tune.store.texts import UNSTATED
+from fp8tune.store.trials import STAGES, Trial, chunks, read_trials, summary
+from fp8tune.text import visible
+
+COPY_CEILING = "copy_ceiling_gb_per_s"
+"""Calibration of a device-to-device copy, read plus written."""
+
+_COUNTED = {"preserve_rowcount": True}  # the number of rows an insert really stored, from every driver
+_DETAILS = ("samples", *db.TELEMETRY)
+
+Values = Mapping[str, Any]
+
+
+class Writing(Database):
+    """Methods that store records. Unique columns identify rows, so writing twice adds nothing."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ids: dict[tuple[object, ...], int] = {}
+        """Ids of rows that this transaction named already."""
+        self._facts: dict[tuple[int, str, str], dict[str, str]] = {}
+        self._waiting: list[tuple[int, Row]] = []
+        self._waits_s, self._stored_at = 0.0, -math.inf
+        self._is_merging = False
+
+    def _begin(self, *, write: bool) -> None:
+        self._ids.clear()
+        super()._begin(write=write)
+
+    # Sweeps
+
+    @writes
+    def begin_sweep(
+        self,
+        request: str,
+        device: Device,
+        *,
+        command: str,
+        commit: str,
+        timer: str,
+        seed: int,
+        again: bool = False,
+        uid: str | None = None,
+        limits: ClockLimits = ClockLimits(),
+    ) -> int:
+        """Return the id of an unfinished sweep of this request, device and ``again``, or of a new one.
+
+        ``uid`` names a sweep that is the same in every database, such as that of published rows.
+
+        Raises:
+            MachineError: The unfinished sweep was timed at other clocks or another power limit than ``limits``.
+        """
+        of, device_id = db.Sweeps.c, self._device(device)
+        same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
+        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc()).limit(1)
+        if uid is None and (row := self._connection.execute(unfinished).first()) is not None:
+            if difference := ClockLimits(*row[1:]).difference(limits):
+                raise MachineError(
+                    f"the GPU's {difference}, so this sweep cannot go on: set it back, or measure anew with --again"
+                )
+            return int(row.id)
+        values = {"device_id": device_id, "request": request, "command": stored_command(command), "git_commit": commit}
+        values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
+        values |= vars(limits)
+        return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
+
+    @writes
+    def finish_sweep(self, sweep_id: int) -> None:
+        """Note that a sweep ran to its end: the same request begins a new one from now on."""
+        finished = update(db.Sweeps).where(db.Sweeps.c.id == sweep_id)
+        self._connection.execute(finished.values(finished_at=time.time()))
+
+    @writes
+    def mark_complete(self, sweep_id: int, subject: Subject, planned: int) -> None:
+        """Note that all planned configs of a problem have a row, so that the best of them is a pick."""
+        study = self._study(subject)
+        self._run_of(sweep_id, study, planned=planned, **self._facts_of(sweep_id, subject.version))
+        self._update_studies([study])
+
+    @writes
+    def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
+        """Note that the finals of a problem ended: from now on they count, not earlier ones."""
+        study = self._study(subject)
+        self._run_of(sweep_id, study, **{name: value for name, value in vars(run).items() if name != "sweep"})
+        self._update_studies([study])
+
+    def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
+        """Note the hash of the reference that a sweep compares the outputs of a kernel version with."""
+        self._facts_of(sweep_id, version)["reference"] = reference
+
+    def record_check(self, sweep_id: int, version: KernelVersion, check: str) -> None:
+        """Note the check by which the outputs of a kernel version are right in a sweep."""
+        self._facts_of(sweep_id, version)["check_used"] = check
+
+    @writes
+    def record_launches(self, documents: Mapping[Problem, str]) -> None:
+        """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
+        for problem, document in documents.items():
+            id, of = self._problem(problem), db.RecordedLaunches.c.problem_id
+            self._connection.execute(delete(db.RecordedLaunches).where(of == id))
+            self._connection.execute(insert(db.RecordedLaunches), {"problem_id": id, "document": document})
+
+    @writes
+    def record_flops(self, flops: Mapping[Problem, int]) -> None:
+        """Keep the floating-point operations of problems; the newest declaration counts."""
+        for problem, count in flops.items():
+            self._problem(problem, flops=count)
+
+    def record_ceiling(self, sweep_id: int, device: Device, gb_per_s: float) -> None:
+        """Keep the copy rate measured in a sweep; a later measurement in the same sweep replaces it."""
+        self.record_calibration(sweep_id, device, COPY_CEILING, gb_per_s)
+
+    @writes
+    def record_calibration(self, sweep_id: int, device: Device, name: str, value: float) -> None:
+        """Keep a named value measured of the sweep's device; the unit is in the name."""
+        newer = {"value": float(value), "created_at": time.time()}
+        self._id(db.Calibrations, {"sweep_id": sweep_id, "name": name}, newer=newer)
+
+    # Rows
+
+    @writes
+    def add(self, sweep_id: int, row: Row, *, once: bool = False) -> bool:
+        """Store one trial and commit; False if it is there already.
+
+        ``once``: False also if another process of the same sweep stored the same status in this round.
+        """
+        return self._store_rows([(sweep_id, row)], once=once) == 1
+
+    @writes
+    def add_many(self, sweep_id: int, rows: Iterable[Row]) -> int:
+        """Store many trials in one commit, all or nothing. Returns how many were new."""
+        return self._store_rows([(sweep_id, row) for row in rows], once=False)
+
+    @contextlib.contextmanager
+    def adding_together(self, within_s: float) -> Iterator[None]:
+        """Store the trials of :meth:`add_soon` that come within so many seconds in one commit."""
+        self._waits_s = within_s
+        try:
+            yield
+            self.flush()
+        except BaseException:
+            with contextlib.suppress(DatabaseError):  # of a lease or a server that is gone, which it ends for
+                self.flush()
+            raise
+        finally:
+            self._waits_s = 0.0
+            self._waiting.clear()
+
+    def add_soon(self, sweep_id: int, row: Row) -> None:
+        """Store one trial now or with the next ones, unless a process came to the same status in its round."""
+        self._waiting.append((sweep_id, row))
+        if time.monotonic() - self._stored_at >= self._waits_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store all waiting trials."""
+        if self._waiting and self._open is None:
+            waiting, self._waiting = self._waiting, []
+            self.run(lambda: self._store_rows(waiting, once=True), write=True)
+            self._stored_at = time.monotonic()
+
+    def run(self, work: Any, *, write: bool = False) -> Any:
+        """Run a transaction as :meth:`Database.run` does, after all waiting trials are stored."""
+        self.flush()
+        return super().run(work, write=write)
+
+    @writes
+    def add_published(self, rows: Iterable[Published]) -> int:
+        """Store whole operations as others printed them. Returns how many were new."""
+        values = []
+        for row in rows:
+            problem = Problem(row.operation, row.shape, UNSTATED, fp8_dtype=UNSTATED, scale_mode=UNSTATED)
+            ids = {"problem_id": self._problem(problem), "device_id": self._device(row.device)}
+            values.append(ids | {name: getattr(row, name) for name in ("recipe", "source", "note", *db.PUBLISHED)})
+        return self._insert(db.PublishedOperations, values)
+
+    @writes
+    def forget(self, rows: Collection[tuple[str, int]]) -> dict[str, int]:
+        """Remove rows, named by table and id, and all that refer to them. Returns how many went from each table."""
+        trials, removed, touched = db.Trials.c, dict[str, int](), set[int]()
+        sweeps = select(db.Processes.c.id).where(db.Processes.c.sweep_id.in_([i for t, i in rows if t == "sweeps"]))
+        processes = {*self._connection.scalars(sweeps), *(i for table, i in rows if table == "processes")}
+        for ids in chunks(processes):
+            touched |= set(self._connection.scalars(select(trials.result_id).where(trials.process_id.in_(ids))))
+            self._connection.execute(delete(db.Trials).where(trials.process_id.in_(ids)))
+        left = {trial.result_id for trial in read_trials(self._connection, touched)}
+        for name in dict.fromkeys(table for table, _ in rows):
+            of = db.METADATA.tables[name]
+            for ids in chunks(id for table, id in rows if table == name):
+                gone = self._connection.execute(delete(of).where(of.c["id"].in_(ids))).rowcount
+                removed[name] = removed.get(name, 0) + gone
+        for ids in chunks(touched - left):
+            self._connection.execute(delete(db.Results).where(db.Results.c.id.in_(ids)))
+        self.summarize(left)
+        self._update_studies(self._connection.scalars(select(db.Studies.c.id)).all())
+        return removed
+
+    # Shared rows
+
+    def _device(self, device: Device) -> int:
+        return self._id(db.Devices, vars(device))
+
+    def _config(self, config: NamedInts | None) -> int:
+        config = config or NamedInts()
+        return self._id(db.Configs, {"canonical": config.canonical}, {"text": str(config)})
+
+    def _problem(self, problem: Problem, **newer: Any) -> int:
+        key = {name: getattr(problem, name) for name in unique_names(db.Problems) if name != "canonical"}
+        key["canonical"] = problem.shape.canonical
+        return self._id(db.Problems, key, {"shape": str(problem.shape)}, newer=newer)
+
+    def _version(self, version: KernelVersion | None, kernel: str) -> int:
+        version = version or KernelVersion(kernel, "")
+        # The newest declaration of a source counts: a grid may change without the code.
+        newer = {
+            "default_id": self._config(version.default),
+            "axes": json.dumps(version.axes, separators=(",", ":")),
+            "key": " ".join(version.key),
+        }
+        return self._id(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash}, newer=newer)
+
+    def _study(self, subject: Subject | Row, **newer: Any) -> int:
+        place = ("study", subject.problem, subject.version, subject.device, subject.kind, *newer.values())
+        if place not in self._ids:
+            version = self._version(subject.version, subject.problem.kernel)
+            key: dict[str, Any] = {"problem_id": self._problem(subject.problem), "version_id": version}
+            key |= {"device_id": self._device(subject.device), "kind": str(subject.kind)}
+            self._ids[place] = self._id(db.Studies, key, newer=newer)
+        return self._ids[place]
+
+    def _run_of(self, sweep_id: int, study: int, **newer: Any) -> None:
+        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id}, newer=newer)
+
+    def _facts_of(self, sweep_id: int, version: KernelVersion) -> dict[str, str]:
+        """Return the reference and the check that each study of a sweep notes when it begins."""
+        return self._facts.setdefault((sweep_id, version.kernel, version.source_hash), {})
+
+    def _id(self, table: Table, key: Values, rest: Values = {}, newer: Values = {}) -> int:  # noqa: B006
+        """Return the id of the row with this unique key, inserted with the other values if it is new.
+
+        Values in ``newer`` other than None replace the stored ones.
+        """
+        place = (table.name, *key.values(), *newer.values())
+        if place not in self._ids:
+            row = {**defaults(table), **key, **rest, **newer}
+            same = [table.c[name] == value for name, value in key.items()]
+            stored = self._connection.execute(select(table).where(*same)).mappings().first()
+            if stored is None:
+                self._connection.execute(insert(table), row | {"crc": row_checksum(table, row)})
+                stored = self._connection.execute(select(table).where(*same)).mappings().one()
+            else:
+                self._update(table, dict(stored), {name: row[name] for name in newer}, same)
+            self._ids[place] = int(stored.get("id", 0))
+        return self._ids[place]
+
+    def _update(self, table: Table, stored: dict[str, Any], newer: Values, same: Sequence[Any]) -> None:
+        changes = {name: value for name, value in newer.items() if value is not None and value != stored[name]}
+        if self._is_merging:  # whichever is merged into which, the same stays
+            changes = {name: value for name, value in changes.items() if stored[name] is None or value > stored[name]}
+        if changes:
+            changes["crc"] = row_checksum(table, stored | changes)
+            self._connection.execute(update(table).where(*same).values(**changes))
+
+    # Results and trials
+
+    def _store_rows(self, rows: Sequence[tuple[int, Row]], *, once: bool) -> int:
+        studies = [self._begun_study(sweep_id, row) for sweep_id, row in rows]
+        of_rows = zip(studies, rows, strict=True)
+        results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in of_rows])
+        trials, timed = [], set()
+        for (sweep_id, row), study, result, process in zip(rows, studies, results, self._processes(rows), strict=True):
+            trials.append({**_trial(row, result, process), "sweep_id": sweep_id})
+            if row.outcome.time_us is not None or row.kind in (Kind.STATIC, Kind.INTERPRETER):
+                timed.add(study)
+            if (code := row.outcome.facts.code) is not None:
+                self._connection.execute(delete(db.Codes).where(db.Codes.c.result_id == result))
+                self._connection.execute(insert(db.Codes), {"result_id": result, **vars(code)})
+        if once:
+            trials = self._without_stored(trials)
+        stored = self._insert(db.Trials, trials)
+        self._insert(db.TrialDetails, [t for t in trials if any(t[name] is not None for name in _DETAILS)])
+        self.summarize({trial["result_id"] for trial in trials})
+        if stored:
+            self._update_studies(set(studies), timed)
+        return stored
+
+    def _begun_study(self, sweep_id: int, row: Row) -> int:
+        """Return the study of a row, noted as begun in its sweep."""
+        newer = {"lookup_key": None if row.lookup_key is None else str(row.lookup_key), "bytes_moved": row.bytes_moved}
+        study = self._study(row, **{name: value for name, value in newer.items() if value is not None})
+        self._run_of(sweep_id, study, **self._facts_of(sweep_id, row.version or KernelVersion(row.problem.kernel, "")))
+        return study
+
+    def _processes(self, rows: Sequence[tuple[int, Row]]) -> list[int]:
+        """Return the id of the process of each row, inserted where it is new."""
+        of, names = db.Processes.c, unique_names(db.Processes)
+        keys = [(sweep_id, row.process, row.commit) for sweep_id, row in rows]
+        new = [{**dict(zip(names, key, strict=True)), "started_at": time.time()} for key in dict.fromkeys(keys)]
+        self._insert(db.Processes, [{**row, "crc": row_checksum(db.Processes, row)} for row in new])
+        query = select(of.id, *(of[name] for name in names)).where(of.sweep_id.in_({sweep_id for sweep_id, _ in rows}))
+        if len(new) == 1:
+            query = query.where(of.name == keys[0][1])
+        ids = {tuple(row[1:]): int(row[0]) for row in self._connection.execute(query)}
+        return [ids[key] for key in keys]
+
+    def _results(self, rows: Sequence[Values]) -> list[int]:
+        """Return the ids of results, inserted where they are new. Facts of the compiler replace older ones."""
+        of, names = db.Results.c, unique_names(db.Results)
+        keys = [tuple(row[name] for name in names) for row in rows]
+        new = {key: {**defaults(db.Results), **row, "crc": 0} for key, row in zip(keys, rows, strict=True)}
+        self._insert(db.Results, list(new.values()))
+        query, stored = select(of.id, *(of[name] for name in (*names, *db.FACTS))), dict[tuple[Any, ...], Any]()
+        for ids in chunks({row["study_id"] for row in rows}):
+            some = query.where(of.study_id.in_(ids))
+            if len(new) == 1:
+                some = some.where(of.config_id == rows[0]["config_id"])
+            stored |= {tuple(row[1:5]): row for row in self._connection.execute(some)}
+        for key, row in zip(keys, rows, strict=True):
+            self._update_facts(stored[key], row)
+        return [stored[key].id for key in keys]
+
+    def _update_facts(self, stored: Any, row: Values) -> None:
+        facts = {name: getattr(stored, name) for name in db.FACTS}
+        newer = {name: row[name] for name in db.FACTS if row.get(name) is not None and row[name] != facts[name]}
+        if self._is_merging:
+            newer = {name: value for name, value in newer.items() if facts[name] is None or value > facts[name]}
+        if newer:
+            self._connection.execute(update(db.Results).where(db.Results.c.id == stored.id).values(**newer))
+
+    def _without_stored(self, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Leave out trials in whose round of the sweep some process came to the same status."""
+
+        def place(trial: Any) -> tuple[Any, ...]:
+            return tuple(trial[name] for name in ("result_id", "stage", "round", "status", "sweep_id"))
+
+        stored = map(Trial._asdict, read_trials(self._connection, {trial["result_id"] for trial in trials}))
+        first = {place(trial): trial for trial in reversed(trials)}
+        for trial in stored:
+            first.pop(place(trial), None)
+        return list(first.values())[::-1]
+
+    def _insert(self, table: Table, rows: Sequence[Values]) -> int:
+        if not rows:
+            return 0
+        names = [column.name for column in table.c if column.name in rows[0]]
+        values = [{name: row[name] for name in names} for row in rows]
+        statement = insert_ignoring(self._connection, table)
+        return int(self._connection.execute(statement, values, execution_options=_COUNTED).rowcount)
+
+    def _update_studies(self, studies: Iterable[int], timed: Collection[int] = ()) -> None:
+        """Count the results and runs of studies anew, and note that some were timed just now."""
+
+        def count(table: Table) -> Any:
+            query = select(func.count()).select_from(table).where(table.c.study_id == db.Studies.c.id)
+            return query.correlate(db.Studies).scalar_subquery()
+
+        query = select(db.Studies, count(db.Results).label("count"), count(db.StudyRuns).label("count_runs"))
+        for ids in chunks(studies):
+            values: list[Values] = []
+            for row in self._connection.execute(query.where(db.Studies.c.id.in_(ids))).mappings():
+                new = {"results": row["count"], "runs": row["count_runs"], "timed_at": row["timed_at"]}
+                new |= {"timed_at": time.time()} if row["id"] in timed else {}
+                values.append({**new, "crc": row_checksum(db.Studies, {**row, **new}), "row": row["id"]})
+            self._update_many(db.Studies, values)
+
+    def summarize(self, results: Iterable[int]) -> None:
+        """Bring the summaries and checksums of results up to date with their trials."""
+        query = select(db.Results, db.Studies.c.kind).join(db.Studies, db.Studies.c.id == db.Results.c.study_id)
+        for ids in chunks(results):
+            trials: dict[int, list[Trial]] = {}
+            for trial in read_trials(self._connection, ids):
+                trials.setdefault(trial.result_id, []).append(trial)
+            values: list[Values] = []
+            for row in self._connection.execute(query.where(db.Results.c.id.in_(ids))).mappings():
+                of_result = trials.get(row["id"], [])
+                new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
+                names = ("status", "coarse_us", "coarse_processes", "final_us")
+                crc = row_checksum(db.Results, new, blocks_of(of_result))
+                values.append({**{name: new[name] for name in names}, "crc": crc, "row": row["id"]})
+            self._update_many(db.Results, values)
+
+    def _update_many(self, table: Table, rows: Sequence[Values]) -> None:
+        """Update rows, each by its id in ``row``."""
+        if rows:
+            names = [name for name in rows[0] if name != "row"]
+            statement = update(table).where(table.c["id"] == bindparam("row"))
+            values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+            new = [{"row": row["row"], **{f"new_{name}": row[name] for name in names}} for row in rows]
+            self._connection.execute(statement.values(values), new)
+
+
+def blocks_of(trials: Iterable[Trial]) -> list[tuple[int, int, int, float | None]]:
+    """Return the blocks that the checksum of a result covers."""
+    return sorted((t.stage, t.process_id, t.round, t.time_us) for t in trials if t.is_block)
+
+
+def stored_command(command: str) -> str:
+    """Return a command line without passwords, and with files by their base names."""
+    words = redacted(visible(command)).split(" ")
+    return " ".join(os.path.basename(word) if word.startswith(("/", "~", "../", "./")) else word for word in words)
+
+
+def _result(study: int, config: int, row: Row) -> Values:
+    facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
+    return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
+
+
+def _trial(row: Row, result_id: int, process_id: int) -> dict[str, Any]:
+    outcome = row.outcome
+    return {
+        "result_id": result_id,
+        "stage": STAGES[row.stage],
+        "process_id": process_id,
+        "round": row.round,
+        "position": row.position,
+        "status": str(outcome.status),
+        "reason": redacted(outcome.reason)[:2000],
+        "time_us": None if outcome.time_us is None else round(outcome.time_us, 6),
+        "tick_us": outcome.tick_us,
+        **vars(outcome.telemetry),
+        "samples": array("f", outcome.samples_us).tobytes() if outcome.samples_us else None,
+    }

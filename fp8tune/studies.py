@@ -1,0 +1,189 @@
+"""Studies of a database, decided beside the installed tables, and the records that are made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fp8tune.ceiling import ceiling_of
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.replay.problems import in_words
+from fp8tune.stats.decide import decide_study
+from fp8tune.stats.means import group_by, median
+from fp8tune.stats.rank import TIMED_KINDS, answering, competing
+from fp8tune.stats.study import Study, Verdict, process_us
+from fp8tune.store.layers import Reader
+from fp8tune.tables.current import (
+    NO_TABLES,
+    SHIPPED,
+    CurrentTables,
+    completed,
+    find_today,
+    recorded_configs,
+    recorded_launch,
+)
+
+NO_CONFIGS: Mapping[Problem, NamedInts] = {}
+
+
+def read_studies(
+    store: Reader,
+    kernel: str | None = None,
+    arch: str | None = None,
+    kinds: Collection[Kind] | None = None,
+    *,
+    problems: Collection[Problem] | None = None,
+    device: Device | None = None,
+    tables: CurrentTables = SHIPPED,
+) -> list[Study]:
+    """Read and decide the study that answers each question; None means any."""
+    studies = store.studies(kernel, arch, kinds, problems=problems, device=device, keep=competing)
+    documents = store.recorded_launches(kernel)
+    studies = decided(studies, tables, recorded_configs(documents))
+    return [_in_words(study, documents.get(study.problem, "")) for study in studies]
+
+
+def _in_words(study: Study, document: str) -> Study:
+    """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
+    with contextlib.suppress(DatabaseError):
+        if document:
+            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
+    return study
+
+
+def decided(
+    studies: Iterable[Study], tables: CurrentTables = NO_TABLES, recorded: Mapping[Problem, NamedInts] = NO_CONFIGS
+) -> list[Study]:
+    """Decide the study that answers each question. The same studies in any order give the same decisions.
+
+    Args:
+        studies: Studies as the store reads them. Those without a time count only as failures.
+        tables: Tables whose configs stay until beaten.
+        recorded: Configs that run-time tuning chose for recorded launches.
+    """
+    timed = [study for study in studies if study.kind in TIMED_KINDS and study.results]
+    return [decide_study(_with_today(study, tables, recorded)) for study in answering(timed)]
+
+
+def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, NamedInts]) -> Study:
+    if study.lookup_key is None:
+        return study
+    current = tables.config(study.problem.kernel, study.device, study.lookup_key)
+    today = None
+    if study.version is not None:
+        today = find_today(study.version, study.device, study.lookup_key, recorded.get(study.problem))
+    return replace(study, current=completed(current, study.version), today=today)
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """All picks of one kernel."""
+
+    kernel: str
+    picks: int
+    """Problems, counted once for each device."""
+    devices: tuple[str, ...]
+    """Names of the GPUs, or arches where they have none; sorted."""
+    ceiling_share: float | None
+    """Median over its picks; None where none is known."""
+    verdicts: Mapping[str, int]
+    """Verdict -> number of picks, the most first."""
+    newest: float
+    """Moment when its newest row was stored, in seconds since the epoch."""
+
+    def count(self, *verdicts: Verdict) -> int:
+        """Return the number of picks with one of some verdicts."""
+        return sum(self.verdicts.get(verdict, 0) for verdict in verdicts)
+
+
+def summarize(picks: Iterable[Pick]) -> list[KernelSummary]:
+    """Summarize the picks of each kernel, by name."""
+    by_kernel = group_by(picks, lambda pick: pick.problem.kernel)
+    return [_summary(kernel, by_kernel[kernel]) for kernel in sorted(by_kernel)]
+
+
+def _summary(kernel: str, picks: Sequence[Pick]) -> KernelSummary:
+    shares = [pick.ceiling_share for pick in picks if pick.ceiling_share is not None]
+    return KernelSummary(
+        kernel=kernel,
+        picks=len(picks),
+        devices=tuple(sorted({pick.device.name or pick.device.arch for pick in picks})),
+        ceiling_share=median(shares) if shares else None,
+        verdicts=dict(Counter(str(pick.verdict or Verdict.PUBLISHED) for pick in picks).most_common()),
+        newest=max(pick.newest for pick in picks),
+    )
+
+
+def pick_of(study: Study) -> Pick:
+    """Return a study's decision as the store keeps it."""
+    decision, pick, rival, ceiling = study.choice, study.pick, study.next_best, ceiling_of(study)
+    today = study.rival(study.today.config) if study.today else None
+    is_bounded = rival is not None and rival.config == decision.runner_up
+    return Pick(
+        problem=study.problem,
+        config=pick.config,
+        device=study.device,
+        kind=study.kind,
+        version=study.version,
+        lookup_key=study.lookup_key,
+        bytes_moved=study.bytes_moved,
+        source=pick.source,
+        note=pick.note,
+        runner_up=rival.config if rival else None,
+        runner_up_stage=str(rival.stage) if rival else None,
+        stage=str(pick.stage),
+        verdict=None if decision.verdict is Verdict.PUBLISHED else str(decision.verdict),
+        time_us=decision.time_us,
+        processes=decision.processes,
+        ceiling_share=ceiling.share if ceiling else None,
+        bound=str(ceiling.bound) if ceiling else None,
+        runner_up_us=rival.time_us if rival else None,
+        runner_up_ratio=rival.ratio if rival else None,
+        slowdown_lower_share=_finite(decision.lower) if is_bounded else None,
+        slowdown_upper_share=_finite(decision.upper),
+        noise_floor_share=study.noise,
+        today=study.today.config if study.today else None,
+        today_origin=str(study.today.origin) if study.today else None,
+        today_us=today.time_us if today else None,
+        speedup_ratio=study.speedup,
+        is_default=pick.config is not None and pick.config == study.default,
+        is_incumbent=pick.config is not None and pick.config == study.current,
+        is_complete=study.complete,
+        checked_by=pick.check,
+        newest=study.newest,
+    )
+
+
+def finalists_of(study: Study) -> Iterator[Finalist]:
+    """Yield the finalists of a study as the store keeps them."""
+    for result in study.results:
+        if result.finals and result.config is not None:
+            times_us = list(map(process_us, result.finals))
+            yield Finalist(
+                problem=study.problem,
+                config=result.config,
+                device=study.device,
+                kind=study.kind,
+                version=study.version,
+                source=result.source,
+                note=result.note,
+                time_us=study.times_us[result.config],
+                slowdown_ratio=study.slowdowns[result.config],
+                processes=len(times_us),
+                blocks=sum(len(times.blocks) for times in result.finals),
+                fastest_process_us=min(times_us),
+                slowest_process_us=max(times_us),
+                screen_us=result.coarse_us,
+                is_pick=result.config == study.choice.pick,
+                is_default=result.config == study.default,
+                is_incumbent=result.config == study.current,
+                newest=study.newest,
+            )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,105 @@
+"""Today's configs: those of a table, of a recording, or a kernel's default."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Mapping
+
+from fp8tune import lookups
+from fp8tune.errors import DatabaseError
+from fp8tune.records import Device, KernelVersion, NamedInts, Problem
+from fp8tune.replay import recording
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Kernel, Launch
+from fp8tune.stats.study import Origin, Today
+from fp8tune_kernels.runtime.chain import Step
+from fp8tune_kernels.runtime.user_tables import installed
+from fp8tune_kernels.tables import Table, table
+
+
+class CurrentTable:
+    """Launch table of one arch that is in use today. Its configs stay until others are proven faster."""
+
+    def __init__(self, table: Table = Table()) -> None:
+        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
+        self._nearest = table.nearest
+
+    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
+        """Return the config of the row for exactly this kernel, device and key, or None if there is no such row."""
+        return self._configs.get((kernel, device, None if key is None else tuple(sorted(key.items()))))
+
+    def takes_nearest(self, kernel: str) -> bool | None:
+        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
+        return None if self.config(kernel, "", None) is None else kernel in self._nearest
+
+
+class CurrentTables:
+    """Tables whose configs stay until others are proven faster."""
+
+    def __init__(self, table: Callable[[str], Table]) -> None:
+        """Read the table of an arch with ``table``, once."""
+        self.current = functools.cache(lambda arch: CurrentTable(table(arch)))
+        """Function that returns the table of an arch."""
+
+    def config(self, kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
+        """Return the row's config for a lookup key, or the fallback config for None; None if there is no such row.
+
+        A device's own row comes before the arch's. A key without a row has none, whatever a lookup gives there: that
+        was chosen without it.
+        """
+        current = self.current(device.arch)
+        own = current.config(kernel, device.name, key) if device.name else None
+        return own or current.config(kernel, "", key)
+
+
+NO_TABLES = CurrentTables(lambda arch: Table())
+SHIPPED = CurrentTables(table)
+INSTALLED = CurrentTables(installed)
+"""The user's own tables over the shipped ones."""
+
+
+def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedInts | None:
+    """Return a table's config with the default of every axis that its row leaves out."""
+    return config if config is None or version is None else NamedInts({**version.default, **config})
+
+
+def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded: NamedInts | None = None) -> Today:
+    """Return the config that a launch of a key uses now: a table's, else the recorded one, else the default.
+
+    Args:
+        version: The kernel.
+        device: The device, whose own rows come first.
+        key: The lookup key.
+        recorded: Config that run-time tuning chose when the launch was recorded.
+    """
+    result = lookups.look_up(lookups.Declared.of(version), device, key)
+    if result.step is not Step.DEFAULT:
+        return Today(result.config, Origin.OWN_TABLE if result.is_own else Origin.SHIPPED_TABLE)
+    return Today(result.config) if recorded is None else Today(recorded, Origin.RECORDING)
+
+
+def recorded_launch(document: str) -> tuple[Kernel, Launch]:
+    """Parse the stored JSON of a recorded launch.
+
+    Raises:
+        DatabaseError: The text is damaged.
+    """
+    try:
+        parts = json.loads(document)
+        return recording.from_json(parts["kernel"], Kernel), recording.from_json(parts["launch"], Launch)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DatabaseError(f"a recorded launch is damaged ({error}): record the kernel and sweep it again") from None
+
+
+def recorded_configs(documents: Mapping[Problem, str]) -> dict[Problem, NamedInts]:
+    """Return the config that run-time tuning chose for each recorded launch, where it is known."""
+    configs = {}
+    for problem, document in documents.items():
+        # A damaged launch and a config outside of the declared list leave the default as today's config.
+        with contextlib.suppress(DatabaseError, ValueError):
+            kernel, launch = recorded_launch(document)
+            if launch.config is not None:
+                configs[problem] = encoded(kernel, launch.config)
+    return configs

@@ -1,0 +1,230 @@
+"""Units of a sweep: their sizes, what they keep of a sweep, and which code they may import."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import random
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from fleet.crew import DEVICE, plan_of, queue
+from places import PLANTED
+
+from fp8tune.errors import UsageError
+from fp8tune.fleet import units
+from fp8tune.replay import recording
+from fp8tune.replay.recording import Kernel
+from fp8tune.store.results import Store
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Unit
+from fp8tune.sweep import planning
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
+
+SHAPES = ("llama4", "deepseek-v3", "deepseek-moe-16b")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "results.db")
+
+
+# Sizes
+
+
+def large(kernels: tuple[str, ...], *, quick: bool, shapes: tuple[str, ...] = SHAPES, warps: str = "4,8") -> Plan:
+    grid = (f"num_warps={warps}",)
+    return planning.expanded(planning.planned(Options(kernels, shapes, grid=grid, timer=DEVICE, quick=quick)))
+
+
+def seconds_of(unit: Unit, quick: bool) -> float:
+    """Return the time that a unit really takes: sizes deviate, and one in ten stays open and needs more processes."""
+    begin_s = units.BEGIN_S + (0.0 if quick else 6 * units.PROCESS_S)
+    per_size = (unit.expected_s - begin_s) / len(unit.problems)
+    draws = [random.Random(key) for key in unit.problems]
+    extra_s = 0.0 if quick or min(draw.random() for draw in draws) > 0.1 else 6 * units.PROCESS_S
+    return begin_s + extra_s + sum(per_size * draw.lognormvariate(0, 0.25) for draw in draws)
+
+
+def makespan_s(db: str, plan: Plan, workers: int) -> float:
+    """Have so many workers take the units of a plan from the queue, on simulated clocks."""
+    clocks = [(0.0, f"worker {number}") for number in range(workers)]
+    ended_s = 0.0
+    with Store.open(db, create=True) as store:
+        sweep, new = units.add(store, plan)
+        assert new == len(store.queue([sweep.key]).units) > workers
+        while clocks:
+            now_s, worker = heapq.heappop(clocks)
+            if lease := store.take_unit(DEVICE, worker):
+                store.finish_unit(lease)
+                heapq.heappush(clocks, (now_s + seconds_of(lease.unit, plan.options.quick), worker))
+            ended_s = max(ended_s, now_s)
+    return ended_s
+
+
+@pytest.mark.parametrize("kernels", [("colwise",), ("rowwise", "rowwise-2d", "swiglu-rowwise")])
+@pytest.mark.parametrize("quick", [True, False])
+def test_four_workers_are_3_4_times_as_fast_as_one(tmp_path: Path, kernels: tuple[str, ...], quick: bool) -> None:
+    plan = large(kernels, quick=quick)
+    one, two, four = (makespan_s(str(tmp_path / f"{number}.db"), plan, number) for number in (1, 2, 4))
+    assert one / two >= 1.85
+    assert one / four >= 3.4
+
+
+def test_a_sweep_of_two_minutes_has_work_for_four_workers(tmp_path: Path) -> None:
+    """It had four units, and four workers were 2.46 times as fast as one."""
+    plan = large(("rowwise-2d",), quick=False, shapes=SHAPES[:2], warps="4")
+    one, four = (makespan_s(str(tmp_path / f"{number}.db"), plan, number) for number in (1, 4))
+    assert 100 < one < 200
+    assert one / four >= 3.4
+
+
+def test_units_shrink_towards_the_end_and_have_one_kernel_each() -> None:
+    plan = large(("colwise", "rowwise-2d"), quick=False)
+    found = list(units.units_of(plan, "sweep"))
+    assert [key for unit in found for key in unit.problems] == [units.problem_key(of) for of in plan.problems]
+    assert max(unit.expected_s for unit in found) <= units.UNIT_S
+    assert found[0].expected_s > 2 * found[-1].expected_s
+
+
+def test_adding_again_adds_nothing_until_again_is_asked_for(db: str) -> None:
+    plan = plan_of(2)
+    again = replace(plan, options=replace(plan.options, again=True))
+    with Store.open(db, create=True) as store:
+        first, new = units.add(store, again)
+        assert units.add(store, again) == (first, 0)
+        while (lease := store.take_unit(DEVICE, "me")) is not None:
+            store.finish_unit(lease)
+        second, newer = units.add(store, again)
+        assert (newer, second.key != first.key) == (new, True)
+
+
+# Documents
+
+
+def test_units_are_built_anew_from_their_document_and_name_no_database() -> None:
+    options = Options(("rowwise-2d",), shapes=("tiny",), timer=DEVICE, db="postgresql://me:secret@host/x", quick=True)
+    plan = planning.expanded(planning.planned(options))
+    sweep = units.queued(plan)
+    assert "secret" not in sweep.document + sweep.command
+    again = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
+    assert [of.configs for of in again.problems] == [of.configs for of in plan.problems]
+    known = {units.problem_key(of): of for of in again.problems}
+    parts = [units.of_unit(again, known, unit) for unit in units.units_of(plan, sweep.key)]
+    assert [of for part in parts for of in part.problems] == list(again.problems)
+    assert len({part.key for part in parts}) == len(parts)
+    with pytest.raises(UsageError, match="the units are for simulated:1, and this GPU is simulated:2"):
+        units.plan_of(sweep, timer="simulated:2")
+
+
+def rewritten(db: str, **changed: object) -> None:
+    """Change the document of the queued sweep, as whoever may write to the database can; options by their names."""
+    with contextlib.closing(sqlite3.connect(db)) as connection, connection:
+        document = json.loads(connection.execute("select document from queued_sweeps").fetchone()[0])
+        whole = {name: changed.pop(name) for name in ("version", "options", "rows") if name in changed}
+        document["options"].update(changed)
+        connection.execute("update queued_sweeps set document = ?", (json.dumps({**document, **whole}),))
+
+
+def waiting_attempts(db: str) -> list[int]:
+    with Store.open(db, writable=False) as store:
+        return [status.attempts for status in store.queue().units if status.state is UnitState.WAITING]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kernels": 3},
+        {"kernels": [3]},
+        {"kernels": ["rowwise-2d?check=nonsense"]},
+        {"kernels": None},
+        {"seed": "zero"},
+        {"grid": {"num_warps": 4}},
+        {"quick": "yes"},
+        {"trial_timeout_s": -1},
+        {"in_dtype": ["bfloat16"]},
+        {"routing": 7},
+        {"timer": "simulated:1"},
+        {"rows": 3},
+        {"rows": [3]},
+        {"rows": [{"M": "many"}]},
+        {"rows": [{"M": -1, "K": 128}]},
+        {"options": None},
+        {"version": {}},
+    ],
+)
+def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str, changed: dict[str, object]) -> None:
+    queue(db, plan_of(1))
+    rewritten(db, **changed)
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fp8tune: ")
+    assert waiting_attempts(db) == [0]
+    assert fp8tune("queue", "--db", db).returncode == 0
+
+
+# Imports
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "{folder}/payload.py:SPEC",
+        "payload:SPEC",
+        "payload.py:SPEC@{folder}/run.json",
+        "rowwise-2d?reference=payload:SPEC",
+        "rowwise-2d?reference=payload.py:SPEC",
+        "fp8tune_kernels.quantize.colwise:SPEC@{folder}/run.json",
+    ],
+)
+def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Path, kernel: str) -> None:
+    """Whoever may write to the database must not choose what a worker runs. Its units are left to other workers."""
+    (tmp_path / "payload.py").write_text("open('canary', 'w').write('ran')\nSPEC = print\n")
+    recorded = Kernel(f"{tmp_path / 'payload.py'}:SPEC", file=str(tmp_path / "payload.py"))
+    (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
+    queue(db, plan_of(1))
+    rewritten(db, kernels=[kernel.format(folder=tmp_path)])
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE, cwd=tmp_path)
+    assert not (tmp_path / "canary").exists()
+    assert done.returncode == 2
+    assert " --kernel " in done.stderr.splitlines()[-1]
+    assert waiting_attempts(db) == [0]
+
+
+def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
+    path = PLANTED / "untouched.py"
+    options = ("--timer", DEVICE, "--quick", "--shapes", "llama4", "--db", db)
+    sweep = fp8tune("sweep", "--on", "queue", "--kernel", f"{path}:SPEC", *options)
+    assert f"fp8tune worker --kernel {path}:SPEC" in sweep.stderr
+    assert fp8tune("worker", "--db", db, "--timer", DEVICE).returncode == 2
+    assert set(waiting_attempts(db)) == {0}
+    done = fp8tune("worker", "--db", db, "--timer", DEVICE, "--kernel", "untouched.py:*", cwd=PLANTED)
+    assert done.returncode == 0, done.stderr
+    assert waiting_attempts(db) == []
+
+
+@pytest.mark.parametrize(
+    ("queued", "allowed", "missing"),
+    [
+        ("ops:softmax", "ops:softmax", False),
+        ("ops:softmax", "ops:*", False),
+        ("ops:softmax", "ops:add", True),
+        ("ops:softmax@/run.json", "ops:*@/run.json", False),
+        ("ops:softmax@/run.json", "ops:*", True),
+        ("ops:softmax@/run.json?check=exact", "ops:softmax@/run.json", False),
+        ("ops:softmax?reference=os:system", "ops:*", True),
+        ("ops:softmax?reference=mine:right", "ops:softmax?reference=mine:right", False),
+        ("/ops.py:softmax?reference=/mine.py:right", "/*.py:*", True),
+        ("ops:softmax?inputs=os:system", "ops:*", True),
+        ("rowwise-2d?check=exact", "ops:*", False),
+        ("rowwise-2d?reference=os:system", "ops:*", True),
+    ],
+)
+def test_a_pattern_allows_names_of_kernels_and_nothing_else(queued: str, allowed: str, missing: bool) -> None:
+    assert bool(units.worker_options([queued], [allowed])) == missing

@@ -1,0 +1,203 @@
+"""On a GPU: ``fp8_grouped_mm`` and ``moe_layer`` wait for nothing, replay in graphs, compile, and are near torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import moe_layer as benchmark
+from fp8tune.measure import checking
+from fp8tune.measure.edges import fill_integers
+from fp8tune_kernels import catalog, choose_experts, fp8_grouped_mm, moe_layer, mxfp8_grouped_mm
+from fp8tune_kernels.groups import group_ends
+from fp8tune_kernels.runtime.lookup import config_for
+from fp8tune_kernels.spec import ROUTINGS, NamedInts, Problem
+
+pytestmark = pytest.mark.gpu
+
+T, K, N, E, TOP_K, M = 1024, 512, 384, 16, 4, 2000
+
+Step = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def normal(*shape: int, seed: int, std: float = 1.0) -> torch.Tensor:
+    draw = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, device="cuda", generator=draw).mul_(std).bfloat16()
+
+
+def product(call: Callable[..., torch.Tensor], A: Any, w: Any, offs: Any, grad: Any) -> tuple[torch.Tensor, ...]:
+    """The output and gradients of a grouped GEMM."""
+    out = call(A, w.transpose(1, 2), offs)
+    return out, *torch.autograd.grad(out, (A, w), grad)
+
+
+def operands_of_product(routing: str = "ragged", seed: int = 0) -> tuple[torch.Tensor, ...]:
+    offs = torch.tensor(group_ends(routing, M, E, seed), dtype=torch.int32, device="cuda")
+    A, w = normal(M, K, seed=seed).requires_grad_(), normal(E, N, K, seed=seed + 1).requires_grad_()
+    return A, w, offs, normal(M, N, seed=seed + 2)
+
+
+def layer(
+    call: Callable[..., torch.Tensor], x: Any, w13: Any, w2: Any, logits: Any, grad: Any
+) -> tuple[torch.Tensor, ...]:
+    """The same of a layer with its router."""
+    out = call(x, w13, w2, *choose_experts(logits, TOP_K))
+    return out, *torch.autograd.grad(out, (x, w13, w2, logits), grad)
+
+
+def operands_of_layer(routing: str = "", seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, ...]:
+    x, logits = normal(tokens, K, seed=seed), normal(tokens, E, seed=seed + 1)
+    w13, w2 = normal(E, 2 * N, K, seed=seed + 2, std=K**-0.5), normal(E, K, N, seed=seed + 3, std=N**-0.5)
+    return *(each.requires_grad_() for each in (x, w13, w2, logits)), normal(tokens, K, seed=seed + 4)
+
+
+STEPS: dict[str, tuple[Step, Callable[..., torch.Tensor], Callable[..., tuple[torch.Tensor, ...]]]] = {
+    "fp8": (product, fp8_grouped_mm, operands_of_product),
+    "auto": (product, partial(fp8_grouped_mm, precision="auto"), operands_of_product),
+    "kept": (product, partial(fp8_grouped_mm, keep_fp8=("A", "B_t")), operands_of_product),
+    "mxfp8": (product, partial(mxfp8_grouped_mm, pad_token_groups=True), operands_of_product),
+    "layer, fp8": (layer, moe_layer, operands_of_layer),
+    "layer, bf16": (layer, partial(moe_layer, precision="bf16"), operands_of_layer),
+}
+each_step = pytest.mark.parametrize("name", STEPS)
+
+
+def assert_same(found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device raises. Switched on by the test, once everything is compiled."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@each_step
+def test_nothing_waits_for_the_device_and_bytes_repeat(no_waiting: None, name: str) -> None:
+    step, call, operands = STEPS[name]
+    given = operands("empty")
+    first = step(call, *given)
+    torch.cuda.set_sync_debug_mode("error")
+    again = [step(call, *given) for _ in range(3)]  # the last two replay
+    torch.cuda.set_sync_debug_mode("default")
+    for results in again:
+        assert_same(results, first)
+
+
+@each_step
+def test_a_captured_step_replays_on_other_routings(name: str) -> None:
+    step, call, operands = STEPS[name]
+    given = operands("balanced")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(call, *given)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        results = step(call, *given)
+    for seed, routing in enumerate(ROUTINGS, 1):
+        other = operands(routing, seed)
+        for tensor, value in zip(given, other, strict=True):
+            tensor.data.copy_(value.data)
+        graph.replay()
+        assert_same(results, step(call, *other))
+
+
+def launches(function: Callable[[], object]) -> list[str]:
+    """Names of the kernels that a call launches, copies and fills included."""
+    function()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        function()
+        torch.cuda.synchronize()
+    return sorted(event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+
+
+@each_step
+def test_a_compiled_step_gives_the_same_bytes_by_the_same_kernels_and_no_more(name: str) -> None:
+    torch._dynamo.reset()
+    step, call, operands = STEPS[name]
+    given = operands()
+    compiled = torch.compile(call, fullgraph=True, dynamic=False)
+    assert_same(step(compiled, *given), step(call, *given))
+    eager, traced = (launches(lambda f=f: step(f, *given)) for f in (call, compiled))
+    own = [[each for each in names if not each.startswith(("void at::", "triton_"))] for names in (eager, traced)]
+    assert own[0] == own[1]
+    assert len(traced) <= len(eager), (eager, traced)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+def test_exact_values_give_exact_bytes_whatever_memory_held(precision: str, routing: str) -> None:
+    """Torch's GEMMs leave rows of no group as they were."""
+    A, w, offs, grad = (x.detach() for x in operands_of_product(routing))
+    for tensor in (A, w, grad):
+        fill_integers(tensor, 2)
+    used = int(offs[-1]) if routing == "empty" else M - 3
+    offs.clamp_(max=used)
+    A[used:], grad[used:] = float("nan"), float("nan")
+    held = [torch.full((E * N * K,), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(8)]
+    torch.cuda.synchronize()
+    del held
+    found = product(partial(fp8_grouped_mm, precision=precision), A.requires_grad_(), w.requires_grad_(), offs, grad)
+    right = torch.zeros(M, N, device="cuda"), torch.zeros(M, K, device="cuda"), torch.zeros(E, N, K, device="cuda")
+    start = 0
+    for group, end in enumerate(offs.tolist()):
+        a, g, of_group = A[start:end].double(), grad[start:end].double(), w[group].double()
+        right[0][start:end], right[1][start:end], right[2][group] = a @ of_group.t(), g @ of_group, g.t() @ a
+        start = end
+    assert_same(found, tuple(each.bfloat16() for each in right))
+
+
+def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
+    given = operands_of_product()
+    on_cpu = [x.detach().cpu().requires_grad_(x.requires_grad) for x in given]
+    for result, right in zip(product(fp8_grouped_mm, *given), product(fp8_grouped_mm, *on_cpu), strict=True):
+        noise = (result.cpu().double() - right.double()).square().sum()
+        assert 10 * torch.log10(right.double().square().sum() / noise) > 40  # Hopper's accumulators, and bfloat16
+
+
+def test_all_contenders_of_the_benchmark_are_near_torchs_layer() -> None:
+    for result in benchmark.compare("OLMoE", 512, "cuda", 20):
+        assert result.error == ""
+        assert min(result.cosines) > (0.9999 if "bf16" in result.name else 0.99), result
+
+
+@pytest.mark.parametrize("tokens", [1, 127, 4097])
+def test_any_number_of_tokens(tokens: int) -> None:
+    given = operands_of_layer(tokens=tokens)
+    fp8, bf16 = (layer(partial(moe_layer, precision=name), *given) for name in ("fp8", "bf16"))
+    assert min(benchmark.cosines(fp8, bf16)) > 0.98
+
+
+def test_fp8_and_bf16_agree_with_biases_and_experts_of_other_devices() -> None:
+    x, w13, w2, _, grad = operands_of_layer()
+    draw = torch.Generator("cuda").manual_seed(1)
+    ids = torch.randint(-1, E + 3, (T, TOP_K), device="cuda", generator=draw)
+    weights = torch.rand(T, TOP_K, device="cuda", generator=draw).requires_grad_()
+    b13, b2 = (torch.randn(E, size, device="cuda", generator=draw).requires_grad_() for size in (2 * N, K))
+    results = []
+    for precision in ("fp8", "bf16"):
+        out = moe_layer(x, w13, w2, ids, weights, b13=b13, b2=b2, activation="gpt-oss", precision=precision)
+        results.append([out.detach(), *torch.autograd.grad(out, [x, w13, w2, b13, b2, weights], grad)])
+    assert min(benchmark.cosines(*results)) > 0.99
+    assert not results[0][-1][(ids < 0) | (ids >= E)].any()
+
+
+def test_every_kernel_is_right_at_a_size_that_is_timed() -> None:
+    """Byte for byte, with the default config and the table's."""
+    for kernel in catalog.MOE:
+        spec = catalog.load(kernel)
+        shape = NamedInts(next(iter(spec.problems({"M": 8192, "K": 1024, "N": 768, "E": 16}))))
+        problem = Problem(kernel, shape, "ragged" if spec.routed else "none", in_dtype=spec.in_dtypes[0])
+        tensors = checking.build(spec, problem, "cuda")
+        key = tuple(dict(spec.lookup_key(problem))[name] for name in spec.key)
+        for config in (spec.default, NamedInts(config_for(spec, key, torch.device("cuda")))):
+            assert tensors.check(config) is None, (kernel, config)

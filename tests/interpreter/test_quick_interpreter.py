@@ -1,0 +1,281 @@
+"""What the quick interpreter keeps from one operation to the next is never another operation's."""
+
+import dataclasses
+import math
+import runpy
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fp8tune_kernels import interpreter
+
+pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="kernels are compiled here")
+
+
+@triton.jit
+def constants_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    for i in range(3):  # the constants are kept from the second turn on
+        to = out_ptr + i * 7 * COUNT + at
+        tl.store(to, x >> 3)
+        tl.store(to + COUNT, 3 - x)
+        tl.store(to + 2 * COUNT, x - 3)
+        tl.store(to + 3 * COUNT, (x * 1.0 / 3).to(tl.int32))
+        tl.store(to + 4 * COUNT, x * 3 + 1)
+        tl.store(to + 5 * COUNT, (x.to(tl.float32) * 3.5).to(tl.int32))
+        tl.store(to + 6 * COUNT, tl.where(x > 3, 3, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_numbers_beside_a_tensor_are_of_the_type_that_each_operation_needs(dtype: torch.dtype) -> None:
+    x = torch.tensor([-9, -3, 0, 1, 3, 5, 100, 2**20], dtype=dtype)
+    out = torch.zeros(3, 7, 8, dtype=dtype)
+    constants_kernel[(1,)](x, out, COUNT=8)
+    right = [
+        x >> 3,
+        3 - x,
+        x - 3,
+        (x.float() / 3).to(torch.int32),
+        x * 3 + 1,
+        (x.float() * 3.5).to(torch.int32),
+        torch.where(x > 3, 3, 1),
+    ]
+    for found in out:
+        for one, expected in zip(found, right, strict=True):
+            assert torch.equal(one, expected.to(dtype))
+
+
+@triton.jit
+def shifting_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, (x >> 1).to(tl.int64))  # makes a signed array of its constant
+    tl.store(out_ptr + COUNT + at, (y + 1).to(tl.int64))
+    tl.store(out_ptr + 2 * COUNT + at, (y >> 1).to(tl.int64))
+    tl.store(out_ptr + 3 * COUNT + at, (y + 1).to(tl.int64))
+
+
+def test_an_operation_that_changes_a_constant_changes_its_own() -> None:
+    x, y = torch.tensor([-2, 5], dtype=torch.int32), torch.tensor([2**31, 2**32 - 2]).to(torch.uint32)
+    out = torch.zeros(4, 2, dtype=torch.int64)
+    shifting_kernel[(1,)](x, y, out, COUNT=2)
+    assert out.tolist() == [[-1, 2], [2**31 + 1, 2**32 - 1], [2**30, 2**31 - 1], [2**31 + 1, 2**32 - 1]]
+
+
+@triton.jit
+def special_kernel(x_ptr, out_ptr, nan: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, x + nan)
+    tl.store(out_ptr + COUNT + at, x * 1)
+    tl.store(out_ptr + 2 * COUNT + at, x * 1.0)
+    tl.store(out_ptr + 3 * COUNT + at, x + True)
+
+
+def test_numbers_that_python_finds_equal_or_unequal_to_themselves() -> None:
+    x, out = torch.tensor([0.5, -2.0]), torch.zeros(4, 2)
+    special_kernel[(1,)](x, out, nan=math.nan, COUNT=2)
+    assert out[0].isnan().all()
+    assert torch.equal(out[1:], torch.stack([x, x, x + 1]))
+
+
+@triton.jit
+def shapes_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + rows)
+    tile = x[:, None] + columns[None, :]
+    tl.store(out_ptr + rows[:, None] * COLUMNS + columns, (tile * columns + tl.sum(x)) * x[:, None])
+
+
+def test_rows_columns_and_scalars_are_broadcast() -> None:
+    x, out = torch.arange(4, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
+    shapes_kernel[(1,)](x, out, ROWS=4, COLUMNS=8)
+    columns = torch.arange(8, dtype=torch.int32)
+    assert torch.equal(out, ((x[:, None] + columns) * columns + x.sum()) * x[:, None])
+
+
+@triton.jit
+def operators_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)
+    tl.store(out_ptr + at, x // y)
+    tl.store(out_ptr + COUNT + at, x % y)
+    tl.store(out_ptr + 2 * COUNT + at, 100 // y)
+    tl.store(out_ptr + 3 * COUNT + at, tl.maximum(x, y))
+    tl.store(out_ptr + 4 * COUNT + at, (x << 3) | (y >> 1))
+    tl.store(out_ptr + 5 * COUNT + at, tl.where((x < y) & (y > 0), x, 7))
+    tl.store(out_ptr + 6 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32, bitcast=True))
+
+
+def test_what_was_learned_of_some_values_holds_for_others() -> None:
+    """On the first, all operands are positive and division is exact."""
+    for x, y in (([8, 6, 4, 2], [4, 3, 2, 1]), ([-9, 7, -(2**31), 2**31 - 1], [2, -2, 3, -(2**30)])):
+        x, y = torch.tensor(x, dtype=torch.int32), torch.tensor(y, dtype=torch.int32)
+        out = torch.zeros(7, 4, dtype=torch.int32)
+        operators_kernel[(1,)](x, y, out, COUNT=4)
+        right = [
+            torch.div(x, y, rounding_mode="trunc"),
+            torch.fmod(x, y),
+            torch.div(torch.full_like(y, 100), y, rounding_mode="trunc"),
+            torch.maximum(x, y),
+            (x << 3) | (y >> 1),
+            torch.where((x < y) & (y > 0), x, 7),
+            (x.float() / y.float()).view(torch.int32),
+        ]
+        for found, expected in zip(out, right, strict=True):
+            assert torch.equal(found, expected)
+
+
+@triton.jit
+def floats_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, tl.maximum(x, 0.5))
+    tl.store(out_ptr + COUNT + at, tl.minimum(x, 0.5))
+    tl.store(out_ptr + 2 * COUNT + at, tl.full((COUNT,), 0.0, tl.float32) * x)
+    tl.store(out_ptr + 3 * COUNT + at, tl.full((COUNT,), -0.0, tl.float32) * x)
+    tl.store(out_ptr + 4 * COUNT + at, x * 0.0)
+    tl.store(out_ptr + 5 * COUNT + at, x * -0.0)
+
+
+def test_a_nan_is_left_out_of_maxima_and_zeros_are_positive() -> None:
+    """Triton compiles a negative zero as a positive one."""
+    for values in ([1.0, 2.0], [math.nan, 3.0]):
+        x, out = torch.tensor(values), torch.zeros(6, 2)
+        floats_kernel[(1,)](x, out, COUNT=2)
+        assert out[0].tolist() == [max(0.5, each) for each in values]
+        assert out[1].tolist() == [0.5, 0.5]
+        assert not out.signbit()[2:, 1].any()
+
+
+@triton.jit
+def memory_kernel(x_ptr, out_ptr, columns, wraps: tl.constexpr, LEAST: tl.constexpr, ROWS: tl.constexpr):
+    rows, lines = tl.arange(0, ROWS), tl.arange(0, 16)
+    inside = (rows < 5)[:, None] & (lines < columns)[None, :]
+    x = tl.load(x_ptr + LEAST + rows[:, None] * columns + lines[None, :], mask=inside, other=0)
+    tl.store(out_ptr + (rows[:, None] * columns + lines[None, :]) % wraps, x, mask=inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_many_elements_are_copied_where_the_mask_is(dtype: torch.dtype, offset: int) -> None:
+    """Nothing beside them; of two values at one address the last one stays. Addresses may be odd."""
+    x = torch.arange(200).to(dtype)
+    memory = torch.full((200 * dtype.itemsize + 3,), 0xA5, dtype=torch.uint8)
+    out = memory[offset : offset + 200 * dtype.itemsize]
+    typed = out.view(dtype) if offset % dtype.itemsize == 0 else triton.reinterpret(out, _TRITONS[dtype])
+    memory_kernel[(1,)](x, typed, 13, wraps=40, LEAST=7, ROWS=8)
+    right = torch.full((200 * dtype.itemsize,), 0xA5, dtype=torch.uint8)
+    places = torch.arange(65) % 40
+    for place, value in zip(places.tolist(), x[7:72], strict=True):
+        right[place * dtype.itemsize : (place + 1) * dtype.itemsize] = value.view(1).view(torch.uint8)
+    assert torch.equal(out, right)
+    assert (memory[:offset] == 0xA5).all()
+    assert (memory[offset + 200 * dtype.itemsize :] == 0xA5).all()
+
+
+_TRITONS = {torch.uint8: tl.uint8, torch.int16: tl.int16, torch.float32: tl.float32}
+
+
+@triton.jit
+def unequal_kernel(out_ptr):
+    tl.store(out_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 2))
+
+
+@triton.jit
+def too_large_kernel(out_ptr, number: tl.constexpr):
+    at = tl.arange(0, 2)
+    tl.store(out_ptr + at, at + 1)
+    tl.store(out_ptr + at, at.to(tl.int8) + number)
+
+
+def test_what_was_refused_still_is() -> None:
+    from triton.runtime import interpreter as tritons
+
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
+        unequal_kernel[(1,)](torch.zeros(4, dtype=torch.int32))
+    for _ in range(2):
+        with pytest.raises(Exception, match="Scalar 300 is out of range for type int8"):
+            too_large_kernel[(1,)](torch.zeros(2, dtype=torch.int32), number=300)
+    with pytest.raises(ValueError, match="power of 2"):
+        tl.core.block_type(tl.int32, [3])
+    with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
+        tritons.TensorHandle(torch.zeros(2, dtype=torch.int64).numpy(), tl.int32)
+
+
+COPIED = """
+import triton
+import triton.language as tl
+
+ADDED = tl.constexpr({added})
+{blank}
+
+@triton.jit
+def copied_kernel(out_ptr):
+    tl.static_assert(ADDED < 9)
+    tl.store(out_ptr, ADDED)
+"""
+
+
+def test_functions_of_one_text_have_the_names_and_the_lines_of_their_own_file(tmp_path: Path) -> None:
+    """They are rewritten once: a copy of a kernel's file may differ in a constant alone."""
+    for number, added in enumerate((3, 5, 9)):
+        file = tmp_path / f"copy_{number}.py"
+        file.write_text(COPIED.format(added=added, blank="\n" * number))
+        kernel = runpy.run_path(str(file))["copied_kernel"]
+        out = torch.zeros(1, dtype=torch.int32)
+        if added < 9:
+            kernel[(1,)](out)
+            assert out.item() == added
+            continue
+        with pytest.raises(Exception, match="AssertionError") as raised:
+            kernel[(1,)](out)
+        assert raised.value.__cause__ is not None
+        frames = traceback.extract_tb(raised.value.__cause__.__traceback__)
+        raised_at = [(frame.filename, frame.lineno) for frame in frames]
+        assert (str(file), file.read_text().splitlines().index("    tl.static_assert(ADDED < 9)") + 1) in raised_at
+
+
+@triton.jit
+def row_sums_kernel(x_ptr, y_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + columns[:, None] * ROWS + rows[None, :])
+    tl.store(y_ptr + rows, tl.sum(tl.trans(x), 1))
+
+
+def test_the_first_launch_adds_up_in_the_order_of_all_others() -> None:
+    x = torch.randn(16 * 256, generator=torch.Generator().manual_seed(0))
+    sums = [torch.empty(16) for _ in range(3)]
+    for y in sums:
+        row_sums_kernel[(1,)](x, y, 16, 256)
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[1], sums[2])
+
+
+@triton.jit
+def increment_kernel(x_ptr, out_ptr):
+    tl.store(out_ptr + tl.arange(0, 2), tl.load(x_ptr + tl.arange(0, 2)) + 1)
+
+
+def test_overflow_is_looked_for_only_where_it_would_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when Triton's own check costs nothing where it says nothing, or reports: then drop ours."""
+    from triton.runtime import interpreter as tritons
+
+    x = torch.tensor([1, 2**31 - 1], dtype=torch.int32)
+    out = torch.empty_like(x)
+    ours = tritons.interpreter_semantic.binary_op_sanitize_overflow_impl
+    monkeypatch.setattr(tritons.interpreter_semantic, "binary_op_sanitize_overflow_impl", ours.__wrapped__)
+    increment_kernel[(1,)](x, out)  # Triton's own looks, and does not say
+    assert out.tolist() == [2, -(2**31)]
+    monkeypatch.undo()
+    increment_kernel[(1,)](x, out)
+    assert out.tolist() == [2, -(2**31)]
+    in_debug = dataclasses.replace(tritons.interpreter_builder.options, debug=True)
+    monkeypatch.setattr(tritons.interpreter_builder, "options", in_debug)
+    with pytest.raises(Exception, match="overflow detected for operation add"):
+        increment_kernel[(1,)](x, out)

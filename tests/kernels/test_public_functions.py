@@ -1,0 +1,359 @@
+"""The public function of each kernel: the reference's bytes, in all modes of torch, and refusals in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from on_edges import assert_same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fp8tune_kernels as kernels
+from fp8tune.bench.kernel_contenders import public_wrapper
+from fp8tune_kernels import catalog, interpreter
+from fp8tune_kernels.gemm import operands
+from fp8tune_kernels.spec import NamedInts, Problem
+
+pytestmark = [
+    pytest.mark.usefixtures("quantizers_in_plain_torch"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
+]
+
+FP8, BF16 = "float8_e4m3fn", "bfloat16"
+SIZES = {"M": 64, "K": 32, "N": 48, "E": 2}
+
+each_kernel = pytest.mark.parametrize("kernel", catalog.KERNELS)
+each_quantizer = pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
+ROUTED = [kernel for kernel in catalog.KERNELS if catalog.load(kernel).routed]
+
+
+def inputs_of(kernel: str, device: str = "cpu", in_dtype: str = "", **sizes: int) -> tuple[Any, ...]:
+    """The kernel's own small inputs: what its launch and its reference take."""
+    spec = catalog.load(kernel)
+    shape = NamedInts({**next(spec.problems({**SIZES, **sizes}))})
+    if "G" in shape:
+        shape = NamedInts({**shape, "G": 3})
+    dtype, mode = in_dtype or spec.in_dtypes[0], (*spec.scale_modes, "")[0]
+    return spec.inputs(
+        Problem(kernel, shape, "ragged" if spec.routed else "none", in_dtype=dtype, scale_mode=mode), device
+    )
+
+
+def arguments_of(kernel: str, *given: Any, **sizes: Any) -> tuple[Any, ...]:
+    """The inputs as the public function takes them: a quantizer's dtype, scale mode and alignment are keywords."""
+    inputs = inputs_of(kernel, *given, **sizes)
+    return tuple(x for x in inputs if isinstance(x, torch.Tensor)) if kernel in catalog.QUANTIZERS else inputs
+
+
+def outputs_of(kernel: str, arguments: tuple[Any, ...], **options: Any) -> tuple[torch.Tensor, ...]:
+    found = public_wrapper(catalog.load(kernel))(*arguments, **options)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_every_kernel_is_exported_by_the_package() -> None:
+    for kernel in catalog.KERNELS:
+        name = public_wrapper(catalog.load(kernel)).__name__
+        assert name.startswith("quantize_") == (kernel in (*catalog.QUANTIZERS, *catalog.GATED))
+        assert name in kernels.__all__
+        assert callable(getattr(kernels, name))
+    assert set(kernels.__all__) <= set(dir(kernels))
+    with pytest.raises(AttributeError, match="quantize_nothing"):
+        kernels.quantize_nothing  # noqa: B018
+
+
+@each_quantizer
+def test_options_of_a_quantizer_are_those_of_its_reference(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, on the interpreter."""
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    spec, tensors = catalog.load(kernel), arguments_of(kernel)
+    option = "scale_mode" if kernel.startswith("mxfp8") else "power_of_two"
+    for value in ("floor", "rceil") if option == "scale_mode" else (True, False):
+        found = outputs_of(kernel, tensors, float8_dtype=torch.float8_e5m2, **{option: value})
+        assert_same_bits(found, spec.reference(*tensors, torch.float8_e5m2, value))
+
+
+@each_kernel
+def test_a_cpu_runs_the_reference_and_follows_no_gradient(kernel: str) -> None:
+    arguments = arguments_of(kernel)
+    wanted = catalog.load(kernel).reference(*inputs_of(kernel))
+    leaves = [
+        x.requires_grad_() if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float32) else x
+        for x in arguments
+    ]
+    found = outputs_of(kernel, tuple(leaves))
+    assert not any(output.requires_grad for output in found)
+    assert_same_bits(found, tuple(each.detach() for each in wanted))
+
+
+@each_kernel
+def test_meta_tensors_have_the_shapes_strides_and_dtypes(kernel: str) -> None:
+    wanted = catalog.load(kernel).outputs(*inputs_of(kernel, "meta"))
+    for output, right in zip(outputs_of(kernel, arguments_of(kernel, "meta")), wanted, strict=True):
+        assert (output.shape, output.stride(), output.dtype) == (right.shape, right.stride(), right.dtype)
+        assert output.is_meta
+
+
+@each_kernel
+def test_it_is_an_operator_as_torch_wants_them(kernel: str) -> None:
+    operator = getattr(torch.ops.fp8tune, public_wrapper(catalog.load(kernel)).__name__).default
+    arguments = arguments_of(kernel)
+    if kernel in catalog.QUANTIZERS:
+        arguments = (*arguments, None, "floor" if kernel.startswith("mxfp8") else True)
+    reads_codes = any(isinstance(x, torch.Tensor) and x.itemsize == 1 for x in inputs_of(kernel))
+    schema = () if reads_codes else ("test_schema",)  # it multiplies inputs, which float8 does not know
+    tests = (*schema, "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=tests)
+
+
+def test_torch_compile_traces_all_whole_for_any_number_of_rows() -> None:
+    names = tuple(kernel for kernel in catalog.KERNELS if kernel != "expert-sort")  # which counts by a constant
+    functions = [public_wrapper(catalog.load(kernel)) for kernel in names]
+
+    def run(inputs: list[tuple[Any, ...]]) -> list[Any]:
+        return [function(*given) for function, given in zip(functions, inputs, strict=True)]
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (64, 96):
+        inputs = [arguments_of(kernel, M=rows) for kernel in names]
+        for found, right in zip(compiled(inputs), run(inputs), strict=True):
+            assert_same_bits(found, right) if isinstance(right, tuple) else assert_same_bits((found,), (right,))
+
+
+def test_a_module_that_quantizes_its_parameter_is_exported() -> None:
+    class Cast(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.Parameter(arguments_of("colwise-transpose-3d")[0].clone())
+
+        def forward(self) -> Any:
+            return kernels.quantize_colwise_transpose_3d(self.weights)
+
+    assert_same_bits(torch.export.export(Cast(), ()).module()(), outputs_of("colwise-transpose-3d", (Cast().weights,)))
+
+
+@each_quantizer
+@pytest.mark.parametrize("dim", ["M", "N", "K", "E"])
+def test_without_elements_scales_are_those_of_zeros(kernel: str, dim: str) -> None:
+    spec = catalog.load(kernel)
+    shape = next(spec.problems(SIZES))
+    if dim not in shape:
+        pytest.skip("no such size")
+    routing = "balanced" if spec.routed else "none"
+    empty = Problem(kernel, NamedInts({**shape, dim: 0}), routing, scale_mode=spec.scale_modes[0])
+    inputs = spec.inputs(empty, "cpu")
+    found = outputs_of(kernel, tuple(x for x in inputs if isinstance(x, torch.Tensor)))
+    assert_same_bits(found, spec.reference(*inputs))
+    if kernel not in ("colwise-dual", "rowwise-factored"):  # of which another matrix or its factors have elements
+        for q, scales in zip(found[::2], found[1::2], strict=True):
+            assert not q.numel()
+            assert (scales == 2.0**48).all() or scales.dtype == torch.float8_e8m0fnu  # 448 / 1e-12, rounded down
+
+
+Q_AND_SCALES = {
+    "colwise": [((64, 32), (1, 64)), ((96,), (1,))],
+    "rowwise": [((48, 64), (64, 1)), ((144,), (1,))],
+    "rowwise-2d": [((64, 32), (32, 1)), ((64, 1), (1, 1))],
+    "colwise-3d": [((2, 32, 48), (1536, 1, 32)), ((2, 1, 48), (48, 48, 1))],
+    "transpose-3d-atomic": [((2, 48, 32), (1536, 1, 48)), ((2, 1, 32), (32, 32, 1))],
+    "mxfp8-dim0": [((64, 32), (32, 1)), ((64, 1), (1, 1))],
+    "mxfp8-dim1": [((64, 32), (1, 64)), ((32, 2), (2, 1))],
+    "mxfp8-dim1-3d": [((2, 48, 32), (1536, 1, 48)), ((2, 32, 2), (64, 2, 1))],
+}
+
+
+@pytest.mark.parametrize("kernel", Q_AND_SCALES)
+def test_layouts_are_what_a_grouped_gemm_takes(kernel: str) -> None:
+    found = outputs_of(kernel, arguments_of(kernel))
+    assert [(tuple(x.shape), x.stride()) for x in found] == Q_AND_SCALES[kernel]
+
+
+@pytest.mark.parametrize("kernel", ["colwise", "colwise-dual", "rowwise-colwise"])
+def test_alignment_is_the_last_argument(kernel: str) -> None:
+    tensors, dtype = arguments_of(kernel), torch.float8_e5m2
+    wanted = catalog.load(kernel).reference(*tensors, dtype, True, 16)
+    for found in (
+        outputs_of(kernel, tensors, float8_dtype=dtype, alignment=16),
+        getattr(torch.ops.fp8tune, f"quantize_{kernel.replace('-', '_')}")(*tensors, dtype, True, 16),
+    ):
+        for x, right in zip(found, wanted, strict=True):
+            assert (x.shape, x.stride()) == (right.shape, right.stride())
+            assert torch.equal(x[:64].float(), right[:64].float())  # past the last group nothing is written
+    for alignment in (0, 3, 8, -16, 48):
+        with pytest.raises(ValueError, match=f"^alignment is {alignment}, wanted 1 or a power of two from 16 on$"):
+            outputs_of(kernel, tensors, alignment=alignment)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("kernel", ROUTED)
+@pytest.mark.parametrize(
+    ("ends", "says"), [((40, 24, 64), "group 1 at row 24, before"), ((24, 40, 999), "group 2 at row 999 of")]
+)
+def test_offsets_that_cut_no_groups_are_refused_on_a_cpu(kernel: str, ends: tuple[int, ...], says: str) -> None:
+    offs = torch.tensor(ends, dtype=torch.int32)
+    given = [offs if isinstance(x, torch.Tensor) and x.shape == (3,) else x for x in arguments_of(kernel)]
+    with pytest.raises(ValueError, match=says):
+        outputs_of(kernel, tuple(given))
+
+
+MATRIX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "has shape": lambda x: x[0],
+    "is torch.float64": lambda x: x.double(),
+    "is torch.int32": lambda x: x.to(torch.int32),
+    "has strides": lambda x: x[..., ::2],
+}
+"""Of what no quantizer takes: words of the message, and how it is made of what all take."""
+
+
+@each_quantizer
+def test_what_no_quantizer_takes_is_refused(kernel: str) -> None:
+    first, *rest = arguments_of(kernel)
+    for says, change in MATRIX.items():
+        with pytest.raises(ValueError, match=f"^[xwy] {says}.*wanted"):
+            outputs_of(kernel, (change(first), *rest))
+    with pytest.raises(ValueError, match=r"^float8_dtype is torch\.float16, wanted one of torch\.float8_e4m3fn"):
+        outputs_of(kernel, (first, *rest), float8_dtype=torch.float16)
+
+
+OFFS = torch.tensor([10, 20, 64], dtype=torch.int32)
+TOKENS, ROW_OF = torch.zeros(9, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32)
+X, Y = torch.zeros(64, 32, dtype=torch.bfloat16), torch.zeros(64, 48, dtype=torch.bfloat16)
+ROWS, Q, ONES = torch.zeros(6, 16).bfloat16(), torch.zeros(64, 32).to(torch.float8_e4m3fn), torch.ones(64)
+W = torch.zeros(2, 24, 24).to(torch.float8_e4m3fn).mT
+A, B = torch.zeros(5, 32).bfloat16(), torch.zeros(3, 16, 32).bfloat16()
+
+REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    (kernels.quantize_colwise, (X, OFFS.long()), {}, "^offs is torch.int64, wanted"),
+    (kernels.quantize_colwise, (X, OFFS[None]), {}, "^offs has shape"),
+    (kernels.quantize_colwise, (X, OFFS[:0]), {}, "^offs has shape"),
+    (kernels.quantize_colwise, (X, OFFS.repeat(2)[::2]), {}, "^offs has strides"),
+    (kernels.quantize_colwise, (X, OFFS.to("meta")), {}, "^offs is on meta"),
+    (kernels.quantize_colwise_dual, (X, Y[1:], OFFS), {}, "^y has 63 rows.*wanted"),
+    (kernels.quantize_colwise_dual, (X, Y.float(), OFFS), {}, "^y has 64 rows of torch.float32"),
+    (kernels.quantize_colwise_dual, (X, Y.to("meta"), OFFS), {}, "^y has 64 rows of torch.bfloat16 on meta"),
+    (
+        kernels.quantize_colwise_3d,
+        (W.float().contiguous(),),
+        {},
+        r"^w has strides \(576, 24, 1\), wanted \(576, 1, 24\)",
+    ),
+    (kernels.quantize_mxfp8_dim0, (X,), {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
+    (kernels.quantize_rowwise_factored, (X, OFFS, ONES), {}, "^column_scales is torch.float32 of shape"),
+    (kernels.transpose_codes, (X, OFFS), {}, r"^q is torch.bfloat16 of shape \(64, 32\)"),
+    (kernels.transpose_codes, (Q[:, :24].contiguous(), OFFS), {}, "^q has K=24, wanted a multiple of 16"),
+    (kernels.transpose_codes, (Q, OFFS, ONES[:3]), {}, "^shifts is torch.float32 of shape"),
+    (kernels.transpose_codes_3d, (W,), {}, "^q has N=24, wanted a multiple of 16"),
+    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"activation": "gelu"}, "^activation is 'gelu', wanted"),
+    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"layout": "thirds"}, "^layout is 'thirds', wanted"),
+    (kernels.quantize_swiglu_rowwise, (X[:, :3], OFFS), {}, r"^x has shape \(64, 3\) .* wanted row-major"),
+    (kernels.quantize_swiglu_rowwise, (X.float(), OFFS), {}, "^x is torch.float32, wanted torch.bfloat16 or FP8"),
+    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"x_scales": ONES}, "^x_scales is a tensor, wanted None"),
+    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"bias": ONES}, "^bias is torch.float32 of shape .* wanted"),
+    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"weights": ONES[1:]}, "^weights is .* wanted 64 contiguous"),
+    (kernels.sort_by_expert, (torch.zeros(3, 2), torch.zeros(3, 2), 4), {}, "^topk_ids must be contiguous int32 or"),
+    (kernels.sort_by_expert, (ROW_OF, torch.zeros(2, 2), 4), {}, "^topk_weights must be contiguous"),
+    (kernels.sort_by_expert, (ROW_OF, torch.zeros(3, 2), 0), {}, "^experts must be at least 1, got 0"),
+    (kernels.sum_rows_of_tokens, (ROWS.float(), ROW_OF), {}, "^rows must be row-major"),
+    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF[:2]), {}, "^row_of must have shape"),
+    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF.long()), {}, "^row_of must be contiguous int32"),
+    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS), {}, "^bias, ids and weights must be given together"),
+    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS[:, :8], ROW_OF, torch.zeros(3, 2)), {}, "^bias must be row-major"),
+    (kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS.long()), {}, "^token_of_row must be contiguous int32"),
+    (kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS), {}, "^a must be FP8 values"),
+    (kernels.transpose_gathered_codes, (A, OFFS, TOKENS), {}, "^q is torch.bfloat16"),
+    (kernels.transpose_gathered_codes, (Q, OFFS, TOKENS, torch.zeros(5)), {}, "^shifts is torch.float32"),
+    (kernels.transpose_codes_to_one_scale, (Q, torch.zeros(5)), {}, "^q is torch.float8_e4m3fn of shape"),
+    (kernels.transpose_codes_to_one_scale, (W, torch.zeros(31)), {}, "."),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "options", "says"), REFUSED)
+def test_it_is_refused_in_one_line(function: Any, arguments: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says) as refusal:
+        function(*arguments, **options)
+    assert "\n" not in str(refusal.value)
+
+
+A_AT, B_AT, OFFS_AT, SCALE_A_AT, SCALE_B_AT, ALIGNMENT_AT, ADDED_AT = range(7)
+
+REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
+    *[
+        (kernel, dtype, place, change, says)
+        for kernel in ("grouped-rows", "grouped-contraction")
+        for dtype, place, change, says in (
+            (FP8, A_AT, lambda a: a.float(), "^a is torch.float32, wanted torch.bfloat16, torch.float8_e4m3fn or"),
+            (FP8, B_AT, lambda b: b.to(torch.bfloat16), "^b is torch.bfloat16, wanted torch.float8_e4m3fn as a"),
+            (FP8, B_AT, lambda b: b.to("meta"), "^b is on meta, wanted cpu as a"),
+            (FP8, OFFS_AT, lambda offs: offs.long(), "^offs is torch.int64, wanted torch.int32"),
+            (FP8, SCALE_A_AT, lambda _: None, r"^scale_a is None, wanted \d+ scales beside torch.float8_e4m3fn"),
+            (FP8, SCALE_B_AT, lambda scale: scale.double(), "^scale_b is torch.float64 of shape .* wanted"),
+            (FP8, SCALE_A_AT, lambda scale: torch.stack([scale, scale], 1)[:, 0], r"^scale_a .* strides \(2,\)"),
+            (FP8, SCALE_A_AT, lambda scale: scale.to("meta"), "^scale_a is on meta, wanted cpu as a"),
+            (BF16, SCALE_A_AT, lambda _: torch.ones(64), "^scale_a is a tensor, wanted None: bfloat16 has no scales"),
+        )
+    ],
+    ("grouped-rows", FP8, A_AT, lambda a: a.t(), "^a has shape .* wanted row-major"),
+    ("grouped-rows", FP8, A_AT, lambda a: a[:, :16].contiguous(), r"^a has shape \(64, 16\), wanted \(M, 32\): K of b"),
+    ("grouped-rows", FP8, B_AT, lambda b: b.mT, r"^b has shape .* wanted row-major \(E, N, K\)"),
+    ("grouped-rows", FP8, B_AT, lambda b: b[:2], "^offs has 3 groups, wanted 2: one for each expert of b"),
+    ("grouped-rows", FP8, B_AT, lambda b: b[:, :24].contiguous(), "^b has N=24 and K=32, wanted positive multiples"),
+    ("grouped-contraction", FP8, A_AT, lambda a: a.contiguous(), "^a has shape .* wanted column-major codes"),
+    ("grouped-contraction", BF16, B_AT, lambda b: b.t().contiguous().t(), "^b has shape .* row-major bfloat16"),
+    ("grouped-contraction", BF16, B_AT, lambda b: b[1:].contiguous(), "^b has 63 rows, wanted 64 as a"),
+    ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 24, "^alignment is 24, wanted 1 or, of codes, a power of two"),
+    ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 1024, "rows, wanted a multiple of alignment=1024"),
+    ("grouped-contraction", BF16, ALIGNMENT_AT, lambda _: 128, "^alignment is 128, wanted 1 or"),
+    (
+        "grouped-contraction",
+        FP8,
+        ADDED_AT,
+        lambda _: torch.zeros(3, 48, 32).half(),
+        "^added must be row-major bfloat16 or",
+    ),
+    (
+        "grouped-contraction",
+        FP8,
+        ADDED_AT,
+        lambda _: torch.zeros(3, 32, 48),
+        r"^added must be .* of shape \(3, 32, 48\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kernel", "in_dtype", "place", "change", "says"), REFUSED_BY_GEMMS)
+def test_what_no_gemm_takes_is_refused(kernel: str, in_dtype: str, place: int, change: Any, says: str) -> None:
+    given = [*inputs_of(kernel, in_dtype=in_dtype)]
+    given[place] = change(given[place])
+    with pytest.raises(ValueError, match=says):
+        outputs_of(kernel, tuple(given))
+
+
+def test_4096_groups_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    a, b, _, *rest = inputs_of("grouped-contraction", in_dtype=BF16)
+    with pytest.raises(ValueError, match=r"^offs has 4096 groups, wanted fewer than 4096"):
+        kernels.contract_rows(a, b, torch.zeros(4096, dtype=torch.int32), *rest)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arch", "says"),
+    [
+        (torch.float8_e4m3fnuz, "sm_90", "an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn"),
+        (torch.float8_e4m3fn, "sm_80", "which Triton does not compile for sm_80: wanted torch.bfloat16"),
+        (torch.float8_e4m3fn, "sm_90", None),
+        (torch.float8_e4m3fnuz, "gfx942", None),
+        (torch.bfloat16, "sm_80", None),
+    ],
+)
+def test_an_arch_refuses_the_formats_that_it_does_not_multiply(dtype: torch.dtype, arch: str, says: str | None) -> None:
+    assert operands._refusal(dtype, arch) == says
+
+
+@pytest.mark.filterwarnings("error")  # torch 2.13 only warns where an address of a traced tensor is read
+def test_a_traced_tensor_on_a_gpu_has_no_address_to_check() -> None:
+    with FakeTensorMode():
+        traced = torch.empty(64, 64, device="cuda")
+    operands.check_addresses(a=traced)

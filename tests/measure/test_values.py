@@ -1,0 +1,188 @@
+"""Elements of an output that are right, by bytes and within a bound, and fingerprints of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_trials import SUMS
+
+from fp8tune.errors import UsageError
+from fp8tune.measure import comparing, guards, watch
+from fp8tune.measure.comparing import EXACT, Rule
+from fp8tune.replay.loading import load_spec
+from fp8tune_kernels.spec import Tolerance
+
+BOUND = Rule(any_nan=True, tolerance=Tolerance(relative=0.01, absolute=0.5))
+inf, nan = float("inf"), float("nan")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def float8(*values: float) -> torch.Tensor:
+    return torch.tensor(values).to(torch.float8_e4m3fn).view(1, -1)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "message"),
+    [
+        (
+            float8(0, 448, 1.5, 0),
+            float8(0, 0.5, 2, 0),
+            "2 of 4 elements differ, first at (0, 1): expected 0.5 (0x30), got 448 (0x7e); largest difference 447.5",
+        ),
+        (float8(1, 2).t(), float8(1, 2).t(), None),
+        (
+            torch.tensor([1.0, nan]),
+            torch.tensor([1.0, 2.0]),
+            "1 of 2 elements differ, first at (1,): expected 2 (0x40000000), got nan (0x7fc00000); "
+            "no difference is finite",
+        ),
+        (
+            torch.tensor(3, dtype=torch.uint8),
+            torch.tensor(4, dtype=torch.uint8),
+            "1 of 1 elements differ, first at (): expected 4 (0x04), got 3 (0x03); largest difference 1",
+        ),
+    ],
+)
+def test_a_message_shows_the_expected_value_and_the_output(output, expected, message) -> None:
+    assert EXACT.difference(output, expected) == message
+
+
+def test_any_nan_is_any_other_on_exact_inputs() -> None:
+    quiet, negative = (torch.tensor([bits], dtype=torch.int16).view(torch.bfloat16) for bits in (0x7FC0, -64))
+    assert Rule().difference(quiet, negative)
+    assert Rule(any_nan=True).difference(quiet, negative) is None
+    assert Rule(any_nan=True).difference(quiet, torch.ones(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda whole: whole.flatten()[:840].view(2, 21, 20),
+        lambda whole: whole.flatten()[8:848].view(2, 21, 20).transpose(1, 2),
+        lambda whole: whole.flatten()[3:843].view(2, 21, 20).permute(2, 0, 1),
+        lambda whole: whole[:, :21, :20],
+        lambda whole: whole.flatten()[:7],
+    ],
+)
+def test_one_bit_that_differs_is_found_in_any_layout(dtype: torch.dtype, view: Callable[..., torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randint(0, 100, (2, 24, 40 * 8), dtype=torch.uint8, generator=generator).view(dtype)
+    right, alike = (view(whole) for whole in (memory, memory.clone()))
+    plain = right.clone()  # dense, in an order of its own
+    assert not any(bool(EXACT.differs(right, copy)) for copy in (alike, plain))
+    for place in ((0,) * right.ndim, tuple(size - 1 for size in right.shape)):
+        for changed in (alike.clone(), plain.clone(), plain.clone().contiguous()):
+            comparing.bits(changed)[place] ^= 1
+            assert bool(EXACT.differs(changed, right))
+            assert bool(EXACT.differs(right, changed))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "is_right"),
+    [
+        *((1.5, 1.0, True), (1.52, 1.0, False), (100, 101.4, True), (100, 101.6, False)),
+        *((nan, nan, True), (nan, 1.0, False), (1.0, nan, False)),
+        *((inf, inf, True), (-inf, inf, False), (inf, 3e38, False), (3e38, inf, False)),
+        *((inf, 1e39, True), (-inf, 1e39, False)),  # float32 rounds 1e39 to infinity
+    ],
+)
+def test_an_element_is_right_within_the_bound(value: float, expected: float, is_right: bool) -> None:
+    output, right = torch.tensor([0.0, value]), torch.tensor([0.0, expected], dtype=torch.float64)
+    assert (BOUND.difference(output, right) is None) == is_right
+    assert bool(BOUND.differs(output, right)) != is_right
+
+
+@pytest.mark.parametrize("elements", [1 << 24, 7, 1])
+def test_a_bound_that_is_broken_says_by_what_and_where(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, too, which need not fit the shape."""
+    monkeypatch.setattr(comparing, "_PIECE_ELEMENTS", elements)
+    right = torch.arange(24, dtype=torch.float64).view(2, 12)
+    output = right.float()
+    assert BOUND.difference(output, right) is None
+    output[1, 3], output[0, 5] = 17, 4
+    assert BOUND.difference(output, right) == (
+        "2 of 24 elements are out of bound, the largest error at (1, 3): expected 15, got 17, off by 2 where 0.65 "
+        "is allowed (1e-02 relative + 5e-01 absolute)"
+    )
+    output[1, 11] = nan
+    message = "3 of 24 elements are out of bound, the largest error at (1, 11): expected 23, got nan, off by inf where"
+    assert str(BOUND.difference(output, right)).startswith(message)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int32, torch.bool])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_spoiled_output_is_wrong_everywhere(dtype: torch.dtype, number: int) -> None:
+    expected = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    if dtype.is_floating_point:
+        expected[2:] = torch.tensor([nan, inf])
+    output, right = torch.empty(4, dtype=dtype), expected if dtype.is_floating_point else expected.to(torch.int64)
+    if dtype == torch.bool:
+        right, number = right.bool(), 0
+    BOUND.spoil(output, right, number)
+    assert str(BOUND.difference(output, right)).startswith("4 of 4 ")
+
+
+@given(st.integers(0, 200), st.data())
+def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
+    tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
+    own, before = guards.own_bytes(tensor), watch.fingerprint(tensor)
+    guards.fill(tensor, 7)
+    assert watch.fingerprint(tensor) == before
+    if size:
+        at = data.draw(st.integers(0, size - 1))
+        own[at] = data.draw(st.integers(0, 255).filter(lambda value: value != at))
+        assert watch.fingerprint(tensor) != before
+        own[at] = at
+    if size >= 16:
+        own[:16] = own[:16].roll(8)
+        assert watch.fingerprint(tensor) != before
+
+
+# What a spec declares
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        ({"check": "roughly"}, "check 'roughly' is refused: use one of exact, exact-inputs, tolerance"),
+        ({"check": "tolerance"}, "check 'tolerance' with tolerance=None is refused"),
+        ({"tolerance": Tolerance(1e-3)}, "check 'exact' with tolerance=Tolerance(relative=0.001, absolute=0.0"),
+        ({"check": "tolerance", "tolerance": Tolerance(0.0)}, "is refused: use numbers from 0, and one of them above"),
+        ({"check": "tolerance", "tolerance": Tolerance(-1.0, 1.0)}, "use numbers from 0"),
+        ({"check": "tolerance", "tolerance": Tolerance(nan)}, "use numbers from 0"),
+        ({"check": "tolerance", "tolerance": Tolerance("1e-3")}, "has a field that cannot be used"),
+        ({"prepare": 3}, "prepare 3 is refused: use a function of (inputs, outputs)"),
+    ],
+)
+def test_a_check_that_cannot_be_is_one_line(changed: dict[str, object], refused: str, monkeypatch) -> None:
+    spec = load_spec(SUMS["EXACT"])
+    module = __import__("sys").modules[spec.launch.__module__]
+    monkeypatch.setattr(module, "ODD", replace(spec, **changed), raising=False)
+    load_spec.cache_clear()
+    monkeypatch.setattr("fp8tune.replay.loading._from_file", lambda path: module)
+    with pytest.raises(UsageError) as raised:
+        load_spec(SUMS["EXACT"].replace("EXACT", "ODD"))
+    assert refused in str(raised.value)
+    load_spec.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({}, "exact"),
+        ({"check": "exact-inputs"}, "exact-inputs"),
+        (
+            {"check": "tolerance", "tolerance": Tolerance(1e-3, 1e-5)},
+            "tolerance 1e-03 relative + 1e-05 absolute of float64",
+        ),
+        ({"check": "tolerance", "tolerance": Tolerance(0.0015)}, "tolerance 0.0015 relative of float64"),
+    ],
+)
+def test_a_row_says_how_it_was_checked(spec: dict[str, object], text: str) -> None:
+    assert replace(load_spec(SUMS["EXACT"]), **spec).check_text == text

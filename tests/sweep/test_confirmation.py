@@ -1,0 +1,354 @@
+"""Confirmation on the simulated clock: finalists, processes, rows, and the cost of a fault or a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_gpu import Answer, FakeGpu
+from places import PLANTED
+from servers import on_both
+
+from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.records import NamedInts, Outcome, Row, Status
+from fp8tune.render.found import found_lines
+from fp8tune.stats.calibration import plan_for
+from fp8tune.stats.explanation import Explanation, reasons
+from fp8tune.stats.study import OPEN, SETTLED, Origin, Study, Today, Verdict
+from fp8tune.store.results import Store
+from fp8tune.studies import decided, summarize
+from fp8tune.sweep import picks, planning, session
+from fp8tune.sweep.confirmation import process_name
+from fp8tune.sweep.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
+from fp8tune.sweep.options import Options
+from fp8tune.sweep.planning import Plan
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+PROTOCOL = plan_for({})
+TIMER = "simulated:7"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    with Store.open(database, create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    """Two problems whose times are far above the clock's tick; no kernel runs, so size costs nothing."""
+    path = tmp_path / "large.toml"
+    path.write_text("[[rows]]\nM = 16384\nK = [2048, 4096]\nN = 8\nE = 2\n")
+    return Options(kernels=(FAULTS,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER, trial_timeout_s=20.0)
+
+
+def planned(options: Options, gpu: FakeGpu | None = None) -> Plan:
+    """Every problem and config; on a fake GPU, if one is given."""
+    plan = planning.expanded(planning.planned(options))
+    return plan if gpu is None else replace(plan, backend=gpu)
+
+
+def events(store: Store, options: Options, gpu: FakeGpu | None = None) -> list[Event]:
+    with store.adding_together(1.0):
+        return list(session.run(store, planned(options, gpu)))
+
+
+def budgeted(store: Store, options: Options, turns: int, answer: Answer = lambda *_: None) -> Finished:
+    """The end of a sweep whose time is up once its finals' processes have begun with so many problems."""
+    gpu = FakeGpu(TIMER, answer)
+    plan = planned(replace(options, time_budget_s=1e9), gpu)
+    *_, last = session.run(store, plan, clock=lambda: math.inf if gpu.turns >= turns else 0.0)
+    assert isinstance(last, Finished)
+    return last
+
+
+def rows(found: list[Event]) -> list[Row]:
+    return [event.row for event in found if isinstance(event, TrialDone)]
+
+
+def studies(store: Store, options: Options) -> list[Study]:
+    return session.studies(store, planned(options))
+
+
+def decisions(store: Store, options: Options) -> list[object]:
+    return [(study.problem, study.choice, study.noise) for study in studies(store, options)]
+
+
+def timed(store: Store) -> list[tuple[object, ...]]:
+    """All rows but when and by which operating-system process."""
+    return sorted(
+        (
+            str(row.problem.shape),
+            str(row.config),
+            row.stage,
+            row.process if row.stage != "screen" else "",
+            row.round,
+            row.position,
+            row.outcome.samples_us,
+        )
+        for row in store.rows()
+    )
+
+
+def test_finals_are_the_default(store: Store, options: Options) -> None:
+    found = rows(events(store, options))
+    screened = [row for row in found if row.stage == "screen"]
+    played = [row for row in found if row.stage == "final"]
+    assert len(screened) > 0
+    for of in {row.problem for row in found}:
+        mine = [row for row in played if row.problem == of]
+        configs, processes = {row.config for row in mine}, {row.process for row in mine}
+        assert 2 <= len(configs) <= PROTOCOL.finalists
+        assert len(processes) in (PROTOCOL.processes, *PROTOCOL.more_processes)
+        assert processes == {process_name(number) for number in range(1, len(processes) + 1)}
+        assert len(mine) == len(configs) * len(processes) * PROTOCOL.rounds
+        assert {row.round for row in mine} == set(range(PROTOCOL.rounds))
+        default = mine[0].version.default if mine[0].version else None
+        duplicates = [row for row in found if row.stage == "duplicate" and row.problem == of]
+        assert {row.config for row in duplicates} == {default}
+        assert len(duplicates) == len(processes) * PROTOCOL.rounds
+        assert {row.outcome.time_us for row in duplicates}.isdisjoint({row.outcome.time_us for row in mine})
+    for study in studies(store, options):
+        assert study.choice.verdict in (
+            Verdict.CERTIFIED,
+            Verdict.NEAR_TIE,
+            Verdict.KEPT_INCUMBENT,
+            Verdict.AMBIGUOUS,
+        )
+        assert study.choice.processes in (PROTOCOL.processes, *PROTOCOL.more_processes)
+        assert study.noise is not None
+        assert study.noise < 0.02
+
+
+def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) -> None:
+    events(store, options)
+    for study in studies(store, options):
+        assert study.choice.verdict is not Verdict.AMBIGUOUS or study.choice.processes == PROTOCOL.more_processes[-1]
+
+
+def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: Options) -> None:
+    """Its pick was certified: proven faster than all of no rivals."""
+    default = planned(options).problems[0].version.default
+    alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
+    found = rows(events(store, alone))
+    assert {row.config for row in found} == {default}
+    for study in studies(store, alone):
+        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.ONLY, None)
+        assert (study.choice.processes, study.noise is None) == (PROTOCOL.processes, False)
+    kept = picks.read(store)
+    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
+    assert bounds == {("only", None, None)}
+    (counted,) = summarize(kept)
+    assert (counted.count(*SETTLED), counted.count(*OPEN)) == (2, 0)  # of what was asked for nothing is left to measure
+    both = decided(store.studies())
+    assert reasons(Explanation(both[0]))[-1].endswith("there is nothing to compare it with: only.")
+    assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
+
+
+def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: Options) -> None:
+    quick = replace(options, quick=True)
+    screened = rows(events(store, quick))
+    assert {row.stage for row in screened} == {"screen"}
+    assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
+    found = events(store, options)
+    kept = [event for event in found if isinstance(event, TrialDone) and event.from_database]
+    assert len(kept) == len(screened)
+    assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
+
+
+def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
+    store: Store, options: Options, tmp_path: Path
+) -> None:
+    events(store, options)
+    with Store.open(str(tmp_path / "again.db"), create=True) as other:
+        events(other, options)
+        assert timed(other) == timed(store)
+        assert decisions(other, options) == decisions(store, options)
+
+
+@on_both
+def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: Options, tmp_path: Path) -> None:
+    plan = planned(options)
+    running = session.run(store, plan)
+    seen = 0
+    for event in running:
+        seen += isinstance(event, TrialDone) and event.row.stage == "final"
+        if seen == 100:
+            break
+    running.close()  # type: ignore[attr-defined]
+    assert {study.choice.verdict for study in session.studies(store, plan)} == {Verdict.QUICK}
+    events(store, options)
+    with Store.open(str(tmp_path / "whole.db"), create=True) as whole:
+        events(whole, options)
+        assert timed(whole) == timed(store)
+
+
+def test_a_finished_sweep_times_nothing(store: Store, options: Options) -> None:
+    events(store, options)
+    gpu = FakeGpu(TIMER)
+    again = events(store, options, gpu)
+    assert all(event.from_database for event in again if isinstance(event, TrialDone))
+    assert (gpu.turns, again[-1].is_whole) == (0, True)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT])
+def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options, status: Status) -> None:
+    events(store, replace(options, quick=True))
+    victim = studies(store, replace(options, quick=True))[0].pick.config
+    assert victim is not None
+
+    def failing(arm: KernelArm, place: Place) -> Outcome | None:
+        is_victim = arm.config == victim and place.process == 3
+        return Outcome(status, reason="planted") if is_victim else None
+
+    gpu = FakeGpu(TIMER, failing)
+    found = rows(events(store, options, gpu))
+    failed = [row for row in found if row.outcome.status is status]
+    assert {(row.config, row.stage, row.outcome.reason) for row in failed} == {(victim, "final", "planted")}
+    assert len(failed) == len({row.problem for row in failed})
+    assert not [place for arm, place in gpu.asked if arm.config == victim and place.process > 3]
+    for study in studies(store, options):
+        assert study.pick.config != victim
+        assert study.choice.processes >= PROTOCOL.processes
+
+
+def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: Options) -> None:
+    gpu = FakeGpu(TIMER, unbuilt=Outcome(Status.OUT_OF_MEMORY, reason="out of memory"))
+    found = events(store, options, gpu)
+    assert [event.reason for event in found if isinstance(event, ConfirmationSkipped)] == ["out of memory"] * 2
+    assert isinstance(found[-1], Finished)
+    assert not found[-1].is_whole
+    *_, last = events(store, options)
+    assert isinstance(last, Finished)
+    assert last.is_whole
+
+
+def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: Options) -> None:
+    assert budgeted(store, options, 3).left_out > 0
+    *_, last = events(store, options)
+    assert isinstance(last, Finished)
+    assert last.left_out == 0
+    assert Verdict.QUICK not in {study.choice.verdict for study in studies(store, options)}
+
+
+def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
+    return session.studies(store, replace(plan, problems=plan.problems[number : number + 1]))[0].choice.verdict
+
+
+def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: Options) -> None:
+    assert budgeted(store, options, 2 * PROTOCOL.processes - 1).left_out > 0
+    plan = planned(options)
+    assert verdict_of(store, plan, 0) is not Verdict.QUICK
+    assert verdict_of(store, plan, 1) is Verdict.QUICK
+
+
+def ambiguous(arm: KernelArm, place: Place) -> Outcome:
+    """Every config takes another time in every process: nothing is ever settled."""
+    return timed_as(100.0 * (1 + 0.1 * ((place.process * 7 + arm.config["FAULT"] * 3 + arm.config["num_warps"]) % 5)))
+
+
+def clear(arm: KernelArm, place: Place) -> Outcome:
+    """The more warps, the slower, in every process."""
+    return timed_as(100.0 * (1 + 0.1 * arm.config["FAULT"] + 0.05 * arm.config["num_warps"]))
+
+
+def timed_as(time_us: float) -> Outcome:
+    return Outcome(Status.OK, time_us=time_us, samples_us=(time_us,))
+
+
+@pytest.mark.parametrize(
+    ("database", "settles"), [("sqlite", True), ("sqlite", False), ("postgresql", True)], indirect=["database"]
+)
+def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
+    store: Store, options: Options, settles: bool
+) -> None:
+    """Once, a row that 16 processes had not settled was as if none had timed it."""
+    turns = 2 * PROTOCOL.processes + 1  # one more than the first judgement takes
+    assert budgeted(store, options, turns, ambiguous).left_out > 0
+    plan = planned(options)
+    cut = [session.studies(store, replace(plan, problems=(problem,)))[0] for problem in plan.problems]
+    assert [study.choice.processes for study in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
+    assert Verdict.QUICK not in {study.choice.verdict for study in cut}
+    *_, last = events(store, options, FakeGpu(TIMER, clear if settles else ambiguous))
+    assert isinstance(last, Finished)
+    assert last.left_out == 0
+    found = [study.choice.processes for study in studies(store, options)]
+    if settles:
+        assert all(PROTOCOL.processes < n <= PROTOCOL.more_processes[-1] for n in found)
+    else:
+        assert found == [PROTOCOL.more_processes[-1]] * 2
+
+
+def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: Options, tmp_path: Path) -> None:
+    plan = planned(options)
+    first = plan.problems[0].problem
+
+    def failing(arm: KernelArm, place: Place) -> Outcome:
+        return Outcome(Status.TIMEOUT, reason="planted") if arm.problem == first else ambiguous(arm, place)
+
+    finalists = len({row.config for row in rows(events(store, replace(options, quick=True)))})
+    assert finalists > 0
+    gpu = FakeGpu(TIMER, failing)
+
+    def clock() -> float:  # the second problem's seventh process is over
+        timed = {place.process for arm, place in gpu.asked if arm.problem != first}
+        return math.inf if len(timed) > PROTOCOL.processes else 0.0
+
+    *_, last = session.run(store, replace(planned(replace(options, time_budget_s=1e9)), backend=gpu), clock)
+    assert isinstance(last, Finished)
+    assert last.left_out > 0
+    assert verdict_of(store, plan, 0) is Verdict.QUICK
+    assert verdict_of(store, plan, 1) is not Verdict.QUICK
+    with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
+        assert raw.execute("SELECT count(*) FROM study_runs WHERE tie_band IS NOT NULL").fetchone() == (1,)
+
+
+def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
+    return replace(plan, problems=tuple(replace(of, **committed) for of in plan.problems))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use", ["current", "today"])
+def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Options, use: str) -> None:
+    screened = [row for row in rows(events(store, replace(options, quick=True))) if row.round == 0]
+    slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
+    assert slowest is not None
+    in_use = Today(slowest, Origin.SHIPPED_TABLE) if use == "today" else slowest
+    found = rows(list(session.run(store, with_committed(planned(options), **{use: in_use}))))
+    for of in {row.problem for row in found}:
+        assert slowest in {row.config for row in found if row.problem == of and row.stage == "final"}
+    assert slowest not in {study.pick.config for study in studies(store, options)}
+
+
+@pytest.mark.parametrize("committed", ["current", "fallback"])
+def test_what_the_committed_table_holds_is_timed_in_every_round(store: Store, options: Options, committed: str) -> None:
+    """Else a block far off in the first round puts it out of the screen, and so out of the row for any other shape."""
+    options = replace(options, quick=True)
+    screened = rows(events(store, options))
+    slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
+    assert slowest is not None
+    assert max(row.round for row in screened if row.config == slowest) == 0
+    again = with_committed(planned(replace(options, again=True)), **{committed: slowest})
+    found = rows(list(session.run(store, again)))
+    for of in {row.problem for row in found}:
+        assert {row.round for row in found if (row.problem, row.config) == (of, slowest)} == {0, 1, 2}
+
+
+def test_the_numbers_of_a_calibration_are_used(store: Store, options: Options) -> None:
+    device = planning.planned(options).backend.device
+    calibrated = store.begin_sweep("calibrate", device, command="", commit="", timer="", seed=0)
+    for name, value in {"process_sd": 0.0005, "block_sd": 0.0002}.items():
+        store.record_calibration(calibrated, device, name, value)
+    store.finish_sweep(calibrated)
+    (started,) = [event for event in events(store, options) if isinstance(event, ConfirmationStarted)][:1]
+    assert started.is_calibrated
+    assert (started.processes, started.protocol.rounds) == (4, 4)
