@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import zlib
 from array import array
 from collections import Counter
@@ -179,8 +177,7 @@ class Reading(Database):
         if keep is not None:
             kept = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in kept}
-        with _collecting_no_garbage():
-            return _Results(names, studies).read()
+        return _Results(names, studies).read()
 
     @reads
     def pools(
@@ -706,15 +703,3 @@ def _study_ids(subject: Subject) -> Select[Any]:
     versions = _same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
     query = select(of.id).where(of.problem_id.in_(problems), of.version_id.in_(versions))
     return query.where(of.device_id.in_(_same(db.Devices, vars(subject.device))))
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Keep the garbage collector off: records hold no cycles, and walking them again and again doubles the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
