@@ -46,6 +46,7 @@ Keep = Callable[[Sequence[Study]], Collection[Study]]
 
 _STAGES = {number: stage for stage, number in STAGES.items()}
 _STATUSES = {str(status): status for status in Status}
+_NO_FACTS: list[Any] = [None] * len(db.FACTS)
 _FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
@@ -451,10 +452,10 @@ class _Results:
         """Return the studies with their results, in the order they were begun."""
         few = list(self.studies) if len(self.studies) <= _FEW else None
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
-        untimed: dict[int, list[NamedInts]] = {}
+        untimed, unknown = dict[int, list[NamedInts]](), Facts()
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
-            id, config_id, source, note, status_text, coarse_us, processes, *_, result_id = row
+            id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
             if id not in self.studies:
                 continue
             counts[id] += 1
@@ -470,6 +471,7 @@ class _Results:
                 if status is Status.OK and config:
                     untimed.setdefault(id, []).append(config)
                 continue
+            code = self.codes.get(result_id)
             result = Result(
                 config=None if source and not config else config,  # a publication that names none
                 status=status,
@@ -479,7 +481,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=_facts(row._mapping, self.codes.get(result_id)),
+                facts=Facts(*facts, code) if code or facts != _NO_FACTS else unknown,
                 **of_study,
             )
             results.setdefault(id, []).append(result)
@@ -501,7 +503,7 @@ class _Results:
         if studies is not None:
             query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
         blocks: dict[int, list[Any]] = {}
-        for result, *block in self.connection.execute(query):
+        for result, *block in self.connection.execute(query).all():
             blocks.setdefault(result, []).append(tuple(block))
         return blocks
 
@@ -571,7 +573,8 @@ def checked_rows(
         query = query.where(table.c.study_id.in_(studies))
     rows, count = connection.execute(query).all(), len(names)
     for row in rows:
-        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row.id, ())))
+        # The id, which comes last, by its place: a name takes SQLAlchemy ten times as long.
+        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row[-1], ())))
         if zlib.crc32(repr(covered).encode()) != row[count]:
             raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")
         for place, name in texts:  # a file that another program wrote need not have our constraints

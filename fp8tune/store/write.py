@@ -420,7 +420,7 @@ class Writing(Database):
             values: list[Values] = []
             result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
             columns = list(result.keys())
-            for stored in result:
+            for stored in result.all():
                 row = dict(zip(columns, stored, strict=True))  # a third of the time that SQLAlchemy's mapping takes
                 of_result = trials.get(row["id"], [])
                 new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
