@@ -213,19 +213,6 @@ class Reading(Database):
         return self.run(lambda: self._connection.exec_driver_sql(query).scalar_one())
 
     @reads
-    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
-        """Return the studies that the newest finished sweep of a request on this very device completed."""
-        of = db.Sweeps.c
-        same = (of.request == request, of.device_id.in_(_same(db.Devices, vars(device))), of.finished_at.is_not(None))
-        sweep = self._connection.scalar(select(func.max(of.id)).where(*same))
-        if sweep is None:
-            return None
-        names = Names(self._connection)
-        runs = {id: run for id, runs in names.runs.items() for run in runs if run.sweep_id == sweep}
-        studies = (names.studies[id] for id in sorted(runs) if runs[id].planned is not None)
-        return [(study.version, study.problem) for study in studies if study.version is not None]
-
-    @reads
     def unfinished_sweeps(self) -> list[str]:
         """Return the commands of sweeps that were begun and not finished, oldest first."""
         query = select(db.Sweeps.c.command).where(db.Sweeps.c.finished_at.is_(None)).order_by(db.Sweeps.c.id)
