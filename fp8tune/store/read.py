@@ -46,7 +46,7 @@ Keep = Callable[[Sequence[Study]], Collection[Study]]
 
 _STAGES = {number: stage for stage, number in STAGES.items()}
 _STATUSES = {str(status): status for status in Status}
-_NO_FACTS: list[Any] = [None] * len(db.FACTS)
+_NO_FACTS: list[Any] = [None] * len(Facts.__dataclass_fields__)
 _FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
@@ -458,7 +458,7 @@ class _Results:
                 if status is Status.OK and config:
                     untimed.setdefault(id, []).append(config)
                 continue
-            code = self.codes.get(result_id)
+            facts.append(self.codes.get(result_id))
             result = Result(
                 config=None if source and not config else config,  # a publication that names none
                 status=status,
@@ -468,7 +468,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=Facts(*facts, code) if code or facts != _NO_FACTS else unknown,
+                facts=unknown if facts == _NO_FACTS else Facts(*facts),
                 **of_study,
             )
             results.setdefault(id, []).append(result)

@@ -276,8 +276,9 @@ class Writing(Database):
             row = {**defaults(table), **key, **rest, **newer}
             stored = self._connection.execute(_lookup(table, tuple(key)), key).mappings().first()
             if stored is None:
-                result = self._connection.execute(insert(table), row | {"crc": row_checksum(table, row)})
-                self._ids[place] = int(result.inserted_primary_key[0])
+                row["crc"] = row_checksum(table, row)
+                inserted: Any = self._connection.execute(insert(table), row).inserted_primary_key
+                self._ids[place] = int(inserted[0])
             else:
                 self._update(table, dict(stored), {name: row[name] for name in newer}, key)
                 self._ids[place] = int(stored.get("id", 0))
