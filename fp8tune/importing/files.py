@@ -134,7 +134,7 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
         raise unknown("arch", arch[:80], ARCHES)
     if (kernel := fields["kernel"]) not in KERNELS:
         raise unknown("kernel", kernel[:80], KERNELS)
-    problem = _problem(kernel, published.shape(fields["shape"]), arch, is_transposed=_TRANSPOSED in note)
+    problem = _problem(kernel, fields["shape"], arch, is_transposed=_TRANSPOSED in note)
     time_us = published.microseconds("us", fields["us"])
     return Row(
         problem=problem,
@@ -149,11 +149,11 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
     )
 
 
-@functools.lru_cache(65536)
-def _problem(kernel: str, shape: NamedInts, arch: str, *, is_transposed: bool) -> Problem:
+@functools.lru_cache(65536)  # a file repeats a few problems
+def _problem(kernel: str, shape: str, arch: str, *, is_transposed: bool) -> Problem:
     return Problem(
         kernel=kernel,
-        shape=shape,
+        shape=published.shape(shape),
         routing=UNSTATED,
         input_layout="transposed" if is_transposed else "contiguous",
         fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else UNSTATED,

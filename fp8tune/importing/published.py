@@ -99,7 +99,6 @@ def named_ints(text: str) -> NamedInts:
     return parse_named_ints(text)
 
 
-@_REPEATED
 def shape(text: str) -> NamedInts:
     """The sizes of a problem, at least one."""
     named = named_ints(text)

@@ -408,7 +408,7 @@ def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], b
 
 def insert_ignoring(connection: Connection, table: Any) -> Any:
     """Return an INSERT that skips rows whose key exists."""
-    # Imported here: the dialect that is not in use takes 50 ms.
+    # Imported here, because the dialect of PostgreSQL is slow to import.
     dialect = importlib.import_module(f"sqlalchemy.dialects.{connection.dialect.name}")
     return dialect.insert(table).on_conflict_do_nothing()
 

@@ -560,7 +560,7 @@ def checked_rows(
         query = query.where(table.c.study_id.in_(studies))
     rows, count = connection.execute(query).all(), len(names)
     for row in rows:
-        # The id, which comes last, by its place: a name takes SQLAlchemy ten times as long.
+        # The id of a result comes last: SQLAlchemy looks up a name for each row.
         covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row[-1], ())))
         if zlib.crc32(repr(covered).encode()) != row[count]:
             raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")

@@ -332,9 +332,8 @@ class Writing(Database):
     ) -> int:
         """Return the study of a row, noted as begun in its sweep."""
         version = version or KernelVersion(problem.kernel, "")
-        newer = {"lookup_key": None if lookup_key is None else str(lookup_key), "bytes_moved": bytes_moved}
-        newer = {name: value for name, value in newer.items() if value is not None}
-        study = self._study(Subject(version, device, kind, problem), **newer)
+        key = None if lookup_key is None else str(lookup_key)
+        study = self._study(Subject(version, device, kind, problem), lookup_key=key, bytes_moved=bytes_moved)
         self._run_of(sweep_id, study, **self._facts_of(sweep_id, version))
         return study
 
@@ -422,7 +421,7 @@ class Writing(Database):
             result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
             columns = list(result.keys())
             for stored in result.all():
-                row = dict(zip(columns, stored, strict=True))  # a third of the time that SQLAlchemy's mapping takes
+                row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
                 of_result = trials.get(row["id"], [])
                 new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
                 names = ("status", "coarse_us", "coarse_processes", "final_us")
