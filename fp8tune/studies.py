@@ -12,7 +12,6 @@ from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
-from fp8tune.stats.decide import decide_study
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, Verdict, process_us
@@ -65,6 +64,8 @@ def decided(
         tables: Tables whose configs stay until beaten.
         recorded: Configs that run-time tuning chose for recorded launches.
     """
+    from fp8tune.stats.decide import decide_study  # here: who shows kept picks need not wait for NumPy
+
     timed = [study for study in studies if study.kind in TIMED_KINDS and study.results]
     return [decide_study(_with_today(study, tables, recorded)) for study in answering(timed)]
 

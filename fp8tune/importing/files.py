@@ -134,19 +134,12 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
         raise unknown("arch", arch[:80], ARCHES)
     if (kernel := fields["kernel"]) not in KERNELS:
         raise unknown("kernel", kernel[:80], KERNELS)
-    problem = Problem(
-        kernel=kernel,
-        shape=published.shape(fields["shape"]),
-        routing=UNSTATED,
-        input_layout="transposed" if _TRANSPOSED in note else "contiguous",
-        fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else UNSTATED,
-        scale_mode=UNSTATED,
-    )
+    problem = _problem(kernel, fields["shape"], arch, is_transposed=_TRANSPOSED in note)
     time_us = published.microseconds("us", fields["us"])
     return Row(
         problem=problem,
         config=published.named_ints(fields["config"]) if fields["config"] else None,
-        device=Device(arch=arch, name=published.line("device", fields["device"])),
+        device=_device(arch, published.line("device", fields["device"])),
         kind=Kind.PUBLISHED,
         outcome=Outcome(Status.OK, time_us),
         lookup_key=lookup_key(problem),
@@ -154,3 +147,18 @@ def _published(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
         note=note,
         process=f"figure {time_us!r}",  # each printed figure counts as one, and only once
     )
+
+
+@functools.lru_cache(65536)  # a file repeats a few problems
+def _problem(kernel: str, shape: str, arch: str, *, is_transposed: bool) -> Problem:
+    return Problem(
+        kernel=kernel,
+        shape=published.shape(shape),
+        routing=UNSTATED,
+        input_layout="transposed" if is_transposed else "contiguous",
+        fp8_dtype=ARCHES[arch].fp8_dtype if arch in ARCHES else UNSTATED,
+        scale_mode=UNSTATED,
+    )
+
+
+_device = functools.lru_cache(1024)(Device)

@@ -30,6 +30,9 @@ COLUMNS = ("source", "device", "arch", "recipe", "shape", *TIMES, "note")
 NOT_STATED = "not stated"
 """What stands for an arch that a publication does not name."""
 
+_REPEATED = functools.lru_cache(65536)
+"""For fields of which a file repeats a few."""
+
 Made = TypeVar("Made")
 Make = Callable[[Mapping[str, str]], Made]
 """The fields of a line by name -> what is made of them. Raises UsageError or ValueError saying what is wrong."""
@@ -90,7 +93,7 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> N
 # Fields
 
 
-@functools.lru_cache(65536)  # a file repeats a few shapes and configs
+@_REPEATED
 def named_ints(text: str) -> NamedInts:
     """Named integers. Raises ValueError, as all that follow."""
     return parse_named_ints(text)
@@ -114,6 +117,7 @@ def microseconds(name: str, text: str) -> float:
     return time_us
 
 
+@_REPEATED
 def line(what: str, text: str) -> str:
     """Plain text, which may be empty."""
     text = unquoted_formula(text)

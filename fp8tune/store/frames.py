@@ -118,6 +118,6 @@ def _frame(connection: Connection, query: Select[Any]) -> DataFrame:
     import pandas
 
     result = connection.execute(query)
-    names, columns = list(result.keys()), list(zip(*result, strict=True))
+    names, columns = list(result.keys()), list(zip(*result.all(), strict=True))
     # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
     return pandas.DataFrame(dict(zip(names, columns or [()] * len(names), strict=True)))

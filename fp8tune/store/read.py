@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import zlib
 from array import array
 from collections import Counter
@@ -48,6 +46,7 @@ Keep = Callable[[Sequence[Study]], Collection[Study]]
 
 _STAGES = {number: stage for stage, number in STAGES.items()}
 _STATUSES = {str(status): status for status in Status}
+_NO_FACTS: list[Any] = [None] * len(Facts.__dataclass_fields__)
 _FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
@@ -179,8 +178,7 @@ class Reading(Database):
         if keep is not None:
             kept = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in kept}
-        with _collecting_no_garbage():
-            return _Results(names, studies).read()
+        return _Results(names, studies).read()
 
     @reads
     def pools(
@@ -213,19 +211,6 @@ class Reading(Database):
         """A value that each commit of another process changes."""
         query = "SELECT pg_current_snapshot()::text" if self.is_server else "PRAGMA data_version"
         return self.run(lambda: self._connection.exec_driver_sql(query).scalar_one())
-
-    @reads
-    def finished_sweep(self, request: str, device: Device) -> list[tuple[KernelVersion, Problem]] | None:
-        """Return the studies that the newest finished sweep of a request on this very device completed."""
-        of = db.Sweeps.c
-        same = (of.request == request, of.device_id.in_(_same(db.Devices, vars(device))), of.finished_at.is_not(None))
-        sweep = self._connection.scalar(select(func.max(of.id)).where(*same))
-        if sweep is None:
-            return None
-        names = Names(self._connection)
-        runs = {id: run for id, runs in names.runs.items() for run in runs if run.sweep_id == sweep}
-        studies = (names.studies[id] for id in sorted(runs) if runs[id].planned is not None)
-        return [(study.version, study.problem) for study in studies if study.version is not None]
 
     @reads
     def unfinished_sweeps(self) -> list[str]:
@@ -454,10 +439,10 @@ class _Results:
         """Return the studies with their results, in the order they were begun."""
         few = list(self.studies) if len(self.studies) <= _FEW else None
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
-        untimed: dict[int, list[NamedInts]] = {}
+        untimed, unknown = dict[int, list[NamedInts]](), Facts()
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
         for row in checked_rows(self.connection, db.Results, blocks, few):
-            id, config_id, source, note, status_text, coarse_us, processes, *_, result_id = row
+            id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
             if id not in self.studies:
                 continue
             counts[id] += 1
@@ -473,6 +458,7 @@ class _Results:
                 if status is Status.OK and config:
                     untimed.setdefault(id, []).append(config)
                 continue
+            facts.append(self.codes.get(result_id))
             result = Result(
                 config=None if source and not config else config,  # a publication that names none
                 status=status,
@@ -482,7 +468,7 @@ class _Results:
                 control=by_stage.get(db.CONTROL, ()),
                 source=source,
                 note=note,
-                facts=_facts(row._mapping, self.codes.get(result_id)),
+                facts=unknown if facts == _NO_FACTS else Facts(*facts),
                 **of_study,
             )
             results.setdefault(id, []).append(result)
@@ -504,7 +490,7 @@ class _Results:
         if studies is not None:
             query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
         blocks: dict[int, list[Any]] = {}
-        for result, *block in self.connection.execute(query):
+        for result, *block in self.connection.execute(query).all():
             blocks.setdefault(result, []).append(tuple(block))
         return blocks
 
@@ -574,7 +560,8 @@ def checked_rows(
         query = query.where(table.c.study_id.in_(studies))
     rows, count = connection.execute(query).all(), len(names)
     for row in rows:
-        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row.id, ())))
+        # The id of a result comes last: SQLAlchemy looks up a name for each row.
+        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row[-1], ())))
         if zlib.crc32(repr(covered).encode()) != row[count]:
             raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")
         for place, name in texts:  # a file that another program wrote need not have our constraints
@@ -706,15 +693,3 @@ def _study_ids(subject: Subject) -> Select[Any]:
     versions = _same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
     query = select(of.id).where(of.problem_id.in_(problems), of.version_id.in_(versions))
     return query.where(of.device_id.in_(_same(db.Devices, vars(subject.device))))
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Keep the garbage collector off: records hold no cycles, and walking them again and again doubles the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

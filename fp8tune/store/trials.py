@@ -66,7 +66,7 @@ def read_trials(connection: Connection, results: Iterable[int], **values: Any) -
     places = {"stage": trials.stage, "round": trials.round, "sweep": processes.sweep_id}
     query = query.where(*(places[name] == value for name, value in values.items() if value is not None))
     for ids in chunks(results):
-        yield from map(Trial._make, connection.execute(query.where(trials.result_id.in_(ids))))
+        yield from map(Trial._make, connection.execute(query.where(trials.result_id.in_(ids))).all())
 
 
 def last_status(trials: Sequence[Trial]) -> Status:

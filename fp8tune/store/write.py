@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os.path
@@ -12,7 +13,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Select, Table, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError, MachineError
 from fp8tune.records import (
@@ -252,14 +253,11 @@ class Writing(Database):
         }
         return self._id(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash}, newer=newer)
 
-    def _study(self, subject: Subject | Row, **newer: Any) -> int:
-        place = ("study", subject.problem, subject.version, subject.device, subject.kind, *newer.values())
-        if place not in self._ids:
-            version = self._version(subject.version, subject.problem.kernel)
-            key: dict[str, Any] = {"problem_id": self._problem(subject.problem), "version_id": version}
-            key |= {"device_id": self._device(subject.device), "kind": str(subject.kind)}
-            self._ids[place] = self._id(db.Studies, key, newer=newer)
-        return self._ids[place]
+    def _study(self, subject: Subject, **newer: Any) -> int:
+        version = self._version(subject.version, subject.problem.kernel)
+        key: dict[str, Any] = {"problem_id": self._problem(subject.problem), "version_id": version}
+        key |= {"device_id": self._device(subject.device), "kind": str(subject.kind)}
+        return self._id(db.Studies, key, newer=newer)
 
     def _run_of(self, sweep_id: int, study: int, **newer: Any) -> None:
         self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id}, newer=newer)
@@ -276,28 +274,33 @@ class Writing(Database):
         place = (table.name, *key.values(), *newer.values())
         if place not in self._ids:
             row = {**defaults(table), **key, **rest, **newer}
-            same = [table.c[name] == value for name, value in key.items()]
-            stored = self._connection.execute(select(table).where(*same)).mappings().first()
+            stored = self._connection.execute(_lookup(table, tuple(key)), key).mappings().first()
             if stored is None:
-                self._connection.execute(insert(table), row | {"crc": row_checksum(table, row)})
-                stored = self._connection.execute(select(table).where(*same)).mappings().one()
+                row["crc"] = row_checksum(table, row)
+                inserted: Any = self._connection.execute(insert(table), row).inserted_primary_key
+                self._ids[place] = int(inserted[0])
             else:
-                self._update(table, dict(stored), {name: row[name] for name in newer}, same)
-            self._ids[place] = int(stored.get("id", 0))
+                self._update(table, dict(stored), {name: row[name] for name in newer}, key)
+                self._ids[place] = int(stored.get("id", 0))
         return self._ids[place]
 
-    def _update(self, table: Table, stored: dict[str, Any], newer: Values, same: Sequence[Any]) -> None:
+    def _update(self, table: Table, stored: dict[str, Any], newer: Values, key: Values) -> None:
         changes = {name: value for name, value in newer.items() if value is not None and value != stored[name]}
         if self._is_merging:  # whichever is merged into which, the same stays
             changes = {name: value for name, value in changes.items() if stored[name] is None or value > stored[name]}
         if changes:
             changes["crc"] = row_checksum(table, stored | changes)
+            same = (table.c[name] == value for name, value in key.items())
             self._connection.execute(update(table).where(*same).values(**changes))
 
     # Results and trials
 
     def _store_rows(self, rows: Sequence[tuple[int, Row]], *, once: bool) -> int:
-        studies = [self._begun_study(sweep_id, row) for sweep_id, row in rows]
+        begun_study = functools.cache(self._begun_study)  # many rows are of few studies
+        studies = [
+            begun_study(sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
+            for sweep_id, row in rows
+        ]
         of_rows = zip(studies, rows, strict=True)
         results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in of_rows])
         trials, timed = [], set()
@@ -317,11 +320,21 @@ class Writing(Database):
             self._update_studies(set(studies), timed)
         return stored
 
-    def _begun_study(self, sweep_id: int, row: Row) -> int:
+    def _begun_study(
+        self,
+        sweep_id: int,
+        problem: Problem,
+        version: KernelVersion | None,
+        device: Device,
+        kind: Kind,
+        lookup_key: NamedInts | None,
+        bytes_moved: int | None,
+    ) -> int:
         """Return the study of a row, noted as begun in its sweep."""
-        newer = {"lookup_key": None if row.lookup_key is None else str(row.lookup_key), "bytes_moved": row.bytes_moved}
-        study = self._study(row, **{name: value for name, value in newer.items() if value is not None})
-        self._run_of(sweep_id, study, **self._facts_of(sweep_id, row.version or KernelVersion(row.problem.kernel, "")))
+        version = version or KernelVersion(problem.kernel, "")
+        key = None if lookup_key is None else str(lookup_key)
+        study = self._study(Subject(version, device, kind, problem), lookup_key=key, bytes_moved=bytes_moved)
+        self._run_of(sweep_id, study, **self._facts_of(sweep_id, version))
         return study
 
     def _processes(self, rows: Sequence[tuple[int, Row]]) -> list[int]:
@@ -353,10 +366,11 @@ class Writing(Database):
         return [stored[key].id for key in keys]
 
     def _update_facts(self, stored: Any, row: Values) -> None:
-        facts = {name: getattr(stored, name) for name in db.FACTS}
-        newer = {name: row[name] for name in db.FACTS if row.get(name) is not None and row[name] != facts[name]}
+        names = (name for name in db.FACTS if row.get(name) is not None)
+        newer = {name: row[name] for name in names if row[name] != getattr(stored, name)}
         if self._is_merging:
-            newer = {name: value for name, value in newer.items() if facts[name] is None or value > facts[name]}
+            olds = {name: getattr(stored, name) for name in newer}
+            newer = {name: value for name, value in newer.items() if olds[name] is None or value > olds[name]}
         if newer:
             self._connection.execute(update(db.Results).where(db.Results.c.id == stored.id).values(**newer))
 
@@ -404,7 +418,10 @@ class Writing(Database):
             for trial in read_trials(self._connection, ids):
                 trials.setdefault(trial.result_id, []).append(trial)
             values: list[Values] = []
-            for row in self._connection.execute(query.where(db.Results.c.id.in_(ids))).mappings():
+            result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
+            columns = list(result.keys())
+            for stored in result.all():
+                row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
                 of_result = trials.get(row["id"], [])
                 new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
                 names = ("status", "coarse_us", "coarse_processes", "final_us")
@@ -431,6 +448,11 @@ def stored_command(command: str) -> str:
     """Return a command line without passwords, and with files by their base names."""
     words = redacted(visible(command)).split(" ")
     return " ".join(os.path.basename(word) if word.startswith(("/", "~", "../", "./")) else word for word in words)
+
+
+@functools.cache
+def _lookup(table: Table, names: tuple[str, ...]) -> Select[Any]:
+    return select(table).where(*(table.c[name] == bindparam(name) for name in names))
 
 
 def _result(study: int, config: int, row: Row) -> Values:
