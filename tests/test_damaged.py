@@ -23,7 +23,7 @@ from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
 from fp8tune.check import tables
-from fp8tune.compare import sides
+from fp8tune.compare import live, sides
 from fp8tune.compare.comparison import Revision
 from fp8tune.compare.sides import Kernel, Sides
 from fp8tune.importing.files import import_file
@@ -99,6 +99,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
+    assert live.sides is sides.sides  # imported before, or it would keep the planted one after this test
     monkeypatch.setattr(sides, "sides", _planted_sides)
     # what no database changes: today's hashes, the shipped tables and the script of a report take as long as all else
     monkeypatch.setattr(tables, "current_hashes", dict)
