@@ -11,7 +11,7 @@ from fp8tune.records import Kind
 from fp8tune.stats.study import Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads
-from fp8tune.store.read import Names, Reading, checked_rows
+from fp8tune.store.read import FEW, Names, Reading, checked_rows
 from fp8tune.store.trials import STAGES
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _KEY = ["result_id", "stage", "process_id", "round"]
 _MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
-_FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
 class Framing(Reading):
@@ -32,14 +31,14 @@ class Framing(Reading):
         studies = {id: study for id, study in names.studies.items() if keep(study)}
         results = select(*(db.Results.c[name] for name in ("id", "study_id", "config_id", "source", "note", *db.FACTS)))
         trials, details = select(db.Trials), select(db.TrialDetails)
-        if len(studies) <= _FEW:
+        if len(studies) <= FEW:
             of_studies = db.Results.c.study_id.in_(studies)
             ids = select(db.Results.c.id).where(of_studies)
             results, trials = results.where(of_studies), trials.where(db.Trials.c.result_id.in_(ids))
             details = details.where(db.TrialDetails.c.result_id.in_(ids))
         of_results = _frame(connection, results).set_index("id")
         frame = _frame(connection, trials).merge(_frame(connection, details), "left", on=_KEY)
-        if len(studies) > _FEW:
+        if len(studies) > FEW:
             kept = of_results.index[of_results["study_id"].isin(list(studies))]
             frame = frame[frame["result_id"].isin(kept)]
         of_results = of_results.loc[frame["result_id"]].reset_index(drop=True)

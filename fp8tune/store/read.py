@@ -47,7 +47,7 @@ Keep = Callable[[Sequence[Study]], Collection[Study]]
 _STAGES = {number: stage for stage, number in STAGES.items()}
 _STATUSES = {str(status): status for status in Status}
 _NO_FACTS: list[Any] = [None] * len(Facts.__dataclass_fields__)
-_FEW = 300  # studies that are looked up one by one; more are read with all others
+FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Reading(Database):
         """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
         shapes = {problem.shape.canonical for problem in problems}
         query = select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes)).limit(1)
-        return len(problems) > _FEW or self._connection.scalar(query) is not None
+        return len(problems) > FEW or self._connection.scalar(query) is not None
 
     # Sweeps and devices
 
@@ -437,7 +437,7 @@ class _Results:
 
     def read(self) -> list[Study]:
         """Return the studies with their results, in the order they were begun."""
-        few = list(self.studies) if len(self.studies) <= _FEW else None
+        few = list(self.studies) if len(self.studies) <= FEW else None
         blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
         untimed, unknown = dict[int, list[NamedInts]](), Facts()
         shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
