@@ -18,7 +18,7 @@ from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.trials import STAGES
-from fp8tune.sweep import picks
+from fp8tune.sweeping import picks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
