@@ -69,7 +69,7 @@ def command(
     usage: str = "",
     epilog: str = "",
     aliases: Mapping[str, str] = types.MappingProxyType({}),
-    app: typer.Typer | None = None,
+    parent: typer.Typer | None = None,
     **settings: Any,
 ) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
     """Register a function of one options dataclass as a command.
@@ -104,7 +104,7 @@ def command(
         name = settings.pop("name", function.__name__)
         metavar = f"[OPTIONS] {usage}".rstrip()
         context = {**SETTINGS, **settings}
-        (app or program).command(
+        (parent or app).command(
             name, cls=Command, options_metavar=metavar, epilog=verbatim(epilog), context_settings=context
         )(callback)
         return function
@@ -175,7 +175,7 @@ def _completer(field: str) -> Callable[[str], list[str]] | None:
     return lambda incomplete: [name for name in names[field]() if name.startswith(incomplete)]
 
 
-program = group(
+app = group(
     "Tune Triton kernels: find the fastest launch configs that give the right output, keep every result, and write "
     "the best configs back to your code.",
     """

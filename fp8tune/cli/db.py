@@ -33,7 +33,7 @@ def _root(context: typer.Context) -> None:
     ImportOptions,
     usage="PATH...",
     epilog="$ fp8tune db import other.db ~/.triton/cache",
-    app=app,
+    parent=app,
     name="import",
 )
 def import_(options: ImportOptions) -> None:
@@ -71,7 +71,7 @@ def import_(options: ImportOptions) -> None:
 @command(
     PruneOptions,
     epilog="$ fp8tune db prune --db results.db --archive full.db.xz",
-    app=app,
+    parent=app,
 )
 def prune(options: PruneOptions) -> None:
     """Make a database small enough to commit.
@@ -120,7 +120,7 @@ def _mb(size: int) -> str:
     ForgetOptions,
     usage="TARGET...",
     epilog="$ fp8tune db forget colwise@M=16640,K=5120 --yes",
-    app=app,
+    parent=app,
 )
 def forget(options: ForgetOptions) -> None:
     """Delete results, after a question.

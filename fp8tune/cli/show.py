@@ -105,7 +105,7 @@ def _show_detail(options: ShowOptions, study: Study, store: Reader) -> None:
         if study.lookup_key is not None:  # the declaration is that of the results, so that no kernel is imported
             lookup = look_up(Declared.of(study.version), study.device, study.lookup_key)
     output_format = "json" if options.format == "json" else "table"
-    print_explanation(Explanation(study, outcomes), lookup, output_format, top=options.top or LISTED)
+    print_explanation(Explanation(study, outcomes), lookup, output_format, top=options.top or LISTED, explain=False)
 
 
 def _show_failures(options: ShowOptions) -> None:
