@@ -19,7 +19,7 @@ from fp8tune.measure.engine import CompileProgress
 from fp8tune.output.tables import console, notice, print_lines
 from fp8tune.output.text import clock, counted, microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem, Row
-from fp8tune.sweep import events
+from fp8tune.sweeping import events
 from fp8tune.text import visible
 
 REFRESH_S = 0.1

@@ -22,7 +22,6 @@ from fp8tune.output.text import (
     short_gpu,
     split_shared,
 )
-from fp8tune.selection import ATTRIBUTES
 from fp8tune.stats.study import Stage, Verdict
 from fp8tune.text import short_dtype
 
@@ -30,6 +29,15 @@ Sort = Literal["size", "speedup", "time", "peak"]
 
 COARSE_LISTED = 6
 """Configs that the detail view lists at least."""
+
+ATTRIBUTES = {
+    "routing": "routing",
+    "layout": "input_layout",
+    "dtype": "in_dtype",
+    "output": "fp8_dtype",
+    "scale": "scale_mode",
+}
+"""What distinguishes problem sizes beside their dimensions, with the field of a problem."""
 
 _USUAL = ("", "none", "contiguous", "unstated")
 

@@ -14,7 +14,7 @@ from fp8tune.output.tables import Screen
 from fp8tune.output.text import counted, db_option, duration, listed, pairs, ratio
 from fp8tune.records import Device, Kind, Row
 from fp8tune.stats.study import Verdict
-from fp8tune.sweep.events import Finished, Started
+from fp8tune.sweeping.events import Finished, Started
 from fp8tune_kernels.catalog import KERNELS
 
 ROWS = 10

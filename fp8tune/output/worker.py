@@ -13,7 +13,7 @@ from fp8tune.output.tables import Column, Screen, number, words
 from fp8tune.output.text import clock, counted, duration
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue, Unit, UnitStatus
-from fp8tune.sweep.events import TrialDone
+from fp8tune.sweeping.events import TrialDone
 
 WORKERS = 8
 """Workers that the status lists."""
@@ -114,9 +114,8 @@ def status(document: QueueStatus) -> Iterator[Screen]:
     for sweep in document.commands:
         units = [unit for unit in document.units if unit.sweep == sweep]
         running = sorted((unit for unit in units if unit.state in ("running", "lost")), key=lambda u: u.state != "lost")
-        counts, done = (
-            Counter(unit.state for unit in units),
-            Counter(unit.worker for unit in units if unit.state == "done"),
+        counts = Counter(unit.state for unit in units)
+        done = Counter(unit.worker for unit in units if unit.state == "done")
         )
         left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
         parts = [f"sweep:{sweep}  {counts['done']} of {counted(len(units), 'unit')} done"]
