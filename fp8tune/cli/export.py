@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def export(options: ExportOptions) -> None:
 def _export_table(options: ExportOptions) -> None:
     from fp8tune import names
     from fp8tune.exporting import select_rows
-    from fp8tune.render.terminal import path_here
+    from fp8tune.output.text import path_here
     from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
     from fp8tune.tables.merge import merge_file
@@ -79,7 +80,8 @@ def _export_table(options: ExportOptions) -> None:
 
 def _export_for(options: ExportOptions, name: str) -> None:
     from fp8tune.exporting import format_files, read_for_format
-    from fp8tune.render.terminal import path_here
+    from fp8tune.output.tables import notice
+    from fp8tune.output.text import path_here
     from fp8tune.tables import files
     from fp8tune.tables.formats import DIFF, check_options, load, parse_options
 
@@ -107,7 +109,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
         if options.check:
             raise typer.Exit(1 if any(changed.values()) else 0)
     step = load(name).next.format(folder=folder, device=written[0].path.parts[0]).replace("FILE", str(output or "FILE"))
-    _print_notices([f"next: {step}"])
+    notice(f"next: {step}")
 
 
 def _arch(options: ExportOptions, store: Reader) -> str:
@@ -125,7 +127,7 @@ def _arch(options: ExportOptions, store: Reader) -> str:
     raise UsageError(f"--arch is missing: the database has {' and '.join(arches)}, name one of them")
 
 
-def _print_notices(notices: list[str] | tuple[str, ...]) -> None:
-    from fp8tune.render.terminal import notice
+def _print_notices(lines: Iterable[str]) -> None:
+    from fp8tune.output.tables import notices, warning
 
-    notice(*notices)
+    warning(*notices(lines))

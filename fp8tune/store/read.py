@@ -193,6 +193,11 @@ class Reading(Database):
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
         return list(_matching(Names(self._connection), kernel, arch, kinds, problems, device).values())
 
+    @reads
+    def study_ids(self, kernel: str) -> dict[int, Study]:
+        """Return the studies of a kernel without their results, by the id of their row."""
+        return _matching(Names(self._connection), kernel)
+
     def _has_any(self, problems: Collection[Problem]) -> bool:
         """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
         shapes = {problem.shape.canonical for problem in problems}
@@ -575,7 +580,7 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
     where = f"{table}:{id}" if id != "" else f"a row of {table}"
     remedy = "restore the database from git or a copy"
     if table in ("results", "studies"):
-        remedy += f", or run fp8tune forget {where}"
+        remedy += f", or run fp8tune db forget {where}"
     return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
 
 
