@@ -38,7 +38,7 @@ def queue(
     from fp8tune.store import database
     from fp8tune.store.results import Store
 
-    db = database_to_write(db, create=False)
+    db = database_to_write(db)
     if retry_failed or forget:
         with Store.open(db) as store:
             keys = [sweep.key for sweep in store.queue().sweeps]
