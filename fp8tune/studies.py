@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Finalist, NamedInts, Pick, Problem
+from fp8tune.records import Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
@@ -35,12 +35,13 @@ def read_studies(
     store: Reader,
     kernel: str | None = None,
     arch: str | None = None,
+    kinds: Collection[Kind] | None = None,
     *,
     tables: CurrentTables = SHIPPED,
     **conditions: Unpack[Conditions],
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
-    studies = store.studies(kernel, arch, keep=competing, **conditions)
+    studies = store.studies(kernel, arch, kinds, keep=competing, **conditions)
     documents = store.recorded_launches(kernel)
     studies = decided(studies, tables, recorded_configs(documents))
     return [_in_words(study, documents.get(study.problem, "")) for study in studies]

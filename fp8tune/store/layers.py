@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fp8tune.errors import DatabaseError
@@ -27,17 +27,27 @@ class Layers:
     def __init__(self, own: Store, shipped: Store) -> None:
         self.own, self.shipped = own, shipped
 
-    def pools(self, *args: Any, **conditions: Unpack[Conditions]) -> list[Study]:
+    def pools(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> list[Study]:
         """Return the studies of both without their results."""
-        is_own = self._is_own()
-        own = [study for study in self.own.pools(*args, **conditions) if is_own(study)]
-        return own + [study for study in self.shipped.pools(*args, **conditions) if not is_own(study)]
+        return self._joined(lambda store: store.pools(kernel, arch, kinds, **conditions))
 
-    def studies(self, *args: Any, keep: Keep | None = None, **conditions: Unpack[Conditions]) -> list[Study]:
+    def studies(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        keep: Keep | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> list[Study]:
         """Return the studies of both with their results."""
-        is_own = self._is_own()
-        own = [study for study in self.own.studies(*args, keep=keep, **conditions) if is_own(study)]
-        return own + [study for study in self.shipped.studies(*args, keep=keep, **conditions) if not is_own(study)]
+        return self._joined(lambda store: store.studies(kernel, arch, kinds, keep=keep, **conditions))
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
@@ -91,6 +101,11 @@ class Layers:
         is_own = self._is_own()
         own, shipped = self.own.counts(is_own), self.shipped.counts(lambda study: not is_own(study))
         return dict(sorted((Counter(own) + Counter(shipped)).items()))
+
+    def _joined(self, read: Callable[[Store], list[Study]]) -> list[Study]:
+        is_own = self._is_own()
+        own = [study for study in read(self.own) if is_own(study)]
+        return own + [study for study in read(self.shipped) if not is_own(study)]
 
     def _is_own(self) -> Callable[[Study | Row | Subject], bool]:
         """Return a function that tells which records are read from the own database; all others are shipped."""

@@ -22,8 +22,8 @@ FULL = 1
 READABLE = (db.VERSION, FULL)
 """Versions of the schema that can be merged."""
 
-_SHARED = (db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies)
-_SHARED += (db.StudyRuns, db.Calibrations, db.Results)
+_SHARED = [db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies]
+_SHARED += [db.StudyRuns, db.Calibrations, db.Results]
 _ROWS = (db.RemovedTrials, db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.SharedLaunches)
 _NEWER = {
     db.Versions: ("default_id", "axes", "key"),

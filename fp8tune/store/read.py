@@ -45,7 +45,6 @@ from fp8tune_kernels.spec import CHECKS
 class Conditions(TypedDict, total=False):
     """Conditions on studies; what is left out, or None, matches all."""
 
-    kinds: Collection[Kind] | None
     problems: Collection[Problem] | None
     device: Device | None
     """One device, with the software that drove it."""
@@ -165,6 +164,7 @@ class Reading(Database):
         self,
         kernel: str | None = None,
         arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
         *,
         keep: Keep | None = None,
         **conditions: Unpack[Conditions],
@@ -174,7 +174,7 @@ class Reading(Database):
         if problems is not None and not self._has_any(problems):
             return []
         names = Names(self._connection)
-        studies = _matching(names, kernel, arch, **conditions)
+        studies = _matching(names, kernel, arch, kinds, **conditions)
         if keep is not None:
             kept = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in kept}
@@ -182,10 +182,14 @@ class Reading(Database):
 
     @reads
     def pools(
-        self, kernel: str | None = None, arch: str | None = None, **conditions: Unpack[Conditions]
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        **conditions: Unpack[Conditions],
     ) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
-        return list(_matching(Names(self._connection), kernel, arch, **conditions).values())
+        return list(_matching(Names(self._connection), kernel, arch, kinds, **conditions).values())
 
     def _has_any(self, problems: Collection[Problem]) -> bool:
         """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
@@ -574,10 +578,15 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
 
 
 def _matching(
-    names: Names, kernel: str | None = None, arch: str | None = None, **conditions: Unpack[Conditions]
+    names: Names,
+    kernel: str | None = None,
+    arch: str | None = None,
+    kinds: Collection[Kind] | None = None,
+    *,
+    problems: Collection[Problem] | None = None,
+    device: Device | None = None,
 ) -> dict[int, Study]:
-    """Return the studies of a kernel and an arch that meet conditions, by id; None means any."""
-    kinds, problems, device = (conditions.get(name) for name in ("kinds", "problems", "device"))
+    """Return the studies of a kernel, an arch and kinds that meet conditions, by id; None means any."""
     problems = None if problems is None else set(problems)
     return {
         id: study

@@ -315,14 +315,8 @@ class Writing(Database):
             begun_study(sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             for sweep_id, row in rows
         ]
-        of_rows = zip(studies, rows, strict=True)
-        results = self._ids(
-            db.Results, [_result(study, self._config(row.config), row) for study, (_, row) in of_rows], db.FACTS
-        )
-        begun = {"started_at": time.time()}
-        processes = self._ids(
-            db.Processes, [{"sweep_id": id, "name": row.process, "git_commit": row.commit, **begun} for id, row in rows]
-        )
+        results = self._ids(db.Results, [self._result(*pair) for pair in zip(studies, rows, strict=True)], db.FACTS)
+        processes = self._ids(db.Processes, [_process(*row) for row in rows])
         trials, timed = [], set()
         for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):
             trials.append({**_trial(row, result, process), "sweep_id": sweep_id})
