@@ -6,8 +6,23 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from fp8tune.errors import UsageError
+from fp8tune.redaction import redacted
+
 if TYPE_CHECKING:
     from fp8tune.store.layers import Reader
+
+
+def check(db: str) -> None:
+    """Raise UsageError for a ``--db`` that has a password, or that is gone when the command ends."""
+    from fp8tune.store import database
+
+    if redacted(db) != db:
+        raise UsageError(
+            "a password in --db is visible to other users: put it into PGPASSWORD, ~/.pgpass or FP8TUNE_DB"
+        )
+    if database.is_in_memory(db):
+        raise UsageError(f"--db {db!r} is a database in memory, gone when the command ends: name a file")
 
 
 def to_write(db: str | None, notice: Callable[[str], None] | None = None) -> str:
