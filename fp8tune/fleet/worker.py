@@ -38,8 +38,6 @@ ALONE = 3
 """Attempt from which on a unit is a batch of its own: it may be what ended the attempts before."""
 WAIT_S = 2.0
 """Seconds between looks at a queue in which nothing waits."""
-TOGETHER_S = 1.0
-"""Trials that come within this time are stored in one commit, because writers of a database take turns."""
 LEAST_S = 5.0
 """A worker with less of its time budget left takes no unit."""
 MOST_FAILURES = 2
@@ -73,7 +71,7 @@ class Do(Protocol):
 
     def __call__(
         self, store: Store, plan: Plan, clock: Callable[[], float], /, *, take: Callable[[bool], ProblemPlan | None]
-    ) -> Iterator[events.Event]:
+    ) -> Generator[events.Event, None, None]:
         """Yield the events of a sweep."""
 
 
@@ -209,7 +207,7 @@ class Worker:
         heart, begun, is_full = Heartbeat(), self.clock(), first.attempt >= ALONE
         tasks, news, end = dict[Problem, _Task](), list[QueueEvent](), events.Finished(0, 0.0)
         renewing = heart.renewing(self.db, self.leases, self.lease_s / RENEWALS)
-        with renewing, self.store.fenced(self.leases), self.store.adding_together(TOGETHER_S):
+        with renewing, self.store.fenced(self.leases), contextlib.ExitStack() as stack:
             plan = self._plan(first.sweep)
             sizes = {units.problem_key(size): size for size in plan.problems}
 
@@ -236,7 +234,8 @@ class Worker:
                     "install the fp8tune and kernels that queued it, or queue the sweep again"
                 )
             tasks[size.problem] = _Task(first, size, begun)
-            for event in self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take):
+            work = self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take)
+            for event in stack.enter_context(contextlib.closing(work)):
                 heart.sign()
                 if heart.is_lost:
                     raise LeaseLostError(f"a unit of {first.unit.kernel} was given to another worker")
@@ -250,7 +249,6 @@ class Worker:
                     case events.Finished():
                         end = event
                 yield event
-            self.store.flush()
             if end.left_out:
                 self.deadline = self.clock()
                 yield from self._given_back("the time budget of its worker is over")

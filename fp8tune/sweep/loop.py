@@ -8,9 +8,10 @@ sweep that was stopped.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.ceiling import FLOP_PER_S
@@ -31,6 +32,8 @@ from fp8tune.sweep.planning import Plan, ProblemPlan
 ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
+TOGETHER_S = 1.0
+"""Trials that come within this time are stored in one commit: others wait for the database's disk."""
 COMPILE_AHEAD = 1000
 """Configs of the next problem sizes that are queued for the compilers, so that they do not wait for the clock."""
 
@@ -42,7 +45,7 @@ def sweep(
     *,
     begun: float | None = None,
     take: Callable[[bool], ProblemPlan | None] | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Run a plan. Closing the generator ends the workers; every stored row stays.
 
     Args:
@@ -82,7 +85,7 @@ def sweep(
                 return
             passes.append(_CoarsePass(store, plan, sweep_id, problem, len(passes)))
 
-    try:
+    with contextlib.closing(backend), store.adding_together(TOGETHER_S):
         compile_ahead()
         while index < len(passes) and clock() <= deadline:
             for event in passes[index].run(lambda: clock() > deadline):
@@ -102,8 +105,6 @@ def sweep(
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
         if is_whole:
             store.finish_sweep(sweep_id)
-    finally:
-        backend.close()
     yield Finished(trials, clock() - started, left_out, is_whole)
 
 

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def of_type(events: Iterator[WorkerEvent], *kinds: str) -> list[QueueEvent]:
     return [event for event in events if isinstance(event, QueueEvent) and event.event in kinds]
 
 
-def timed_once(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Iterator[Event]:
+def timed_once(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
     """Time each config of each problem once, and store it: the least that a unit can be."""
     backend = plan.backend
     named = {"command": "", "commit": "", "timer": backend.timer, "seed": 0}

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def test_a_unit_that_was_broken_off_continues_where_it_was(db: str) -> None:
 
 
 def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends(db: str) -> None:
-    def broken(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Iterator[Event]:
+    def broken(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         raise UsageError("the fan is off")
         yield
 
@@ -126,7 +126,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     queue(db, plan_of(40))
     now_s = 0.0
 
-    def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Iterator[Event]:
+    def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         nonlocal now_s
         deadline = now_s + (plan.options.time_budget_s or 0.0)
         for event in timed_once(store, plan, clock, take=take):
