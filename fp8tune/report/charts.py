@@ -21,13 +21,13 @@ FIGURE_WIDTH = 640  # pixels of an SVG file, for an A4 page; on the page charts 
 
 ROLES = {"pick": ORANGE, "default": BLUE, "today": GREEN, "confirmed": PINK, "coarse pass": GREY}
 
-VERDICTS = {
-    "proven": GREEN,
-    "open": ORANGE,
-    "quick": GREY,
-    "stale": "#7a6fc0",
-    "published": "#a0762a",
-    "wrong": PINK,
+VERDICTS = {"proven": GREEN, "open": ORANGE, "quick": GREY, "published": "#a0762a"}  # all that a database alone shows
+
+MEANINGS = {
+    "proven": "confirmed in fresh processes, no rival is over 1.5 % faster",
+    "open": "confirmed, but noise may hide a rival that is over 1.5 % faster",
+    "quick": "coarse pass in one process, not confirmed",
+    "published": "reported by others, not measured here",
 }
 
 CONFIG: Mapping[str, Any] = {
@@ -94,4 +94,5 @@ def spec(picture: Chart) -> dict[str, Any]:
     result: dict[str, Any] = picture.to_dict(validate=False)  # the tests validate; here it would take half a second
     result.pop("$schema", None)  # an address, although the page makes no request
     result["config"] = dict(CONFIG)
+    result["autosize"] = {"type": "fit-x", "contains": "padding"}
     return result

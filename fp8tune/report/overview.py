@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8tune.records import Device, Kind
-from fp8tune.report.charts import VERDICTS, chart, colours, whole_axis
+from fp8tune.report.charts import MEANINGS, VERDICTS, chart, colours, whole_axis
 from fp8tune.report.contents import (
     LISTED,
     Contents,
@@ -131,8 +131,7 @@ def _verdicts(contents: Contents) -> Part:
     return Part(
         "verdicts",
         "Verdicts",
-        "proven: confirmed in fresh processes, no rival is over 1.5 % faster. open: confirmed, but noise may hide a "
-        "faster rival. quick: coarse pass in one process, not confirmed. published: reported by others.",
+        " ".join(f"{word}: {meaning}." for word, meaning in MEANINGS.items()),
         table(columns, tallies),
         _verdict_chart([tally.verdict for tally in tallies]) if tallies else None,
     )

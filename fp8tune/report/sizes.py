@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.records import NamedInts, Status
-from fp8tune.report.charts import ORANGE, ROLES, chart, colours, whole_axis
+from fp8tune.report.charts import MEANINGS, ORANGE, ROLES, chart, colours, whole_axis
 from fp8tune.report.contents import TIMING_BY_EVENTS, Row, day, device_name
 from fp8tune.report.parts import Chart, Column, Page, Part, table
-from fp8tune.stats.explanation import Attempt, Explanation, reasons
+from fp8tune.stats.explanation import Attempt, Explanation
 from fp8tune.stats.study import Stage
 
 DRAWN = 2000  # configs of one size that are drawn: the fastest
@@ -23,9 +23,13 @@ SLOWEST = 4.0  # slowdowns beyond this are drawn as triangles at the edge of a c
 def page(row: Row, title: str) -> Page:
     """Return the page of one row; without its configs if the report has too many sizes."""
     explanation = row.explanation
-    text = "Its configs are not in this report." if explanation is None else " ".join(reasons(explanation))
+    text = f"{row.verdict}: {MEANINGS.get(row.verdict, '')}"
+    if (rival := row.study.next_best) is not None:
+        text += f"; the next best config is {abs(100 * (rival.ratio - 1)):.1f} % {'slower' if rival.ratio >= 1 else 'faster'}"
+    if explanation is None:
+        text += ". Its configs are not in this report"
     parts = () if explanation is None else tuple(_parts(explanation))
-    return Page(row.id, title, text, parts, tuple(_facts(row)))
+    return Page(row.id, title, f"{text}.", parts, tuple(_facts(row)))
 
 
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
