@@ -50,7 +50,7 @@ def report(options: ReportOptions) -> None:
 
         with opened_to_read(options.db) as (reader, label):
             kernels = tuple(names.stored_kernels(options.kernels, reader)) if options.kernels else ()
-            found = contents.read(reader, label, contents.Filters(kernels, options.device), display.update)
+            found = contents.read(reader, label, kernels, options.device, display.update)
         if options.device and not found.rows:
             raise UsageError(f"no GPU {options.device!r:.80} has timed rows in {label}: fp8tune show lists them")
         if is_folder:

@@ -94,5 +94,4 @@ def spec(picture: Chart) -> dict[str, Any]:
     result: dict[str, Any] = picture.to_dict(validate=False)  # the tests validate; here it would take half a second
     result.pop("$schema", None)  # an address, although the page makes no request
     result["config"] = dict(CONFIG)
-    result["autosize"] = {"type": "fit-x", "contains": "padding"}
     return result

@@ -13,7 +13,7 @@ from fp8tune.ceiling import CeilingShare, ceiling_of
 from fp8tune.records import Device, Kind, Subject
 from fp8tune.report.parts import Column
 from fp8tune.stats.explanation import Explanation
-from fp8tune.stats.means import geomean, group_by
+from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.layers import Reader
 from fp8tune.studies import read_studies
@@ -29,19 +29,6 @@ LISTED = 5000  # rows of a table over sizes
 Progress = Callable[[str, int, int], None]
 
 TIMING_BY_EVENTS = "events"
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Rows that a report shows. Empty filters match everything."""
-
-    kernels: tuple[str, ...] = ()
-    device: str = ""
-    """Part of a GPU's name, or an arch."""
-
-    def matches(self, device: Device) -> bool:
-        """Return True if the filter names the device."""
-        return self.device == device.arch or self.device.casefold() in device.name.casefold()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +126,9 @@ def day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment)) if moment else ""
 
 
-def mean_speedup(rows: Sequence[Row]) -> float | None:
-    """Return the geometric mean of the known speedups over today's configs."""
-    return geomean(speedups) if (speedups := [row.speedup for row in rows if row.speedup]) else None
-
-
-def mean_over_default(rows: Sequence[Row]) -> float | None:
-    """Return the geometric mean of the known speedups over the default."""
-    return geomean(speedups) if (speedups := [row.over_default for row in rows if row.over_default]) else None
+def itself(row: Row) -> Row:
+    """Return the row: the ``row_of`` of tables whose items are rows."""
+    return row
 
 
 def size_columns(row_of: Callable[[R], Row]) -> list[Column[R]]:
@@ -207,14 +189,17 @@ def _measurement_details(row: Row) -> tuple[str, ...]:
     return tuple(filter(None, (str(study.kind), study.results[0].source, study.results[0].note, study.device.codegen)))
 
 
-def read(reader: Reader, label: str, filters: Filters, progress: Progress) -> Contents:
-    """Read all rows that match. Raises DatabaseError for a database that cannot be read."""
+def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progress: Progress) -> Contents:
+    """Read the rows of some kernels, or of all, on devices of that arch or whose name contains the text.
+
+    Raises DatabaseError for a database that cannot be read.
+    """
     studies: list[Study] = []
-    kernels: Sequence[str | None] = filters.kernels or [None]
-    for number, kernel in enumerate(kernels):
+    for number, kernel in enumerate(kernels or [None]):
         progress("reading rows", number, len(kernels))
-        studies += read_studies(reader, kernel)
-    studies = [study for study in studies if filters.matches(study.device)]
+        for study in read_studies(reader, kernel):
+            if device == study.device.arch or device.casefold() in study.device.name.casefold():
+                studies.append(study)
     studies.sort(key=lambda study: study.kind is Kind.PUBLISHED and not study.pick.config)
     detailed = _detailed(studies)
     rows = []

@@ -14,6 +14,7 @@ import html
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from fp8tune.report.charts import spec
@@ -24,32 +25,6 @@ Json = dict[str, Any]
 VEGA_LITE = "6.4"  # version that Altair writes
 
 FILTERS = ("kernel", "device")  # columns by which the page filters its rows
-
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>{style}</style>
-</head>
-<body>
-"""
-
-BODY = """<a class="skip" href="#main">Skip to the content</a>
-<header><h1 id="title">{title}</h1>
-<p id="about">{about}</p>
-<nav aria-label="Pages"><ul id="tabs"></ul></nav>
-<form id="filters" aria-label="Filter"></form></header>
-<main id="main" tabindex="-1"><noscript><p>A script of this file draws its tables and charts: allow it to run. It makes \
-no requests.</p></noscript></main>
-<script id="data" type="text/plain">{data}</script>
-{scripts}
-</body>
-</html>
-"""
 
 
 def document(
@@ -68,7 +43,7 @@ def document(
         "title": title,
         "about": about,
         "views": [templates.packed(page) for page in pages],
-        "sizes": [templates.packed(page) | values for page, values in sizes],
+        "sizes": [{**templates.packed(page), **values} for page, values in sizes],
         "templates": templates.all,
         "filters": {name: _filter_values(name, pages, sizes) for name in FILTERS},
     }
@@ -76,9 +51,10 @@ def document(
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
-    quoted = html.escape(title)
-    return HEAD.format(policy=policy, title=quoted, style=asset("page.css")) + BODY.format(
-        title=quoted,
+    return Template(asset("page.html")).substitute(
+        policy=policy,
+        title=html.escape(title),
+        style=asset("page.css"),
         about=html.escape(about),
         data=_packed(content),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fp8tune.ceiling import gb_per_s
 from fp8tune.report.charts import BLUE, GREEN, chart, disturbed_mark
-from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
+from fp8tune.report.contents import LISTED, Contents, Row, itself, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, percent, table
 
 if TYPE_CHECKING:
@@ -27,15 +27,11 @@ def page(contents: Contents) -> Page | None:
     )
 
 
-def _same(row: Row) -> Row:
-    return row
-
-
 def _columns() -> list[Column[Row]]:
     return [
-        *size_columns(_same),
+        *size_columns(itself),
         Column("time", "time us", lambda row: row.study.choice.time_us, 1),
-        *place_columns(_same),
+        *place_columns(itself),
         Column("quality", "measured", lambda row: "disturbed" if row.disturbance else "undisturbed"),
     ]
 
@@ -44,18 +40,15 @@ def _bytes(row: Row) -> int:
     return row.study.bytes_moved or 0
 
 
-def _least_us(row: Row) -> float | None:
-    bandwidth = row.study.pick.ceiling_gb_per_s
-    return _bytes(row) / bandwidth / 1e3 if bandwidth else None
-
-
 def _memory(rows: list[Row], note: str) -> Part:
     columns: list[Column[Row]] = [
         *_columns(),
         Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
         Column("rate", "GB/s", lambda row: gb_per_s(_bytes(row), row.study.choice.time_us), 0),
         Column("bandwidth", "bandwidth, GB/s", lambda row: row.study.pick.ceiling_gb_per_s, 0),
-        Column("least", "least time us", _least_us, 1),
+        Column(
+            "least", "least time us", lambda row: _bytes(row) / (row.study.pick.ceiling_gb_per_s or math.nan) / 1e3, 1
+        ),
     ]
     return Part(
         "memory",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, loss_axis
 from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, table
 from fp8tune.stats.means import group_by
-from fp8tune.stats.shared import Regret, hold_out, regret
+from fp8tune.stats.shared import hold_out
 from fp8tune.tables.select import nearest_of
 from fp8tune_kernels import tables
 
@@ -76,7 +76,7 @@ def page(contents: Contents) -> Page | None:
         "A lookup returns the row of a size's key; without one, the row of the nearest key or the fallback row for any "
         "size; without those, the declared default."
     )
-    return Page("lookups", "Lookups", text, (_losses(found), _means(found)))
+    return Page("lookups", "Lookups", text, (_losses(found),))
 
 
 def _losses(found: Sequence[Loss]) -> Part:
@@ -114,26 +114,3 @@ def _losses_chart() -> Chart:
         )
         .properties(width="container", height=alt.Step(38, **{"for": "position"}))
     )
-
-
-def _means(found: Sequence[Loss]) -> Part:
-    by_rule: Mapping[tuple[str, str, str], list[Loss]] = group_by(
-        found, lambda loss: (loss.row.kernel, loss.row.device, loss.rule)
-    )
-    rows = [(*key, len(same), regret(loss.slowdown for loss in same)) for key, same in by_rule.items()]
-    rows.sort(key=lambda row: (row[0], row[1], list(RULES).index(row[2])))
-    columns: list[Column[tuple[str, str, str, int, Regret]]] = [
-        Column("kernel", "kernel", lambda row: row[0]),
-        Column("device", "device", lambda row: row[1]),
-        Column("rule", "rule", lambda row: row[2]),
-        Column("sizes", "sizes", lambda row: row[3]),
-        Column("untimed", "without a time", lambda row: row[4].unknown),
-        Column("mean", "mean, %", lambda row: _loss(row[4].mean), 1),
-        Column("worst", "worst, %", lambda row: _loss(row[4].worst), 1),
-    ]
-    text = "Geometric mean over the sizes of a kernel on one device, and the worst of them."
-    return Part("means", "Mean loss", text, table(columns, rows))
-
-
-def _loss(slowdown: float | None) -> float | None:
-    return None if slowdown is None else 100 * (slowdown - 1)

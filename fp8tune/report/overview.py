@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fp8tune.records import Device, Kind
@@ -14,14 +14,13 @@ from fp8tune.report.contents import (
     Row,
     day,
     device_name,
+    itself,
     limit_note,
-    mean_over_default,
-    mean_speedup,
     place_columns,
     size_columns,
 )
 from fp8tune.report.parts import Chart, Column, Page, Part, percent, table
-from fp8tune.stats.means import group_by, median
+from fp8tune.stats.means import geomean, group_by, median
 
 
 def page(contents: Contents) -> Page:
@@ -36,21 +35,38 @@ def page(contents: Contents) -> Page:
 
 @dataclass(frozen=True)
 class _Cell:
+    """All sizes of a kernel on a device."""
+
     kernel: str
     device: str
     rows: Sequence[Row]
 
+    def mean(self, value: Callable[[Row], float | None]) -> float | None:
+        """Return the geometric mean of the known values."""
+        known = [number for row in self.rows if (number := value(row))]
+        return geomean(known) if known else None
+
     @property
     def peak_share(self) -> float | None:
+        """Median share of the peak."""
         shares = [row.peak.share for row in self.rows if row.peak]
         return median(shares) if shares else None
 
     @property
     def label(self) -> str:
         """Text of the cell in the chart."""
-        speedup, share = mean_speedup(self.rows), self.peak_share
-        texts = ["in use" if all(row.is_in_use for row in self.rows) else speedup and f"{speedup:.2f}x"]
-        return ", ".join(filter(None, [*texts, f"{100 * share:.0f} %" if share is not None else None]))
+        speedup, over_default, share = self.mean(_speedup), self.mean(_over_default), self.peak_share
+        in_use = f"in use ({over_default:.2f}x)" if over_default else "in use"
+        today = in_use if all(row.is_in_use for row in self.rows) else f"{speedup:.2f}x" if speedup else ""
+        return ", ".join(filter(None, [today, f"{100 * share:.0f} %" if share else ""]))
+
+
+def _speedup(row: Row) -> float | None:
+    return row.speedup
+
+
+def _over_default(row: Row) -> float | None:
+    return row.over_default
 
 
 def _grid(contents: Contents) -> Part:
@@ -60,33 +76,25 @@ def _grid(contents: Contents) -> Part:
         Column("kernel", "kernel", lambda cell: cell.kernel),
         Column("device", "device", lambda cell: cell.device),
         Column("sizes", "sizes", lambda cell: len(cell.rows)),
-        Column("speedup", "speedup over today", lambda cell: mean_speedup(cell.rows), 2, unit="x"),
-        Column("over_default", "over default", lambda cell: mean_over_default(cell.rows), 2, unit="x"),
+        Column("speedup", "speedup over today", lambda cell: cell.mean(_speedup), 2, unit="x"),
+        Column("over_default", "over default", lambda cell: cell.mean(_over_default), 2, unit="x"),
         Column("share", "% of peak", lambda cell: percent(cell.peak_share), 0),
         Column("label", "label", lambda cell: cell.label, is_hidden=True),
-        *(_count_column(verdict) for verdict in VERDICTS if any(row.verdict == verdict for row in contents.rows)),
         Column("disturbed", "disturbed", lambda cell: sum(bool(row.disturbance) for row in cell.rows)),
         Column("newest", "newest row", lambda cell: day(max(row.study.newest for row in cell.rows))),
     ]
     # a device with published rows only has empty cells, so it comes last
-    devices = sorted({cell.device for cell in cells}, key=lambda name: (not _has_labels(cells, name), name))
+    labelled = {cell.device for cell in cells if cell.label}
+    devices = sorted({cell.device for cell in cells}, key=lambda name: (name not in labelled, name))
     return Part(
         "grid",
         "Speedup and % of peak",
-        "Geometric mean of the speedups over today's configs (in use: today's configs are the picks), and median % of "
-        "peak: 100 % is the fastest that the device's memory or tensor cores can be.",
+        "Geometric mean of the speedups over today's configs, and median % of peak: 100 % is the fastest that the "
+        "device's memory or tensor cores can be. in use: today's configs are the picks; in brackets over the default.",
         table(columns, cells),
         _grid_chart(devices) if cells else None,
         "No timed rows. Compiled, checked and published rows are counted below.",
     )
-
-
-def _has_labels(cells: Sequence[_Cell], device: str) -> bool:
-    return any(cell.label for cell in cells if cell.device == device)
-
-
-def _count_column(verdict: str) -> Column[_Cell]:
-    return Column(verdict, verdict, lambda cell: sum(row.verdict == verdict for row in cell.rows))
 
 
 def _grid_chart(devices: Sequence[str]) -> Chart:
@@ -95,14 +103,7 @@ def _grid_chart(devices: Sequence[str]) -> Chart:
     base = chart().encode(
         x=alt.X("device:N", title=None, sort=list(devices), axis=alt.Axis(labelAngle=0, orient="top")),
         y=alt.Y("kernel:N", title=None),
-        tooltip=[
-            "kernel:N",
-            "device:N",
-            "sizes:Q",
-            alt.Tooltip("speedup:Q", format=".3f"),
-            alt.Tooltip("over_default:Q", format=".3f"),
-            alt.Tooltip("share:Q", title="% of peak", format=".1f"),
-        ],
+        tooltip=["kernel:N", "device:N", "sizes:Q", "speedup:Q", "over_default:Q", "share:Q"],
     )
     scale = alt.Scale(domain=[0, 100], range=["#d4e6f4", "#4f97d3"])
     cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2, invalid="show").encode(
@@ -113,27 +114,19 @@ def _grid_chart(devices: Sequence[str]) -> Chart:
     )
 
 
-@dataclass(frozen=True)
-class _Tally:
-    kernel: str
-    verdict: str
-    sizes: int
-
-
 def _verdicts(contents: Contents) -> Part:
     counts = Counter((row.kernel, row.verdict) for row in contents.rows)
-    tallies = [_Tally(kernel, verdict, count) for (kernel, verdict), count in sorted(counts.items())]
-    columns: list[Column[_Tally]] = [
-        Column("kernel", "kernel", lambda tally: tally.kernel),
-        Column("verdict", "verdict", lambda tally: tally.verdict),
-        Column("sizes", "sizes", lambda tally: tally.sizes),
+    columns: list[Column[tuple[tuple[str, str], int]]] = [
+        Column("kernel", "kernel", lambda item: item[0][0]),
+        Column("verdict", "verdict", lambda item: item[0][1]),
+        Column("sizes", "sizes", lambda item: item[1]),
     ]
     return Part(
         "verdicts",
         "Verdicts",
         " ".join(f"{word}: {meaning}." for word, meaning in MEANINGS.items()),
-        table(columns, tallies),
-        _verdict_chart([tally.verdict for tally in tallies]) if tallies else None,
+        table(columns, sorted(counts.items())),
+        _verdict_chart([verdict for _, verdict in counts]) if counts else None,
     )
 
 
@@ -155,19 +148,17 @@ def _verdict_chart(present: Sequence[str]) -> Chart:
     )
 
 
-def _same(row: Row) -> Row:
-    return row
-
-
 PICKS: tuple[Column[Row], ...] = (
-    *size_columns(_same),
-    Column("speedup", "speedup", lambda row: "in use" if row.is_in_use else _times(row.speedup)),
+    *size_columns(itself),
+    Column(
+        "speedup", "speedup", lambda row: "in use" if row.is_in_use else f"{row.speedup:.2f}x" if row.speedup else "-"
+    ),
     Column("over_default", "over default", lambda row: row.over_default, 2, unit="x"),
     Column("time", "time us", lambda row: row.study.choice.time_us, 1),
     Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 0),
     Column("verdict", "verdict", lambda row: row.verdict),
     Column("disturbance", "disturbed", lambda row: row.disturbance),
-    *place_columns(_same),
+    *place_columns(itself),
     Column("config", "config", lambda row: str(row.study.pick.config or "")),
     Column("layout", "layout", lambda row: row.study.problem.input_layout),
     Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
@@ -175,14 +166,7 @@ PICKS: tuple[Column[Row], ...] = (
     Column("kind", "kind", lambda row: str(row.study.kind)),
     Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
-    Column("driver", "driver", lambda row: row.study.device.driver),
-    Column("torch", "torch", lambda row: row.study.device.torch),
-    Column("triton", "Triton", lambda row: row.study.device.triton),
 )
-
-
-def _times(speedup: float | None) -> str:
-    return "-" if speedup is None else f"{speedup:.2f}x"
 
 
 def _picks(contents: Contents) -> Part:
@@ -196,34 +180,25 @@ def _picks(contents: Contents) -> Part:
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    device: Device
-    kind: Kind
-    rows: Sequence[Row]
-
-
 def _devices(contents: Contents) -> Part:
-    by_device = group_by(contents.rows, lambda row: (row.study.device, row.study.kind))
-    places = [_Place(device, kind, rows) for (device, kind), rows in by_device.items()]
-    places.sort(key=lambda place: (place.kind is Kind.PUBLISHED, place.device.fingerprint, place.kind))
-    columns: list[Column[_Place]] = [
-        Column("device", "device", lambda place: device_name(place.device)),
-        Column("arch", "arch", lambda place: place.device.arch),
-        Column("kind", "kind", lambda place: str(place.kind)),
-        Column("uuid", "GPU", lambda place: place.device.uuid_hash[:8]),
-        Column("sms", "multiprocessors", lambda place: place.device.multiprocessors or None),
-        Column("driver", "driver", lambda place: place.device.driver),
-        Column("runtime", "runtime", lambda place: place.device.runtime),
-        Column("torch", "torch", lambda place: place.device.torch),
-        Column("triton", "Triton", lambda place: place.device.triton),
-        Column("timing", "timing", lambda place: place.device.timing),
-        Column("sizes", "sizes", lambda place: len(place.rows)),
-        Column("oldest", "oldest row", lambda place: day(min(row.study.newest for row in place.rows))),
-        Column("newest", "newest row", lambda place: day(max(row.study.newest for row in place.rows))),
+    by_device = group_by(
+        contents.rows, lambda row: (row.study.kind is Kind.PUBLISHED, row.study.device, row.study.kind)
+    )
+    places = sorted(by_device.items(), key=lambda item: (item[0][0], item[0][1].fingerprint, item[0][2]))
+    columns: list[Column[tuple[tuple[bool, Device, Kind], list[Row]]]] = [
+        Column("device", "device", lambda item: device_name(item[0][1])),
+        Column("kind", "kind", lambda item: str(item[0][2])),
+        *(_field(name) for name in ("arch", "uuid_hash", "driver", "runtime", "torch", "triton", "timing")),
+        Column("sizes", "sizes", lambda item: len(item[1])),
+        Column("oldest", "oldest row", lambda item: day(min(row.study.newest for row in item[1]))),
+        Column("newest", "newest row", lambda item: day(max(row.study.newest for row in item[1]))),
     ]
     text = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
     return Part("devices", "Devices", text, table(columns, places))
+
+
+def _field(name: str) -> Column[tuple[tuple[bool, Device, Kind], list[Row]]]:
+    return Column(name, name.replace("uuid_hash", "GPU"), lambda item: str(getattr(item[0][1], name))[:20])
 
 
 def _counts(contents: Contents) -> Part:

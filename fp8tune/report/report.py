@@ -37,7 +37,11 @@ def write_figures(contents: Contents, with_sizes: bool, folder: Path, progress: 
     """Write each chart into an SVG file of its own; return their number. Raises UsageError like write_html."""
     size_pages = [sizes.page(row, title) for row, title in contents.titles.items()] if with_sizes else []
     parts = [(page.id, part) for page in pages(contents) for part in page.parts]
-    parts += [(f"{_plain(page.title)}-{page.id}", part) for page in size_pages for part in page.parts]
+    parts += [
+        (f"{re.sub('[^A-Za-z0-9]+', '-', page.title)[:80]}-{page.id}", part)
+        for page in size_pages
+        for part in page.parts
+    ]
     drawn = [(prefix, part) for prefix, part in parts if part.chart is not None and part.table.rows]
     for number, (prefix, part) in enumerate(drawn):
         progress("drawing", number, len(drawn))
@@ -54,10 +58,6 @@ def _svg(part: Part) -> str:
     vega |= {"background": "white", "title": part.title, "width": FIGURE_WIDTH}
     text: str = vl_convert.vegalite_to_svg(vega, vl_version=html.VEGA_LITE)
     return text
-
-
-def _plain(title: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:80]
 
 
 def _about(label: str) -> str:

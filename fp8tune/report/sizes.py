@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.records import NamedInts, Status
@@ -25,7 +24,8 @@ def page(row: Row, title: str) -> Page:
     explanation = row.explanation
     text = f"{row.verdict}: {MEANINGS.get(row.verdict, '')}"
     if (rival := row.study.next_best) is not None:
-        text += f"; the next best config is {abs(100 * (rival.ratio - 1)):.1f} % {'slower' if rival.ratio >= 1 else 'faster'}"
+        direction = "slower" if rival.ratio >= 1 else "faster"
+        text += f"; the next best config is {abs(100 * (rival.ratio - 1)):.1f} % {direction}"
     if explanation is None:
         text += ". Its configs are not in this report"
     parts = () if explanation is None else tuple(_parts(explanation))
@@ -78,36 +78,29 @@ def _parts(explanation: Explanation) -> Iterator[Part]:
 # Every config
 
 
-@dataclass(frozen=True)
-class _Config:
-    rank: int
-    attempt: Attempt
-    role: str
-
-
 def _configs(explanation: Explanation) -> Part:
     timed = [attempt for attempt in explanation.attempts if attempt.slowdown is not None]
     timed.sort(key=lambda attempt: (attempt.stage is not Stage.FINAL, attempt.slowdown, str(attempt.config)))
     role = _roles(explanation)
-    rows = [_Config(rank, attempt, role(attempt)) for rank, attempt in enumerate(timed[:DRAWN], 1)]
-    columns: list[Column[_Config]] = [
-        Column("rank", "#", lambda row: row.rank),
-        Column("role", "role", lambda row: row.role),
-        *(_axis_column(axis, lambda row: row.attempt.config) for axis in _axes(explanation)),
-        Column("time", "time us", lambda row: row.attempt.time_us, 2),
-        Column("slowdown", "time over the pick's", lambda row: row.attempt.slowdown, 3),
-        Column("low", "at least", lambda row: row.attempt.interval[0] if row.attempt.interval else None, 3),
-        Column("high", "at most", lambda row: row.attempt.interval[1] if row.attempt.interval else None, 3),
+    rows = list(enumerate(timed[:DRAWN], 1))
+    columns: list[Column[tuple[int, Attempt]]] = [
+        Column("rank", "#", lambda row: row[0]),
+        Column("role", "role", lambda row: role(row[1])),
+        *(_axis_column(axis, lambda row: row[1].config) for axis in _axes(explanation)),
+        Column("time", "time us", lambda row: row[1].time_us, 2),
+        Column("slowdown", "time over the pick's", lambda row: row[1].slowdown, 3),
+        Column("low", "at least", lambda row: row[1].interval[0] if row[1].interval else None, 3),
+        Column("high", "at most", lambda row: row[1].interval[1] if row[1].interval else None, 3),
     ]
     note = f"Fastest {DRAWN} of {len(timed)}." if len(timed) > DRAWN else ""
-    roles = tuple(sorted({row.role for row in rows}))
-    has_intervals = any(row.attempt.interval for row in rows)
+    roles = tuple(sorted({role(attempt) for _, attempt in rows}))
+    has_intervals = any(attempt.interval for _, attempt in rows)
     return Part(
         "configs",
         "Every config",
-        "Each mark is a config: its time over the pick's. Confirmed configs come first, with the interval of that ratio "
-        f"over fresh processes. Triangles at the edge are over {SLOWEST:g} times as slow. Configs in the shaded tie "
-        "band count as equally fast.",
+        "Each mark is a config: its time over the pick's. Confirmed configs come first, with the interval of that "
+        f"ratio over fresh processes. Triangles at the edge are over {SLOWEST:g} times as slow. Configs in the shaded "
+        "tie band count as equally fast.",
         table(columns, rows, note),
         _configs_chart(explanation.plan.tie_band, roles, has_intervals) if rows else None,
     )
@@ -128,7 +121,9 @@ def _configs_chart(tie_band: float, roles: tuple[str, ...], has_intervals: bool)
     band = alt.Chart(alt.InlineData([{"from": 1 - tie_band, "to": 1 + tie_band}]))
     layers = [band.mark_rect(color=ORANGE, opacity=0.15).encode(y=alt.Y("from:Q", scale=scale), y2="to:Q")]
     base = chart().encode(
-        x=alt.X("rank:Q", title="configs, the fastest first", scale=alt.Scale(nice=False), axis=whole_axis()),
+        x=alt.X(
+            "rank:Q", title="configs, the fastest first", scale=alt.Scale(nice=False, zero=False), axis=whole_axis()
+        ),
         color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
     )
     if has_intervals:  # without any, Vega warns of a scale without an extent
@@ -156,7 +151,7 @@ def _axes(explanation: Explanation) -> list[str]:
 
 
 def _axis_column(axis: str, config_of: Callable[[Any], NamedInts | None]) -> Column[Any]:
-    return Column(_field(axis), axis, lambda row: (config_of(row) or {}).get(axis))
+    return Column(_field(axis), axis, lambda row: (config_of(row) or NamedInts()).get(axis))
 
 
 def _field(axis: str) -> str:
@@ -219,33 +214,24 @@ def _heat_chart(axes: tuple[str, ...]) -> Chart:
 # The confirmation
 
 
-@dataclass(frozen=True)
-class _Block:
-    config: str
-    role: str
-    process: str
-    round: int
-    time_us: float
-
-
 def _confirmation(explanation: Explanation) -> Part:
     role = _roles(explanation)
     roles = {attempt.config: role(attempt) for attempt in explanation.attempts}
     confirmed = list(explanation.study.finals)
     varied = [axis for axis in _axes(explanation) if len({config.get(axis) for config in confirmed}) > 1]
     blocks = [
-        _Block(_label(result.config, varied), roles[result.config], times.process, round, time_us)
+        (_label(result.config, varied), roles[result.config], times.process, number, time_us)
         for result in explanation.study.results
         if result.config is not None
         for times in result.finals
-        for round, time_us in times.blocks
+        for number, time_us in times.blocks
     ]
-    columns: list[Column[_Block]] = [
-        Column("config", "config (axes that differ)", lambda block: block.config),
-        Column("role", "role", lambda block: block.role),
-        Column("process", "process", lambda block: block.process),
-        Column("round", "round", lambda block: block.round),
-        Column("time", "time us", lambda block: block.time_us, 2),
+    columns: list[Column[tuple[str, str, str, int, float]]] = [
+        Column("config", "config (axes that differ)", lambda block: block[0]),
+        Column("role", "role", lambda block: block[1]),
+        Column("process", "process", lambda block: block[2]),
+        Column("round", "round", lambda block: block[3]),
+        Column("time", "time us", lambda block: block[4], 2),
     ]
     return Part(
         "confirmation",
@@ -253,7 +239,7 @@ def _confirmation(explanation: Explanation) -> Part:
         "Each mark is one timed block. Blocks of one process agree better than processes do, so verdicts rest on "
         "processes.",
         table(columns, blocks),
-        _confirmation_chart(tuple(sorted({block.role for block in blocks}))) if blocks else None,
+        _confirmation_chart(tuple(sorted({block[1] for block in blocks}))) if blocks else None,
         "Not confirmed: the coarse pass, in one process, chose the pick.",
     )
 

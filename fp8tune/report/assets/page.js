@@ -91,7 +91,7 @@ function tableOf(caption, columns, rows) {
       const text = shown(column, row[column.name]);
       const target = column.link && row[column.link];
       const inner = target ? make("a", { href: target }, text) : text;
-      const kind = numeric.has(column.name) ? "number" : text.length > 30 && "long";
+      const kind = numeric.has(column.name) ? "number" : text.length > 90 && "long";
       return make(number ? "td" : "th", { scope: !number && "row", class: kind }, inner);
     }))));
     count.textContent = found.length === rows.length && listed.length === rows.length ? "" : `${listed.length} of ${rows.length} rows`;
@@ -109,6 +109,7 @@ async function draw(box, spec, rows) {
   const mine = drawing;
   try {
     const made = await vegaEmbed(box, { ...structuredClone(spec), datasets: { ...spec.datasets, rows } }, {
+      logLevel: 1, // errors: Vega-Lite warns of every chart that fits its width and has a step as height
       mode: "vega-lite", renderer: "svg", actions: false, ast: true, hover: false,
     });
     if (mine !== drawing) made.finalize();
