@@ -149,7 +149,7 @@ def triton_autotune(course: Course) -> Search:
 
 def fp8tune_quick(course: Course, timer: str = "do_bench") -> Search:
     """``fp8tune sweep --quick`` into a new database: every config's bytes are checked before it is timed."""
-    from fp8tune.cli import app
+    from fp8tune.cli.adapter import app
     from fp8tune.stats.rank import competing
     from fp8tune.store.results import Store
     from fp8tune.studies import decided

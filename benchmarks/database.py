@@ -37,7 +37,7 @@ from fp8tune.records import (
 )
 from fp8tune.store.database import EmptyDatabaseError
 from fp8tune.store.results import Store
-from fp8tune.sweep.picks import keep_current
+from fp8tune.sweeping.picks import keep_current
 
 SIZES = (32, 64, 128, 256)
 AXES = (("BLOCK_SIZE", SIZES), ("BLOCK_SIZE_ITER", SIZES), ("num_warps", (4, 8)), ("num_stages", (1, 2, 3)))
@@ -121,7 +121,7 @@ def insert_alone(store: Store, request: str) -> str:
 
 def run(*arguments: object) -> tuple[float, float, float]:
     """A command as a whole process: CPU seconds (user and system), seconds on the wall, peak memory in MB."""
-    command = [sys.executable, "-m", "fp8tune.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fp8tune", *map(str, arguments)]
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

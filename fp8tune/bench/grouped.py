@@ -39,10 +39,9 @@ from fp8tune.bench.operation import (
 )
 from fp8tune.bench.operation_fp8 import AUTO
 from fp8tune.bench.operations import OPERATIONS
-from fp8tune.bench.options import BenchOptions
+from fp8tune.bench.options import BenchOptions, OperationName
 from fp8tune.bench.warming import Compiled
 from fp8tune.measure.engine import Backend
-from fp8tune.options import OperationName
 from fp8tune.records import Device
 from fp8tune.stats.means import geomean
 

@@ -16,9 +16,8 @@ from fp8tune.bench.operation import BF16, BOTH, FORWARD, FP8, GRAPH, MXFP8, QUAN
 from fp8tune.bench.operation import Operation as Operation
 from fp8tune.bench.operation_fp8 import FP8_GROUPED_MM, FP8_ONCE
 from fp8tune.bench.operations import OPERATIONS
-from fp8tune.bench.options import BenchOptions
+from fp8tune.bench.options import BenchOptions, OperationName
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.options import OperationName
 from fp8tune.records import Device, NamedInts
 
 LAYER = NamedInts(M=96, N=32, K=48, G=3)

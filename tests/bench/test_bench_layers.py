@@ -8,9 +8,8 @@ import pytest
 
 from fp8tune.bench.layers import GIVEN, Layer, group_sizes, layers_of
 from fp8tune.bench.operation_fp8 import FP8_GROUPED_MM
-from fp8tune.bench.options import BenchOptions
+from fp8tune.bench.options import BenchOptions, OperationName
 from fp8tune.errors import UsageError
-from fp8tune.options import OperationName
 from fp8tune.plan import shapes
 from fp8tune.records import NamedInts
 from fp8tune_kernels.groups import group_ends

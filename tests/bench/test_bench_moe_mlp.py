@@ -10,8 +10,7 @@ from fp8tune.bench import grouped_contenders as steps
 from fp8tune.bench.layers import Layer, layers_of
 from fp8tune.bench.operation import BOTH, FORWARD, QUANTIZE_WEIGHTS
 from fp8tune.bench.operation_mlp import MOE_MLP, ONCE
-from fp8tune.bench.options import BenchOptions
-from fp8tune.options import OperationName
+from fp8tune.bench.options import BenchOptions, OperationName
 from fp8tune.records import NamedInts
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
