@@ -47,7 +47,10 @@ def _memory(rows: list[Row], note: str) -> Part:
         Column("rate", "GB/s", lambda row: gb_per_s(_bytes(row), row.study.choice.time_us), 0),
         Column("bandwidth", "bandwidth, GB/s", lambda row: row.study.pick.ceiling_gb_per_s, 0),
         Column(
-            "least", "least time us", lambda row: _bytes(row) / (row.study.pick.ceiling_gb_per_s or math.nan) / 1e3, 1
+            "least",
+            "least time us",
+            lambda row: _bytes(row) / bw / 1e3 if (bw := row.study.pick.ceiling_gb_per_s) else None,
+            1,
         ),
     ]
     return Part(
