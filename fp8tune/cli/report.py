@@ -22,8 +22,8 @@ def report(options: ReportOptions) -> None:
             raise MachineError("report needs packages that are not installed: pip install 'fp8tune[report]'")
 
     from fp8tune import names
+    from fp8tune.output.progress import Display
     from fp8tune.output.text import path_here
-    from fp8tune.render.progress import Display
     from fp8tune.report import contents, files
 
     output, is_folder = Path(options.output), options.output.endswith("/")

@@ -100,7 +100,8 @@ def _why_unpaired(problem: Problem, device: Device, before: Picks, after: Picks,
     elsewhere = [_differences(device, other) for of, other in picks if of == problem]
     if not elsewhere:
         return f"no results of {missing} for this size: run fp8tune sweep there"
-    return f"results of {missing} are never compared with these: {'; '.join(min(elsewhere, key=lambda differences: len(differences)))}"
+    nearest = min(elsewhere, key=len)
+    return f"results of {missing} are never compared with these: {'; '.join(nearest)}"
 
 
 def _differences(one: Device, other: Device) -> list[str]:

@@ -25,8 +25,8 @@ ALL, DETAILED = 1000, 500
 
 LISTED = 5000  # rows of a table over sizes
 
-# Called with the name of the current step, its finished parts and its number of parts.
-Progress = Callable[[str, int, int], None]
+# Called with the name of the current step, and the share of it that is done.
+Progress = Callable[[str, float], None]
 
 TIMING_BY_EVENTS = "events"
 
@@ -196,7 +196,7 @@ def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progre
     """
     studies: list[Study] = []
     for number, kernel in enumerate(kernels or [None]):
-        progress("reading rows", number, len(kernels))
+        progress("reading rows", number / max(len(kernels), 1))
         for study in read_studies(reader, kernel):
             if device == study.device.arch or device.casefold() in study.device.name.casefold():
                 studies.append(study)
@@ -204,7 +204,7 @@ def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progre
     detailed = _detailed(studies)
     rows = []
     for number, study in enumerate(studies):
-        progress("reading configs", number, len(studies))
+        progress("reading configs", number / len(studies))
         rows.append(_row(study, reader) if study in detailed else Row(study))
     rest = len(studies) - len(detailed)
     note = f"{rest} of {len(studies)} sizes are shown without their configs: use --kernel to see them." if rest else ""

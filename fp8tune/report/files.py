@@ -44,7 +44,7 @@ def write_figures(contents: Contents, with_sizes: bool, folder: Path, progress: 
     ]
     drawn = [(prefix, part) for prefix, part in parts if part.chart is not None and part.table.rows]
     for number, (prefix, part) in enumerate(drawn):
-        progress("drawing", number, len(drawn))
+        progress("drawing", number / len(drawn))
         write([File(PurePosixPath(f"{prefix}-{part.id}.svg"), _svg(part))], folder)
     return len(drawn)
 
