@@ -125,11 +125,12 @@ def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
     """Return the table at the end of a sweep of one kernel: the largest gains first."""
     rows = sorted(picks, key=lambda pick: (pick.in_use, -(pick.speedup or 0.0), -(pick.over_default or 0.0)))
     in_use = sum(pick.in_use for pick in picks)
-    columns, shared, legend = pick_columns(rows[:ROWS])
+    is_in_use = all_in_use(picks)
+    columns, shared, legend = pick_columns(rows[:ROWS], over_default=is_in_use)
     more = len(rows) - ROWS
     sizes = f"geometric mean of {counted(len(picks), 'size')}"
     without = f", {wrong} without a right config" if wrong else ""
-    if all_in_use(rows[:ROWS]):
+    if is_in_use:
         gain = mean(pick.over_default for pick in picks)
         above = f"all in use{without}; speedup over the default: {ratio(gain)} ({sizes})"
     else:
