@@ -139,9 +139,9 @@ def _print_end(
     elif is_stored:
         notice("all results of this sweep were in the database: --again measures them anew")
     if wrong := statuses[Status.WRONG]:
-        notice(
-            f"{counted(wrong, 'config')} wrong: fp8tune show {shlex.quote(kernels[0])} --failed{db_option(options.db)}"
-        )
+        command = f"fp8tune show {shlex.quote(kernels[0])} --failed{db_option(options.db)}"
+        notice(f"{counted(wrong, 'config')} gave a wrong output: {command}")
     notice(*checks.failure_lines(tallies))
-    for line in screens.next_lines(rows, kernels, backend.kind, backend.device, text, options.db):
+    unsettled = sum(study.choice.needs_more for study in studies)
+    for line in screens.next_lines(rows, unsettled, kernels, backend.kind, backend.device, text, options.db):
         print(line)

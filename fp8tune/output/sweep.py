@@ -11,7 +11,7 @@ from fp8tune.output.documents import Document, value
 from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
 from fp8tune.output.tables import Screen
 from fp8tune.output.text import counted, db_option, listed, pairs, ratio
-from fp8tune.records import Device, Kind, Row
+from fp8tune.records import Device, Kind, Row, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.sweeping.events import Finished, Started
 from fp8tune_kernels.catalog import KERNELS
@@ -100,13 +100,13 @@ class SweepFinished(Document):
     complete: bool = value("False if the budget ended before the work.")
 
     @classmethod
-    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[str, int]) -> SweepFinished:
+    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
         return cls(
             seconds=event.seconds,
             speedup=mean(pick.speedup for pick in picks),
             sizes=len(picks),
-            statuses=dict(statuses),
+            statuses={str(status): count for status, count in statuses.items()},
             left_out=event.left_out,
             complete=event.is_whole,
         )
@@ -181,4 +181,4 @@ def next_lines(
 
 def stopped_line(stored: int, phase: str, database: str, command: str) -> str:
     """Return the message of a sweep that is told to end."""
-    return f"stopped in the {phase}: {counted(stored, 'new result')} in {database}; to resume: {command}"
+    return f"{counted(stored, 'new result')} in {database}, the last of the {phase}; to resume: {command}"
