@@ -30,9 +30,9 @@ from fp8tune.fleet.worker import QueueEvent, Worker
 from fp8tune.records import NamedInts, Pick, Problem
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.sweep import picks, planning, session
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 GRID = ("num_warps=4,8", "BLOCK_SIZE=64,128", "BLOCK_SIZE_ITER=512", "LEAD=0,192", "num_stages=1,2", "maxnreg=0")
 LEASE_S = 10.0

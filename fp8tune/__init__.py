@@ -25,22 +25,17 @@ __version__ = "0.2.0"
 
 _MODULES = {
     **dict.fromkeys(("pin", "unpin"), "fp8tune.replay.pinning"),
-    **dict.fromkeys(("open", "export", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
+    **dict.fromkeys(("open", "sweep", "export", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
     "Fp8tuneError": "fp8tune.errors",
 }
 """Where a name lives that programs use."""
 
-_CALLABLE = ("sweep",)
-"""A package that is a function of the API, too: see :mod:`fp8tune.calling`."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE:
-        return importlib.import_module(f"fp8tune.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_CALLABLE})
+    return sorted({*globals(), *_MODULES})

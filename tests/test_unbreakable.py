@@ -29,10 +29,10 @@ from places import PLANTED, PUBLISHED
 from fp8tune.check import doctor
 from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.sweep import planning
-from fp8tune.sweep.events import TrialDone
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.events import TrialDone
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
 
 MOMENTS = int(os.environ.get("FP8TUNE_KILLS", "10"))
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"

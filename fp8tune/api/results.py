@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from fp8tune import names, options
+from fp8tune import names
 from fp8tune.api import frames
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, Finalist, NamedInts, Pick, Problem, Row, Subject
@@ -18,7 +18,7 @@ from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.trials import STAGES
-from fp8tune.sweep import picks
+from fp8tune.sweeping import picks
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,7 +40,7 @@ def open(url: str | os.PathLike[str] | None = None) -> Results:
     Without ``url`` they are your own rows over those that come with fp8tune, as commands read them without ``--db``.
     Raises DatabaseError for one that cannot be read, UsageError for one in memory.
     """
-    found = Results(location.to_read(options.database(None if url is None else os.fspath(url)), logger.info))
+    found = Results(location.to_read(None if url is None else os.fspath(url), logger.info))
     with found.reading():
         return found
 

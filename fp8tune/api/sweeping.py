@@ -7,19 +7,17 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.api import frames
 from fp8tune.api.results import Names, Results, open, several
-from fp8tune.errors import UsageError
-from fp8tune.options import Option
 from fp8tune.redaction import redacted
 from fp8tune.store import location
 from fp8tune.store.results import Store
-from fp8tune.sweep import picks, planning, session
-from fp8tune.sweep.events import Event, Finished
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.events import Event, Finished
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -82,8 +80,8 @@ def sweep(
     shape sets or paths of TOML files. ``grid`` narrows or widens axes: ``{"num_warps": [4, 8]}``. ``db`` is a path or
     a URL; None is your own database.
 
-    ``callback`` gets each event of :mod:`fp8tune.sweep.events` as it happens. What it raises ends the sweep, as Ctrl-C
-    does. Every stored row is kept, and the same call goes on from there.
+    ``callback`` gets each event of :mod:`fp8tune.sweeping.events` as it happens. What it raises ends the sweep, as
+    Ctrl-C does. Every stored row is kept, and the same call goes on from there.
 
     The sweep runs in this process and in workers that it starts. A script that calls it needs
     ``if __name__ == "__main__":``. Without a GPU it sets ``TRITON_INTERPRET=1`` here, and times nothing.
@@ -150,18 +148,6 @@ def _values(values: int | Sequence[int]) -> str:
 
 
 def _checked(given: Mapping[str, Any]) -> Options:
-    """The options of the command, each value as the command line takes it. Raises UsageError."""
-    declared = get_type_hints(Options, include_extras=True)
-    values = dict(given)
-    for name, value in given.items():
-        option = next((each for each in get_args(declared[name]) if isinstance(each, Option)), None)
-        if option is None or value is None:
-            continue
-        try:
-            value = option.parse(value) if option.parse else value
-            values[name] = option.check(value) if option.check else value
-        except ValueError as error:
-            raise UsageError(f"{name}: {error}") from None
-    said = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Options, name, None))
-    said = redacted(said.replace("kernels=", "kernel=", 1))
-    return Options(**values, command=f"fp8tune.sweep({said})")
+    """Return the options of planning. Raises UsageError."""
+    text = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Options, name, None))
+    return Options(**given, command=f"fp8tune.sweep({redacted(text.replace('kernels=', 'kernel=', 1))})")

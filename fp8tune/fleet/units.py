@@ -25,9 +25,9 @@ from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
-from fp8tune.sweep import planning
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan, ProblemPlan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 UNIT_S, SHORTEST_S = 90.0, 30.0
 """Limits of a unit. The work of a longer one may be lost with its worker; a shorter one is mostly fresh processes."""

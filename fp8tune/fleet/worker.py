@@ -24,10 +24,10 @@ from fp8tune.records import Kind, Status, shortfall
 from fp8tune.store.results import Store, Tally
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit
-from fp8tune.sweep import events, picks, planning, session
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan, ProblemPlan
-from fp8tune.sweep.published import with_published
+from fp8tune.sweeping import events, picks, planning, session
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+from fp8tune.sweeping.published import with_published
 
 WAIT_S = 2.0
 """Seconds between looks at a queue in which nothing waits."""

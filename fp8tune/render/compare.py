@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.live import Event
-from fp8tune.compare.rows import Step
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing.comparison import ComparedRow, Comparison
+from fp8tune.comparing.live import Event
+from fp8tune.comparing.rows import Step
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.records import Device, Problem
 from fp8tune.render import contracts
 from fp8tune.render.progress import Display
@@ -155,6 +155,6 @@ class CompareProgress(Display):
     """What a live comparison is doing and when it ends."""
 
     def show(self, event: Event) -> None:
-        """Take one event of :func:`fp8tune.compare.live.compare`."""
+        """Take one event of :func:`fp8tune.comparing.live.compare`."""
         if isinstance(event, Step):
             self.update(event.text, event.done, event.total)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fp8tune.bench.kernels import Row as BenchRow
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
-    from fp8tune.compare.comparison import ComparedRow, Comparison
+    from fp8tune.comparing.comparison import ComparedRow, Comparison
     from fp8tune.fleet.worker import QueueEvent
     from fp8tune.lookups import Lookup
     from fp8tune.stats.explanation import Explanation
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fp8tune.store.prune import Pruned
     from fp8tune.store.results import Tally
     from fp8tune.store.units import Queue, QueuedSweep, UnitStatus
-    from fp8tune.sweep.calibrate import Calibration
+    from fp8tune.sweeping.calibrate import Calibration
     from fp8tune.tables.merge import Merged
 
 Object = Mapping[str, object]

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.options import is_in_memory
 from fp8tune.revisions import git
 from fp8tune.store import database
 
@@ -37,6 +36,17 @@ class Databases:
     def label(self) -> str:
         """Name in messages: ``fp8tune.db over results.db``. Without passwords."""
         return " over ".join(database.label(url) for url in (self.own, self.base) if url)
+
+
+def is_in_memory(url: str) -> bool:
+    """Return True for a database that is gone when the command ends."""
+    return url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")
+
+
+def _checked(db: str) -> str:
+    if is_in_memory(db):
+        raise UsageError(f"--db {db!r} is a database in memory, gone when the command ends: give a file")
+    return db
 
 
 def own() -> str:
@@ -76,7 +86,7 @@ def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
     ``notice`` takes one line that says which they are, unless they were named.
     """
     if db is not None:
-        return Databases(db)
+        return Databases(_checked(db))
     mine, below = own(), base()
     if below is None or _is_same(mine, below):
         return Databases(mine)
@@ -101,7 +111,7 @@ def to_write(db: str | None, notice: Callable[[str], None], *, create: bool = Tr
         DatabaseError: No such database can be used, or the folder cannot be made.
     """
     if db is not None:
-        database.parse(db)  # before a sweep is planned: a database that cannot be used is refused at once
+        database.parse(_checked(db))  # before a sweep is planned: a database that cannot be used is refused at once
         return db
     mine, below = own(), base()
     if below is not None and _is_same(mine, below):

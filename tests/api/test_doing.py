@@ -17,8 +17,8 @@ import fp8tune
 from fp8tune import api
 from fp8tune.errors import UsageError
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import Finished, Started, TrialDone
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping.events import Finished, Started, TrialDone
+from fp8tune.sweeping.options import Options
 from fp8tune_kernels.runtime import lookup
 
 ONE = str(ROOT / "tests" / "api" / "one.toml")

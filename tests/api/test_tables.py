@@ -18,7 +18,7 @@ from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.records import Outcome, Status
 from fp8tune.redaction import redacted
 from fp8tune.store.results import Store
-from fp8tune.sweep.picks import keep_current
+from fp8tune.sweeping.picks import keep_current
 
 SMALL, LARGE = problem(K=1024), problem(K=5120)
 DEFAULT, FASTER = config(64, 4, 2), config(32)
@@ -192,7 +192,7 @@ import sys
 import fp8tune
 loaded = {name for name in sys.modules if name.startswith("fp8tune")} - {"fp8tune"}
 assert not loaded and not {"pandas", "numpy", "torch", "sqlalchemy"} & {*sys.modules}, loaded
-import fp8tune.sweep.events, fp8tune.tables.select
+import fp8tune.sweeping.events, fp8tune.tables.select
 assert callable(fp8tune.sweep) and callable(fp8tune.export)
 assert {"open", "sweep", "lookup", "export", "Results"} <= {*dir(fp8tune)}
 fp8tune.open, fp8tune.lookup

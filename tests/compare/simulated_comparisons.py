@@ -13,9 +13,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fp8tune.compare import verdicts
-from fp8tune.compare.timing import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing import verdicts
+from fp8tune.comparing.timing import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.measure.simulated import MEASURED, Noise
 from fp8tune.stats.estimate import Estimate
 

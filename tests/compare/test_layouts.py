@@ -10,10 +10,10 @@ from database_rows import study_of
 from git_repositories import commit, git
 from places import PLANTED
 
-from fp8tune.compare import live, recorded
-from fp8tune.compare.comparison import Comparison
-from fp8tune.compare.options import CompareOptions
-from fp8tune.compare.sides import sides
+from fp8tune.comparing import live, recorded
+from fp8tune.comparing.comparison import Comparison
+from fp8tune.comparing.options import CompareOptions
+from fp8tune.comparing.sides import sides
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status
 from fp8tune.revisions import source

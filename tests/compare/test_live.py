@@ -17,12 +17,12 @@ import pytest
 from git_repositories import commit, git
 from places import PLANTED
 
-from fp8tune.compare import live, tree, verdicts
-from fp8tune.compare.comparison import Comparison, Revision
-from fp8tune.compare.options import CompareOptions, Configs
-from fp8tune.compare.rows import Plan, Row, with_right_bytes, with_right_edges
-from fp8tune.compare.sides import Kernel, Sides
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing import live, tree, verdicts
+from fp8tune.comparing.comparison import Comparison, Revision
+from fp8tune.comparing.options import CompareOptions, Configs
+from fp8tune.comparing.rows import Plan, Row, with_right_bytes, with_right_edges
+from fp8tune.comparing.sides import Kernel, Sides
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.interpreter import InterpreterBackend
@@ -257,7 +257,7 @@ def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[byte
     arguments = ["compare", "main..main", "--blind", "--repo", str(repository), "--timer", "simulated:1"]
     arguments += ["--kernel", f"{repository}/same.py:SPEC", "--shapes", str(tmp_path / "many.toml")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "fp8tune.cli", *arguments]
+    command = [sys.executable, "-m", "fp8tune", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
     ends = time.monotonic() + 60
     while len(list(tmp_path.glob("fp8tune-*"))) < 2:  # checkouts and Triton cache

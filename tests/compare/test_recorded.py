@@ -14,9 +14,9 @@ from database_rows import merged, study_of
 from git_repositories import commit, git
 
 from fp8tune import errors
-from fp8tune.compare import recorded
-from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.sides import sides
+from fp8tune.comparing import recorded
+from fp8tune.comparing.comparison import ComparedRow, Comparison
+from fp8tune.comparing.sides import sides
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.render import contracts
 from fp8tune.revisions import source

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
-from fp8tune.compare import verdicts
-from fp8tune.compare.rows import Row, retuned
-from fp8tune.compare.timing import ORDERS, RowTimes, time_rounds
+from fp8tune.comparing import verdicts
+from fp8tune.comparing.rows import Row, retuned
+from fp8tune.comparing.timing import ORDERS, RowTimes, time_rounds
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.gpu import GpuBackend
 from fp8tune.measure.engine import Group, TimedBlock, Turn

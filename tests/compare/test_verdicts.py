@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fp8tune.compare import verdicts
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing import verdicts
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.stats.estimate import Estimate
 
 logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)

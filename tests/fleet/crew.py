@@ -19,10 +19,10 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep
-from fp8tune.sweep import planning
-from fp8tune.sweep.events import Event, TrialDone
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.events import Event, TrialDone
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 from fp8tune.tables.current import NO_TABLES
 
 DEVICE = "simulated:1"

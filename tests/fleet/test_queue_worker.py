@@ -28,8 +28,8 @@ from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, LeaseLostError
-from fp8tune.sweep.events import Event, Finished, TrialDone
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping.events import Event, Finished, TrialDone
+from fp8tune.sweeping.planning import Plan
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fp8tune.compare.comparison import ComparedRow, Comparison, Revision
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing.comparison import ComparedRow, Comparison, Revision
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.render import compare as render_compare
 from fp8tune.stats.estimate import Estimate

@@ -1,0 +1,148 @@
+"""``fp8tune db``: import, prune and forget."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fp8tune.cli import databases
+from fp8tune.cli.adapter import command, group
+from fp8tune.errors import UsageError
+from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
+from fp8tune.redaction import redacted
+from fp8tune.render.terminal import notice
+from fp8tune.text import visible
+from fp8tune_kernels.spec import NamedInts
+
+if TYPE_CHECKING:
+    from fp8tune.store.results import Store
+
+app = group("Import, prune or forget results.")
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@command(
+    ImportOptions,
+    usage="PATH...",
+    epilog="$ fp8tune db import other.db ~/.triton/cache",
+    parent=app,
+    name="import",
+)
+def import_(options: ImportOptions) -> None:
+    """Merge other databases, published results or tuned files.
+
+    Reads .db, .db.xz, CSV, Triton caches, and JSON of vLLM, SGLang and HF.
+    """
+    from fp8tune.importing import archives, foreign
+    from fp8tune.importing import files as importing
+    from fp8tune.render.progress import Display
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping import picks as deciding
+    from fp8tune.sweeping import published
+
+    if not options.paths:
+        raise UsageError("nothing to import: name a database, a CSV file, or tuned files of others")
+    paths = [Path(path) for path in options.paths]
+    picks = {path: foreign.read(path, notice, options.kernel) for path in paths if foreign.is_foreign(path)}
+    with contextlib.ExitStack() as stack:
+        unpacked = {path: stack.enter_context(archives.unpacked(path)) for path in paths if path not in picks}
+        loaded = {path: importing.load(file, published.lookup_key) for path, file in unpacked.items()}
+        store = stack.enter_context(Store.open(databases.to_write(options.db), create=True))
+        for path in paths:
+            if path in picks:
+                rows = foreign.RowMaker(store, options.device, notice).rows(picks[path])
+                if not rows:
+                    raise UsageError(f"{visible(str(path))}: none of its configs can be stored")
+                loaded[path] = importing.Loaded(path, rows=tuple(rows))
+            with Display() as display:
+                report = loaded[path].store(store, lambda done, total: display.update("rows stored", done, total))
+            print(f"{visible(str(path))}: {report.added} results added, {report.already_there} already there")
+        deciding.keep_current(store)
+
+
+@command(
+    PruneOptions,
+    epilog="$ fp8tune db prune --db results.db --archive full.db.xz",
+    parent=app,
+)
+def prune(options: PruneOptions) -> None:
+    """Make a database small enough to commit.
+
+    Keeps picks, confirmations, the 20 fastest others of each size, and counts.
+    """
+    from fp8tune.importing import archives
+    from fp8tune.store import database
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping import picks
+
+    path = database.path_of(db := databases.to_write(options.db, create=False))
+    if path is None:
+        raise UsageError(f"{redacted(db)} is a server, which prune does not change: import its results into a file")
+    with Store.open(db, writable=False):  # before the archive is written: not every file is a database
+        before = path.stat().st_size
+    archived = None if options.archive is None else archives.write(path, Path(options.archive))
+    with Store.open(str(path)) as store:
+        pruned = store.prune(_configs_in_use(store))
+        picks.keep_current(store)
+    print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
+    print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
+    if archived is not None:
+        print(f"{visible(str(options.archive))}: {_mb(archived)}, read it with fp8tune db import")
+
+
+def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
+    """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
+    from fp8tune.studies import read_studies
+    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
+    from fp8tune_kernels.arches import ARCHES
+    from fp8tune_kernels.tables import table
+
+    studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
+    configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
+    in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
+    versions = {study.version.kernel: study.version for study in studies if study.version is not None}
+    return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+@command(
+    ForgetOptions,
+    usage="TARGET...",
+    epilog="$ fp8tune db forget colwise@M=16640,K=5120 --yes",
+    parent=app,
+)
+def forget(options: ForgetOptions) -> None:
+    """Delete results, after a question.
+
+    TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
+    """
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping.picks import keep_current
+
+    named = [_row(text) for text in options.targets]
+    if not named:
+        raise UsageError("TARGET is missing: name results as messages do, such as results:17")
+    db = databases.to_write(options.db, create=False)
+    with Store.open(db) as store:
+        removed = store.forget(named)
+        keep_current(store)
+    gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)
+    print(f"{redacted(db)}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")
+
+
+def _row(text: str) -> tuple[str, int]:
+    table, _, id = text.partition(":")
+    if table not in ("results", "studies", "sweeps", "processes") or not id.isdecimal():
+        raise UsageError(f"row {text[:80]!r} is unknown: name results:17, studies:17, sweeps:17 or processes:17")
+    return table, int(id)
