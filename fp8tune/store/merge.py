@@ -19,8 +19,8 @@ from fp8tune.store.write import Writing, stored_command
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
 
-READABLE = (db.VERSION, 20, FULL)
-"""Versions of the schema that can be merged; 20 had other checksums."""
+READABLE = (db.VERSION, 21, 20, FULL)
+"""Versions of the schema that can be merged; 20 had other checksums, 21 other columns of decisions."""
 
 _SHARED = (db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies)
 _ROWS = (db.RemovedTrials, db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.SharedLaunches)
