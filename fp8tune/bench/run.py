@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fp8tune.bench.contenders import Check, Contender, check, warm_up
 from fp8tune.bench.operations import exported_config, load
@@ -15,16 +14,14 @@ from fp8tune.measure.backends.processes import outcome_of
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
+from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
 from fp8tune.records import Device, NamedInts
-from fp8tune.stats.means import geomean, median
+from fp8tune.stats.means import median
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.operations.operation import Operation, Size
-
-if TYPE_CHECKING:
-    from fp8tune.options import BenchOptions
 
 NONE = "none"
 ROUNDS = 3  # of a contender's blocks; about one block in a thousand takes several times as long as the others
@@ -51,15 +48,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a run knows about one contender on one size: a time, or the reason why there is none."""
+    """Time of one contender on one size; None with the reason in its check."""
 
     time_us: float | None
     check: Check
-
-    @property
-    def reason(self) -> str:
-        """Reason why there is no time, in one line."""
-        return self.check.reason
 
 
 @dataclass(frozen=True)
@@ -107,12 +99,6 @@ class Compiled:
     total: int
 
 
-def mean_speedup(rows: Sequence[Row], name: str) -> tuple[float, int] | None:
-    """Return the geometric mean of our speedup over a contender, and the number of sizes in it."""
-    ratios = [ratio for row in rows if (ratio := row.speedup(name)) is not None]
-    return (geomean(ratios), len(ratios)) if ratios else None
-
-
 def planned(options: BenchOptions, backend: Backend) -> list[Subject]:
     """Return what the options ask for. Imports torch and the kernels.
 
@@ -153,12 +139,13 @@ def _kernel_sizes(operation: Operation, text: str, device: Device) -> tuple[Size
 def _operation_sizes(operation: Operation, text: str, device: Device) -> tuple[Size, ...]:
     chosen = shapes.load(text)
     sizes: dict[NamedInts, Size] = {}
+    routing = "jagged" if operation.routed else "none"
     lacking = ""
     for row in chosen.rows:
         label = chosen.names.get(row, "")
         try:
             for shape, name in operation.sizes(row, label):
-                sizes.setdefault(shape, Size(operation.name, shape, "jagged", label=name))
+                sizes.setdefault(shape, Size(operation.name, shape, routing, label=name))
         except KeyError as error:
             lacking = str(error.args[0])
     if not sizes:

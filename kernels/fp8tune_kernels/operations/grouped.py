@@ -171,7 +171,6 @@ GROUPED_MM = Operation(
     },
     flops=_gemm_flops,
     bytes_moved=_gemm_bytes,
-    recipe="fp8",
 )
 
 MXFP8_GROUPED_MM = Operation(
@@ -187,7 +186,6 @@ MXFP8_GROUPED_MM = Operation(
     flops=_gemm_flops,
     bytes_moved=_gemm_bytes,
     native_arches=MXFP8_GEMM_ARCHES,
-    recipe="mxfp8",
 )
 
 

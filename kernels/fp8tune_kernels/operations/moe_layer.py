@@ -201,5 +201,6 @@ MOE_LAYER = Operation(
         8 * shape["tokens"] * shape["top_k"] * (shape["hidden"] + 2 * shape["expert"])
         + 24 * shape["experts"] * shape["hidden"] * shape["expert"]
     ),
+    routed=False,
     shapes="moe-layer-down",
 )

@@ -76,8 +76,8 @@ class Operation:
     flops: Callable[[Mapping[str, int]], int]
     bytes_moved: Callable[[Mapping[str, int]], int]  # the least that a step moves, roughly
     native_arches: tuple[str, ...] | None = None  # arches that have its GEMM in hardware; None: all
+    routed: bool = True  # False if its sizes have no groups of rows
     shapes: str = "grouped-mm"  # shape set that is timed unless another is named
-    recipe: str = ""  # published rows of this recipe are of this operation
 
     @property
     def contenders(self) -> dict[str, Make]:
