@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
+from fp8tune.plan.selection import Selection
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
@@ -39,7 +40,7 @@ CONFIG_S, BLOCK_S, PROCESS_S, BEGIN_S = 0.06, 0.02, 1.8, 1.5
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
 KEPT_OPTIONS = {
-    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "seed"),
+    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "layout", "seed"),
     *("again", "retry_failed", "quick", "trial_timeout_s"),
 }
 
@@ -133,7 +134,7 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
         raise UsageError(
             f"the units are for {sweep.device}, and this GPU is {short.backend.device.name}: start workers there"
         )
-    return planning.expanded(replace(short, rows=rows))
+    return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
 
 def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:

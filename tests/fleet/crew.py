@@ -16,6 +16,7 @@ from fp8tune.fleet import units
 from fp8tune.fleet.worker import QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.plan.selection import Selection
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep
@@ -36,7 +37,7 @@ Do = Callable[[Store, Plan], Iterator[Event]]
 def plan_of(count: int, *, quick: bool = True) -> Plan:
     short = planning.planned(Options(("rowwise-2d",), timer=DEVICE, quick=quick, grid=FEW, shapes=()))
     rows = tuple(NamedInts(M=1024, K=128 * (1 + number), E=1, N=128) for number in range(count))
-    return planning.expanded(replace(short, rows=rows))
+    return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
 
 def queue(db: str, plan: Plan) -> QueuedSweep:
