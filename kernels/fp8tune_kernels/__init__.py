@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from .gemm.grouped_mm import fp8_grouped_mm
     from .gemm.grouped_mxfp8 import mxfp8_grouped_mm
     from .gemm.grouped_rows import multiply_rows
-    from .gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
     from .gemm.quantized_weights import QuantizedWeights, quantize_weights
     from .moe.cast_transpose_3d import cast_and_transpose
     from .moe.choose_experts import choose_experts
     from .moe.expert_sort import sort_by_expert
+    from .moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
     from .moe.gather_sum import sum_rows_of_tokens
     from .moe.gathered_rows import multiply_gathered_rows
     from .moe.gathered_transpose import transpose_gathered_codes
     from .moe.layer import moe_layer
+    from .moe.mlp import fp8_moe_mlp
     from .moe.shifted_transpose_3d import transpose_codes_to_one_scale
     from .quantize.colwise import quantize_colwise
     from .quantize.colwise_3d import quantize_colwise_3d
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from .quantize.transposed_codes_3d import transpose_codes_3d
 
 __all__ = [
-    "ComposedActivationWarning",
+    "ExpertWeights",
     "QuantizedWeights",
     "cast_and_transpose",
     "choose_experts",
@@ -58,6 +59,8 @@ __all__ = [
     "quantize_colwise_3d",
     "quantize_colwise_dual",
     "quantize_colwise_transpose_3d",
+    "quantize_down",
+    "quantize_gate_up",
     "quantize_mxfp8_dim0",
     "quantize_mxfp8_dim1",
     "quantize_mxfp8_dim1_3d",
@@ -81,17 +84,19 @@ __all__ = [
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
-    "ComposedActivationWarning": "gemm.moe_mlp",
+    "ExpertWeights": "moe.expert_weights",
     "choose_experts": "moe.choose_experts",
     "cast_and_transpose": "moe.cast_transpose_3d",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
-    "fp8_moe_mlp": "gemm.moe_mlp",
+    "fp8_moe_mlp": "moe.mlp",
     "moe_layer": "moe.layer",
     "multiply_gathered_rows": "moe.gathered_rows",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
     "QuantizedWeights": "gemm.quantized_weights",
+    "quantize_down": "moe.expert_weights",
+    "quantize_gate_up": "moe.expert_weights",
     "quantize_weights": "gemm.quantized_weights",
     "sort_by_expert": "moe.expert_sort",
     "sum_rows_of_tokens": "moe.gather_sum",
