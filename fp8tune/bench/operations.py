@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import tomllib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import fp8tune_kernels
 from fp8tune.errors import UsageError, unknown
 from fp8tune.measure import edges
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import Rule
 from fp8tune.records import Device, NamedInts
 from fp8tune.replay.loading import load_spec
-from fp8tune_kernels.catalog import OPERATIONS
 from fp8tune_kernels.operations.operation import Call, Make, Operation, Size
 from fp8tune_kernels.spec import KernelSpec
 
@@ -28,8 +30,12 @@ FAULT_CHARACTERS = 120
 
 
 def registered() -> dict[str, str]:
-    """Return name -> import path of the kernel library's operations and of those in the entry-point group."""
-    return {**OPERATIONS, **{point.name: point.value for point in entry_points(group=GROUP)}}
+    """Return name -> import path of all operations in the entry-point group."""
+    paths: dict[str, str] = {}
+    project = Path(fp8tune_kernels.__file__).parents[1] / "pyproject.toml"
+    if project.is_file():  # a checkout on PYTHONPATH has no metadata
+        paths |= tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][GROUP]
+    return paths | {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 
 from fp8tune.bench.contenders import Check, Contender, check, warm_up
 from fp8tune.bench.operations import exported_config, load
@@ -16,7 +17,9 @@ from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan
-from fp8tune.plan import shapes
+from fp8tune.plan import selection
+from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import LARGEST_DIM
 from fp8tune.records import Device, NamedInts
 from fp8tune.stats.means import median
 from fp8tune_kernels.arches import ARCHES
@@ -117,7 +120,7 @@ def planned(options: BenchOptions, backend: Backend) -> list[Subject]:
     make = _kernel_sizes if options.op is None else _operation_sizes
     subjects = []
     for reference, operation in operations.items():
-        sizes = make(operation, options.shapes or operation.shapes, backend.device)
+        sizes = make(operation, selection.parse(options.shapes or operation.shapes), backend.device)
         subjects.append(Subject(reference, options.op is None, operation, sizes, _names(operation, options)))
     return subjects
 
@@ -129,29 +132,58 @@ def _names(operation: Operation, options: BenchOptions) -> tuple[str, ...]:
     return (*operation.ours, *operation.baseline, *rivals)
 
 
-def _kernel_sizes(operation: Operation, text: str, device: Device) -> tuple[Size, ...]:
-    chosen = shapes.load(text)
+def _kernel_sizes(operation: Operation, chosen: Selection, device: Device) -> tuple[Size, ...]:
+    settings = chosen.settings
     fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
-    spec = operation.spec  # type: ignore[attr-defined]  # of a KernelOperation
-    return tuple(Size(**vars(problem)) for problem in plan.problems(spec, chosen.rows, fp8_dtype=fp8_dtype))
+    problems = plan.problems(
+        operation.spec,  # type: ignore[attr-defined]  # of a KernelOperation
+        chosen.rows,
+        size=chosen.size,
+        routing=settings.routing or "jagged",
+        in_dtype=settings.dtype or None,
+        layout=settings.layout or None,
+        fp8_dtype=fp8_dtype,
+        scale_mode=settings.scale or None,
+        seed=settings.seed,
+    )
+    return tuple(Size(**vars(problem)) for problem in problems)
 
 
-def _operation_sizes(operation: Operation, text: str, device: Device) -> tuple[Size, ...]:
-    chosen = shapes.load(text)
+def _operation_sizes(operation: Operation, chosen: Selection, device: Device) -> tuple[Size, ...]:
+    settings = chosen.settings
+    groups = group_sizes(Path(settings.groups)) if settings.groups and operation.routed else ()
+    routing = ("listed" if groups else settings.routing or "jagged") if operation.routed else "none"
     sizes: dict[NamedInts, Size] = {}
-    routing = "jagged" if operation.routed else "none"
     lacking = ""
     for row in chosen.rows:
-        label = chosen.names.get(row, "")
+        listed = {**row, "M": sum(groups)} if groups else row
         try:
-            for shape, name in operation.sizes(row, label):
-                sizes.setdefault(shape, Size(operation.name, shape, routing, label=name))
+            for shape, name in operation.sizes(listed, chosen.names.get(row, "")):
+                if groups and shape["G"] != len(groups):
+                    continue
+                if all(shape.get(dim, row.get(dim)) == value for dim, value in chosen.size.items()):
+                    size = Size(operation.name, shape, routing, seed=settings.seed, label=name, groups=groups)
+                    sizes.setdefault(shape, size)
         except KeyError as error:
             lacking = str(error.args[0])
     if not sizes:
-        reason = f"its rows lack {lacking}" if lacking else "no row is one"
-        raise UsageError(f"{text} has no size of {operation.name}: {reason}; name another set with --shapes")
+        reason = f"its rows lack {lacking}" if lacking else "no row fits"
+        raise UsageError(f"--shapes has no size of {operation.name}: {reason}; name another set")
     return tuple(sizes.values())
+
+
+def group_sizes(path: Path) -> tuple[int, ...]:
+    """Read the rows of each group from a file, one number per line. Raises UsageError."""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"groups={path} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if wrong := [word for word in words if not (word.isascii() and word.isdecimal() and len(word) < 10)]:
+        raise UsageError(f"groups={path}: {wrong[0]!r:.40} is not a number of rows: write one per line")
+    sizes = tuple(map(int, words))
+    if not 1 <= sum(sizes) <= LARGEST_DIM:
+        raise UsageError(f"groups={path} has {sum(sizes)} rows: use 1 to {LARGEST_DIM}")
+    return sizes
 
 
 def run(backend: Backend, subjects: Sequence[Subject]) -> Iterator[Compiled | Row]:

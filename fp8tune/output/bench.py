@@ -177,10 +177,11 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
     peaks = [size.contenders[0].peak_bytes for size in sizes]
     times = [microseconds(size.contenders[0].time_us) if not _word(size.contenders[0]) else "wrong" for size in sizes]
     names = [contender.name for contender in sizes[0].contenders]
+    shown = [place for place in range(1, len(names)) if any(_cell(size.contenders[place]) != "-" for size in sizes)]
     columns += [
-        speedups([_cell(size.contenders[place]) for size in sizes], name)
-        for place, name in enumerate(names)
-        if not name.startswith("fp8tune")
+        speedups([_cell(size.contenders[place]) for size in sizes], names[place])
+        for place in shown
+        if not names[place].startswith("fp8tune")
     ]
     columns.append(number("time us", times))
     if all(size.tflops for size in sizes):
@@ -188,9 +189,9 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
     elif all(size.gb_per_s for size in sizes):
         columns.append(number("GB/s", [f"{size.gb_per_s:,.0f}" for size in sizes], leaves="before cuts"))
     columns += [
-        number(name.partition(", ")[2], [_cell(size.contenders[place]) for size in sizes], leaves="before cuts")
-        for place, name in enumerate(names[1:], start=1)
-        if name.startswith("fp8tune")
+        number(names[place].partition(", ")[2], [_cell(size.contenders[place]) for size in sizes], leaves="before cuts")
+        for place in shown
+        if names[place].startswith("fp8tune")
     ]
     if any(peaks):
         cells = ["-" if peak is None else f"{peak / 2**20:,.0f}" for peak in peaks]

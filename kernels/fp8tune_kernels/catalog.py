@@ -68,12 +68,3 @@ def load(kernel: str) -> KernelSpec:
     if kernel not in KERNELS:
         raise KeyError(kernel)
     return cast(KernelSpec, importlib.import_module(module_name(kernel)).SPEC)
-
-
-OPERATIONS = {
-    "grouped-mm": "fp8tune_kernels.operations.grouped:GROUPED_MM",
-    "mxfp8-grouped-mm": "fp8tune_kernels.operations.grouped:MXFP8_GROUPED_MM",
-    "moe-mlp": "fp8tune_kernels.operations.grouped:MOE_MLP",
-    "moe-layer": "fp8tune_kernels.operations.moe_layer:MOE_LAYER",
-}
-"""Name -> import path of the operations that ``fp8tune bench --op`` times."""

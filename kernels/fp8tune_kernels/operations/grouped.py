@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -13,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import fp8tune_kernels as kernels
-from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
-from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
-from fp8tune_kernels.groups import group_ends
-from fp8tune_kernels.operations.operation import Call, Operation, Size, Unavailable
-from fp8tune_kernels.spec import NamedInts
-
-_TORCHAO = "torchao.prototype.moe_training"
+from ..arches import MXFP8_GEMM_ARCHES
+from ..gemm.grouped_mm import fp8_grouped_mm
+from ..gemm.grouped_mxfp8 import mxfp8_grouped_mm, mxfp8_path
+from ..gemm.quantized_weights import quantize_weights
+from ..groups import group_ends
+from ..moe.expert_weights import quantize_down, quantize_gate_up
+from ..moe.mlp import fp8_moe_mlp
+from ..spec import NamedInts
+from .operation import Call, Operation, Size, Unavailable, import_from
 
 
 class Rows(NamedTuple):
@@ -119,32 +119,25 @@ def _torch_gemm(inputs: Rows) -> Call:
 
 
 def _gemm_once(inputs: Rows) -> Call:
-    return inputs.call(kernels.fp8_grouped_mm, kernels.quantize_weights(inputs.weights[0], recipe="folded"))
+    return inputs.call(fp8_grouped_mm, quantize_weights(inputs.weights[0], recipe="folded"))
 
 
 def _torchao(module: str, name: str, multiple: int, inputs: Rows, **options: Any) -> Call:
-    try:
-        function = getattr(importlib.import_module(f"{_TORCHAO}.{module}"), name)
-    except (ImportError, AttributeError) as error:
-        raise Unavailable(f"torchao cannot be imported: {error}") from None
+    function = import_from(f"torchao.prototype.moe_training.{module}", name)
     if any(size == 0 or size % multiple for size in inputs.sizes):  # its GEMM ends the process
         raise Unavailable(f"torchao takes groups of a positive multiple of {multiple} rows: add routing=balanced")
     return inputs.call(functools.partial(function, **options))
 
 
 def _torchao_mxfp8(inputs: Rows) -> Call:
-    try:
-        preference = importlib.import_module("torchao.quantization.quantize_.common").KernelPreference
-    except ImportError as error:
-        raise Unavailable(f"torchao cannot be imported: {error}") from None
-    is_emulated = mxfp8_path(inputs.rows.device) == "emulated"
-    choice = preference.EMULATED if is_emulated else preference.AUTO
+    preference = import_from("torchao.quantization.quantize_.common", "KernelPreference")
+    choice = preference.EMULATED if mxfp8_path(inputs.rows.device) == "emulated" else preference.AUTO
     return _torchao("mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm", 32, inputs, kernel_preference=choice)
 
 
 def _mxfp8(inputs: Rows) -> Call:
     pads = any(size == 0 or size % 32 for size in inputs.sizes)
-    return inputs.call(functools.partial(kernels.mxfp8_grouped_mm, pad_token_groups=pads))
+    return inputs.call(functools.partial(mxfp8_grouped_mm, pad_token_groups=pads))
 
 
 GROUPED_MM = Operation(
@@ -155,8 +148,8 @@ GROUPED_MM = Operation(
     reference=lambda inputs: by_expert(inputs, torch.matmul),
     results=("out", "grad_rows", "grad_weights"),
     ours={
-        "fp8tune": lambda inputs: inputs.call(kernels.fp8_grouped_mm),
-        "fp8tune, folded": lambda inputs: inputs.call(functools.partial(kernels.fp8_grouped_mm, recipe="folded")),
+        "fp8tune": lambda inputs: inputs.call(fp8_grouped_mm),
+        "fp8tune, folded": lambda inputs: inputs.call(functools.partial(fp8_grouped_mm, recipe="folded")),
         "fp8tune, weights once": _gemm_once,
     },
     baseline={"torch": _torch_gemm},
@@ -225,7 +218,8 @@ def torch_mlp(
 
 
 def _mlp_once(inputs: Rows) -> Call:
-    return inputs.call(kernels.fp8_moe_mlp, *(kernels.quantize_weights(w, recipe="folded") for w in inputs.weights))
+    w13, w2 = inputs.weights
+    return inputs.call(fp8_moe_mlp, quantize_gate_up(w13), quantize_down(w2))
 
 
 def _mlp_of_expert(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
@@ -239,7 +233,7 @@ MOE_MLP = Operation(
     inputs=_mlp_inputs,
     reference=lambda inputs: by_expert(inputs, _mlp_of_expert),
     results=("out", "grad_x", "grad_w13", "grad_w2"),
-    ours={"fp8tune": lambda inputs: inputs.call(kernels.fp8_moe_mlp), "fp8tune, weights once": _mlp_once},
+    ours={"fp8tune": lambda inputs: inputs.call(fp8_moe_mlp), "fp8tune, weights once": _mlp_once},
     baseline={"torch": lambda inputs: inputs.call(functools.partial(torch_mlp, activation=compiled(swiglu)))},
     rivals={"torch.compile": lambda inputs: inputs.call(compiled(torch_mlp))},
     flops=lambda shape: 18 * shape["M"] * shape["N"] * shape["K"],

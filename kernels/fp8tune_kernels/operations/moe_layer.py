@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8tune_kernels import choose_experts, moe_layer
-from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
-from fp8tune_kernels.operations.grouped import compiled, swiglu, tensor_cores, torch_mlp
-from fp8tune_kernels.operations.operation import Call, Operation, Size, Unavailable
-from fp8tune_kernels.spec import NamedInts
+from ..moe.choose_experts import choose_experts
+from ..moe.expert_weights import quantize_down, quantize_gate_up
+from ..moe.layer import moe_layer
+from ..spec import NamedInts
+from .grouped import compiled, swiglu, tensor_cores, torch_mlp
+from .operation import Call, Operation, Size, import_from
 
 
 class Layer(NamedTuple):
@@ -149,16 +150,14 @@ def our_layer(x: Tensor, router: Tensor, w13: Any, w2: Any, top_k: int, precisio
 
 def _sonicmoe(layer: Layer) -> Call:
     """SonicMoE chooses its experts itself, and ranks equal logits differently. Its w13 has gate and up in turn."""
-    try:
-        sonic = importlib.import_module("sonicmoe")
-        enums, functions = (importlib.import_module(f"sonicmoe.{name}") for name in ("enums", "functional"))
-        for name in ("forward", "backward"):  # tuning takes minutes for each number of tokens
-            module = importlib.import_module(f"sonicmoe.functional.{name}")
-            for gemm in ("gemm", "gemm_gated", "gemm_dgated", "gemm_act", "gemm_dact"):
-                if hasattr(module, gemm) and not isinstance(getattr(module, gemm), functools.partial):
-                    setattr(module, gemm, functools.partial(getattr(module, gemm), tuned=False))
-    except ImportError as error:
-        raise Unavailable(f"SonicMoE cannot be imported: {error}") from None
+    sonic_layer = import_from("sonicmoe", "moe_TC_softmax_topk_layer")
+    activation = import_from("sonicmoe.enums", "ActivationType").SWIGLU
+    choose = import_from("sonicmoe.functional", "TC_Softmax_Topk_Router_Function").apply
+    for name in ("forward", "backward"):  # tuning takes minutes for each number of tokens
+        module = importlib.import_module(f"sonicmoe.functional.{name}")
+        for gemm in ("gemm", "gemm_gated", "gemm_dgated", "gemm_act", "gemm_dact"):
+            if hasattr(module, gemm) and not isinstance(getattr(module, gemm), functools.partial):
+                setattr(module, gemm, functools.partial(getattr(module, gemm), tuned=False))
     x, router, w13, w2, grad, top_k = layer
     experts, rows, hidden = w13.shape
     in_turn = w13.detach().view(experts, 2, rows // 2, hidden).transpose(1, 2).reshape(w13.shape).requires_grad_()
@@ -166,9 +165,7 @@ def _sonicmoe(layer: Layer) -> Call:
     def forward() -> Tensor:
         stream = torch.cuda.current_stream().cuda_stream
         weights = in_turn.permute(1, 2, 0), None, w2.permute(1, 2, 0), None
-        out: Tensor = sonic.moe_TC_softmax_topk_layer(
-            x, router, *weights, top_k, stream, enums.ActivationType.SWIGLU, False
-        )[0]
+        out: Tensor = sonic_layer(x, router, *weights, top_k, stream, activation, False)[0]
         return out
 
     def read(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -176,7 +173,7 @@ def _sonicmoe(layer: Layer) -> Call:
         return *results[:3], halves, results[4]
 
     def expected() -> tuple[Tensor, ...]:
-        ids = functions.TC_Softmax_Topk_Router_Function.apply(layer.logits, experts, top_k, True, False)[1]
+        ids = choose(layer.logits, experts, top_k, True, False)[1]
         return reference(layer, ids.long())
 
     return Call(forward, (x, router, in_turn, w2), grad, read, expected)

@@ -5,13 +5,14 @@ An operation of another package registers in the entry-point group ``fp8tune.ope
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from fp8tune_kernels.spec import NamedInts, Problem
+from ..spec import NamedInts, Problem
 
 LEAST_SQNR_DB = 20.0
 """Signal-to-noise ratio of a right result. FP8 and MXFP8 give about 28 dB on normal values, bfloat16 over 45."""
@@ -22,6 +23,18 @@ _SLICE_ROWS = 64  # in fewer, chance brings some below the ratio
 
 class Unavailable(Exception):  # noqa: N818 - an answer, which tables print
     """Raised by a contender that is not installed, or cannot take the inputs."""
+
+
+def import_from(module: str, name: str) -> Any:
+    """Import a name of another package. Raises Unavailable."""
+    package = module.partition(".")[0]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        reason = "is not installed" if error.name == package else f"cannot be imported: {error}"
+        raise Unavailable(f"{package} {reason}") from None
+    except (ImportError, AttributeError) as error:
+        raise Unavailable(f"{package} cannot be imported: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,20 @@ torchao's MXFP8 kernels need hardware that converts to E8M0. Elsewhere it quanti
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
-from fp8tune_kernels.operations.operation import Call, Unavailable
-from fp8tune_kernels.quantize import rowwise_2d
-from fp8tune_kernels.quantize.arithmetic import reference_cast, reference_scale
-from fp8tune_kernels.quantize.factors import reference_factor
-from fp8tune_kernels.quantize.mxfp8_arithmetic import reference_codes
-from fp8tune_kernels.runtime.lookup import running_arch
-from fp8tune_kernels.spec import KernelSpec
+from ..arches import MXFP8_GEMM_ARCHES
+from ..quantize import rowwise_2d
+from ..quantize.arithmetic import reference_cast, reference_scale
+from ..quantize.factors import reference_factor
+from ..quantize.mxfp8_arithmetic import reference_codes
+from ..runtime.lookup import running_arch
+from ..spec import KernelSpec
+from .operation import Call, Unavailable, import_from
 
 Tensors = tuple[Any, ...]
 Function = Callable[..., Any]
@@ -129,16 +128,6 @@ _FORMULAS: dict[str, Function] = {
 # torchao: what it returns is read in the order and shapes of our outputs
 
 
-def _import(module: str, name: str) -> Function:
-    try:
-        function: Function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torchao":
-            raise Unavailable("torchao is not installed: pip install 'fp8tune[bench]'") from None
-        raise Unavailable(f"torchao's {name} cannot be imported: {error}") from None
-    return function
-
-
 def _of_torchao(kernel: str, inputs: Tensors) -> Call:
     if kernel in _TWO_KERNELS:
         x, *offs, dtype, mode = inputs
@@ -154,7 +143,7 @@ def _of_torchao(kernel: str, inputs: Tensors) -> Call:
     if kernel not in _FUNCTIONS:
         raise Unavailable(f"torchao has no counterpart of {kernel}")
     module, name, read = _FUNCTIONS[kernel]
-    function = _import(f"torchao.prototype.moe_training.kernels.{module}", name)
+    function = import_from(f"torchao.prototype.moe_training.kernels.{module}", name)
     return Call(functools.partial(function, *inputs), read=lambda results: read(tuple(results), inputs))
 
 
@@ -202,15 +191,15 @@ def _mxfp8(kernel: str, inputs: Tensors) -> Call:
     x, _, scale_mode = inputs
     is_native = running_arch(x.device) in (*MXFP8_GEMM_ARCHES, "gfx950")
     if is_native and kernel == "mxfp8-dim1-3d":
-        quantize = _import("torchao.prototype.moe_training.kernels.mxfp8", "mxfp8_quantize_cuda_3d")
+        quantize = import_from("torchao.prototype.moe_training.kernels.mxfp8", "mxfp8_quantize_cuda_3d")
         call = functools.partial(quantize, x, scaling_mode=scale_mode, blocked_scale_output=False)
         return Call(call, read=lambda results: (results[0], results[1].mT))
     if is_native:
         name = "triton_to_mxfp8_dim0" if kernel == "mxfp8-dim0" else "triton_to_mxfp8_dim1"
-        along = functools.partial(_import("torchao.prototype.mx_formats.kernels", name), scaling_mode=scale_mode)
+        along = functools.partial(import_from("torchao.prototype.mx_formats.kernels", name), scaling_mode=scale_mode)
     else:
-        to_mx = _import("torchao.prototype.mx_formats.mx_tensor", "to_mx")
-        mode = _import("torchao.prototype.mx_formats.config", "ScaleCalculationMode")(scale_mode)
+        to_mx = import_from("torchao.prototype.mx_formats.mx_tensor", "to_mx")
+        mode = import_from("torchao.prototype.mx_formats.config", "ScaleCalculationMode")(scale_mode)
 
         def along(x: Tensor) -> Tensors:
             scales, codes = to_mx(x if kernel == "mxfp8-dim0" else x.mT.contiguous(), torch.float8_e4m3fn, 32, mode)
