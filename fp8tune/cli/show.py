@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,10 @@ from fp8tune.cli import databases
 from fp8tune.cli.adapter import command
 from fp8tune.errors import UsageError
 from fp8tune.options import ShowOptions
-from fp8tune.render.terminal import notice
 
 if TYPE_CHECKING:
     from fp8tune.filters import Filters
-    from fp8tune.stats.study import Study
+    from fp8tune.records import Pick, Subject
     from fp8tune.store.layers import Reader
 
 EPILOG = """
@@ -29,8 +28,6 @@ wrong      no config gives the right output, so there is no pick
 $ fp8tune show colwise M=16640,K=5120,G=16
 """
 
-LISTED = 20  # configs in the detail view without --top
-
 
 @command(ShowOptions, usage="[KERNEL [SIZE]]", epilog=EPILOG, aliases={"--arch": "device", "--kernel": "kernel"})
 def show(options: ShowOptions) -> None:
@@ -41,117 +38,128 @@ def show(options: ShowOptions) -> None:
     """
     if options.kernel is not None and options.kernel.endswith(".json"):
         _show_recording(options, options.kernel)
-    elif options.failed:
-        _show_failures(options)
-    else:
-        _show_picks(options)
+        return
+    from fp8tune import names
+    from fp8tune.filters import Filters
+
+    filters = Filters.parse(options.size, options.device, options.verdict)
+    with databases.opened(options.db) as (store, db):
+        kernels = names.stored_kernels([options.kernel], store) if options.kernel else None
+        if options.failed:
+            _show_checks(options, filters, kernels, store, db)
+        else:
+            _show_picks(options, filters, kernels, store, db)
 
 
 def _show_recording(options: ShowOptions, path: str) -> None:
-    from fp8tune.render.recording import print_recording
+    from fp8tune.output import record
+    from fp8tune.output.documents import print_json
     from fp8tune.replay.recording import read
 
-    if options != ShowOptions(kernel=path, format=options.format) or options.format == "csv":
-        raise UsageError(f"{path} is a recording: leave out all options but --format table or json")
-    print_recording(read(Path(path)), path, options.format)
+    if options != ShowOptions(kernel=path, format=options.format):
+        raise UsageError(f"{path} is a recording: leave out all options but --format")
+    document = record.make_summary(read(Path(path)), path)
+    if options.format == "json":
+        print_json(document)
+    else:
+        record.recording(document).print(options.format)
 
 
-def _show_picks(options: ShowOptions) -> None:
-    from fp8tune.filters import Filters
-    from fp8tune.stats.rank import TIMED_KINDS
-    from fp8tune.studies import read_studies
-
-    filters = Filters.parse(options.size, options.device, options.verdict)
-    is_table = options.format in ("table", "markdown")
-    is_filtered = options.size or options.device or options.verdict or options.top or options.sort != "size"
-    if is_table and options.kernel is None and not is_filtered and _show_overview(options):
-        return
-    from fp8tune.render.winners import print_winners  # loads numpy, which the overview does not need
-
-    with databases.opened(options.db) as (store, db):
-        studies = read_studies(store, _stored_kernel(options, store), None, TIMED_KINDS)
-        filters.check([study.problem for study in studies], [study.device for study in studies])
-        chosen = [study for study in studies if filters.fits(study)]
-        if options.size and len(chosen) == 1:
-            _show_detail(options, chosen[0], store)
-            return
-    if not chosen and is_table:
-        notice(f"no timed results for this in {db}: run fp8tune sweep, or fp8tune db import")
-    print_winners(_sorted(chosen, options.sort)[: options.top], options.format)
-
-
-def _show_overview(options: ShowOptions) -> bool:
-    """Print a line per kernel if there are several; return False otherwise."""
-    from fp8tune.render.overview import print_overview
-    from fp8tune.studies import summarize
+def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
+    from fp8tune.measure.device import probe
+    from fp8tune.output import show as screens
+    from fp8tune.output.documents import Document, print_json
+    from fp8tune.output.tables import notice
+    from fp8tune.stats.study import Verdict
     from fp8tune.sweeping import picks
 
-    with databases.opened(options.db) as (store, db):
-        kernels = summarize(picks.read(store))
-    if len(kernels) > 1:
-        print_overview(kernels, db, options.format)
-    return len(kernels) > 1
+    stored = picks.read(store, kernels)
+    subjects = picks.wrong(store, kernels)
+    known: list[Pick | Subject] = [*stored, *subjects]
+    filters.check([result.problem for result in known], [result.device for result in known])
+    chosen = [pick for pick in stored if _fits(filters, pick)]
+    wrong = [subject for subject in subjects if _fits(filters, subject)]
+    here = probe()
+    measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
+    if options.size and kernels and len(measured) == 1 and not wrong:
+        _show_detail(options, measured[0], store, picks.is_stale(measured[0], here))
+        return
+    rows = [screens.ListedPick.of(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
+    if filters.verdicts:
+        rows = [row for row in rows if row.verdict in filters.verdicts]
+        wrong = wrong if Verdict.WRONG in filters.verdicts else []
+    if not rows and not wrong:
+        if not filters.verdicts and store.pools(kernels[0] if kernels else None):
+            _show_checks(options, filters, kernels, store, db)
+        else:
+            notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
+        return
+    document: Document
+    if kernels is None:
+        counts = Counter((subject.problem.kernel, _gpu(subject)) for subject in wrong)
+        triton = sorted({pick.device.triton for pick in measured} - {""})
+        document = screens.make_overview(rows, counts, db, triton, options.sort, options.top)
+        screen = screens.overview(document, "next: fp8tune show KERNEL, fp8tune export")
+    else:
+        gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
+        gpus.update(map(_gpu, wrong))
+        gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
+        elsewhere = Counter(row.gpu for row in rows if row.gpu != gpu)
+        sizes = [screens.size_of(subject.problem) for subject in wrong if _gpu(subject) == gpu]
+        listed = [row for row in rows if row.gpu == gpu]
+        document = screens.make_pick_list(kernels[0], gpu, listed, sizes, elsewhere, options.sort, options.top)
+        screen = screens.pick_list(document)
+    if options.format == "json":
+        print_json(document)
+    else:
+        screen.print(options.format, wide=options.wide)
 
 
-def _show_detail(options: ShowOptions, study: Study, store: Reader) -> None:
-    from fp8tune.lookups import Declared, look_up
+def _gpu(subject: Subject) -> str:
+    return subject.device.name or subject.device.arch
+
+
+def _fits(filters: Filters, subject: Pick | Subject) -> bool:
+    return filters.has_problem(subject.problem) and filters.has_device(subject.device)
+
+
+def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool) -> None:
+    from fp8tune.output import show as screens
+    from fp8tune.output.documents import print_json
     from fp8tune.records import Subject
-    from fp8tune.render.explanation import print_explanation
     from fp8tune.stats.explanation import Explanation
+    from fp8tune.studies import read_studies
 
-    outcomes, lookup = {}, None
+    problem, device = pick.problem, pick.device
+    studies = read_studies(store, problem.kernel, device.arch, [pick.kind], problems=[problem])
+    study = next(study for study in studies if study.device.name == device.name)
+    outcomes = {}
     if study.version is not None:
         outcomes = store.tried(Subject(study.version, study.device, study.kind, study.problem), stage=None)
-        if study.lookup_key is not None:  # the declaration is that of the results, so that no kernel is imported
-            lookup = look_up(Declared.of(study.version), study.device, study.lookup_key)
-    output_format = "json" if options.format == "json" else "table"
-    print_explanation(Explanation(study, outcomes), lookup, output_format, top=options.top or LISTED, explain=False)
+    row = screens.ListedPick.of(pick, is_stale=is_stale)
+    document = screens.make_detail(row, Explanation(study, outcomes))
+    if options.format == "json":
+        print_json(document)
+    else:
+        screens.detail(document, options.top).print(options.format, wide=options.wide)
 
 
-def _show_failures(options: ShowOptions) -> None:
-    from fp8tune.filters import Filters
-    from fp8tune.render.tallies import print_tallies
+def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
+    """Show outcomes instead of picks: those that failed, or what was only checked or compiled."""
+    from fp8tune.output import checks
+    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import notice
     from fp8tune.store.read import subjects_of
 
-    filters = Filters.parse(options.size, options.device)
-    with databases.opened(options.db) as (store, db):
-        subjects = subjects_of(store.pools(_stored_kernel(options, store), None))
-        filters.check([subject.problem for subject in subjects], [subject.device for subject in subjects])
-        tallies = [store.tally(subject) for subject in subjects if _fits(filters, subject)]
-    failed = [tally for tally in tallies if tally.failures][: options.top]
-    if not failed and options.format == "table":
-        notice(f"no failed configs in {db}")
+    subjects = subjects_of(store.pools(kernels[0] if kernels else None))
+    filters.check([subject.problem for subject in subjects], [subject.device for subject in subjects])
+    tallies = [store.tally(subject) for subject in subjects if _fits(filters, subject)]
+    tallies = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
+    document = checks.make_check_list(tallies[: options.top])
+    if options.format == "json":
+        print_json(document)
+    elif not tallies:
+        notice(f"no failed configs in {db}" if options.failed else f"no results of this in {db}: run fp8tune sweep")
     else:
-        print_tallies(failed, options.format)
-
-
-def _fits(filters: Filters, subject: object) -> bool:
-    return filters.has_problem(subject.problem) and filters.has_device(subject.device)  # type: ignore[attr-defined]
-
-
-def _stored_kernel(options: ShowOptions, store: Reader) -> str | None:
-    from fp8tune import names
-
-    return names.stored_kernels([options.kernel], store)[0] if options.kernel else None
-
-
-def _sorted(studies: Iterable[Study], key: str) -> Sequence[Study]:
-    """Sort by kernel, device and size, or by a column over all kernels."""
-    from fp8tune.ceiling import ceiling_of
-
-    def as_read(study: Study) -> tuple[object, ...]:
-        problem, device = study.problem, study.device
-        sizes = tuple(problem.shape), tuple(problem.shape.values())
-        rest = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)
-        return problem.kernel, device.arch, device.name, *sizes, *rest, problem.seed
-
-    def value(study: Study) -> float:
-        if key == "time":
-            return -study.choice.time_us
-        if key == "peak":
-            ceiling = ceiling_of(study)
-            return math.inf if ceiling is None else ceiling.share
-        return -(study.speedup or 0.0)
-
-    in_order = sorted(studies, key=as_read)
-    return in_order if key == "size" else sorted(in_order, key=value)
+        screen = checks.failed_configs(document) if options.failed else checks.checked_kernels(document)
+        screen.print(options.format, wide=options.wide)

@@ -114,6 +114,7 @@ class _Bar(Progress):
     """A bar, and a line of text below it. Vanishes at the end."""
 
     def __init__(self, out: Console) -> None:
+        self._note = ""
         column = Column(no_wrap=True)
         fields = ("description", "fields[percent]", "fields[left]")
         text, *rest = (TextColumn(f"{{task.{name}}}", markup=False, table_column=column) for name in fields)
@@ -127,7 +128,6 @@ class _Bar(Progress):
             transient=True,
             expand=True,
         )
-        self._note = ""
         self._task = self.add_task("starting", total=1.0, percent="", left="")
 
     def draw(self, text: str, share: float, left: str, note: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fp8tune import records
 from fp8tune.output.documents import Document, value
@@ -24,6 +24,9 @@ from fp8tune.output.text import (
 )
 from fp8tune.stats.study import Stage, Verdict
 from fp8tune.text import short_dtype
+
+if TYPE_CHECKING:
+    from fp8tune.stats.explanation import Explanation  # imports NumPy, which most screens do not need
 
 Sort = Literal["size", "speedup", "time", "peak"]
 
@@ -132,6 +135,7 @@ class PickList(Document):
     gpu: str = value("Name of the GPU.")
     sizes: int = value("Sizes that match, also if fewer are listed.")
     speedup: float | None = value("Geometric mean of their speedups over today's configs.", "x")
+    in_use: bool = value("True if every pick is in use.")
     over_default: float | None = value("Geometric mean of their speedups over the default.", "x")
     picks: list[ListedPick] = value("One row per size.")
     wrong: list[dict[str, int | str]] = value("Sizes without a right config.")
@@ -220,12 +224,15 @@ def make_overview(
         "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
     }
     rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
-    rows.sort(key=lambda row: (Verdict.PROVEN not in row.verdicts, row.in_use, -(row.speedup or 0.0)))
+    trust = {word: place for place, word in enumerate(Verdict)}
+    rows.sort(key=lambda row: (min(map(trust.__getitem__, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
     rows = sorted(rows, key=keys[sort]) if sort in keys else rows
     return Overview(database=database, triton=list(triton), kernels=rows[:top])
 
 
 def make_pick_list(
+    kernel: str,
+    gpu: str,
     picks: Sequence[ListedPick],
     wrong: Sequence[dict[str, int | str]],
     elsewhere: Mapping[str, int],
@@ -233,22 +240,50 @@ def make_pick_list(
     top: int | None = None,
 ) -> PickList:
     """List the picks of one kernel on one GPU."""
-    keys = {
+    keys: dict[str, Callable[[ListedPick], Any]] = {
         "speedup": lambda pick: -(pick.speedup or 0.0),
         "time": lambda pick: -pick.time_us,
         "peak": lambda pick: 2.0 if pick.peak_share is None else pick.peak_share,
     }
-    rows = sorted(picks, key=keys[sort]) if sort in keys else list(picks)
+    rows = sorted(picks, key=keys.get(sort, _size_order))
     return PickList(
-        kernel=picks[0].kernel,
-        gpu=picks[0].gpu,
+        kernel=kernel,
+        gpu=gpu,
         sizes=len(picks) + len(wrong),
         speedup=mean(pick.speedup for pick in picks),
+        in_use=all_in_use(picks),
         over_default=mean(pick.over_default for pick in picks),
         picks=rows[:top],
         wrong=list(wrong) if top is None else [],
         elsewhere=dict(elsewhere),
     )
+
+
+def _size_order(pick: ListedPick) -> tuple[object, ...]:
+    return *((isinstance(size, str), size) for size in pick.size.values()), *pick.attributes.values()
+
+
+def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
+    """Return one size with all its configs."""
+    study, candidates = explanation.study, []
+    for attempt in explanation.attempts:
+        roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
+        low, high = attempt.interval or (None, None)
+        candidates.append(
+            Candidate(
+                config=None if attempt.config is None else dict(attempt.config),
+                status=str(attempt.status),
+                time_us=attempt.time_us,
+                slower=None if attempt.slowdown is None else attempt.slowdown - 1,
+                lower=None if low is None else low - 1,
+                upper=None if high is None else high - 1,
+                confirmed=attempt.stage is Stage.FINAL,
+                roles=[role for role, config in roles.items() if config == attempt.config],
+                reason=attempt.reason,
+            )
+        )
+    band = explanation.plan.keep_band
+    return PickDetail(pick=pick, why=str(study.precedence), candidates=candidates, keep_band=band)
 
 
 def overview(document: Overview, next_line: str = "") -> Screen:
@@ -281,14 +316,13 @@ def _counts(verdicts: Mapping[Verdict, int]) -> str:
 def pick_list(document: PickList) -> Screen:
     """Return the screen of one kernel on one GPU."""
     rows = document.picks
-    columns, shared, legend = pick_columns(rows, document.wrong)
+    columns, shared, legend = pick_columns(rows, document.wrong, over_default=document.in_use)
     listed_count = len(rows) + len(document.wrong)
     count = f"{listed_count} of {document.sizes}" if listed_count < document.sizes else str(document.sizes)
     title = f"{document.kernel} on {document.gpu}: {count} size{'s' * (document.sizes != 1)}"
     title += f" with {pairs(shared)}" if shared else ""
-    is_in_use = all_in_use(rows)
     mean_line = ""
-    if is_in_use and document.over_default:
+    if document.in_use and document.over_default:
         title += ", all in use"
         mean_line = f"speedup over the default: {ratio(document.over_default)} (geometric mean)"
     elif document.speedup:
@@ -304,9 +338,12 @@ def all_in_use(rows: Sequence[ListedPick]) -> bool:
 
 
 def pick_columns(
-    rows: Sequence[ListedPick], wrong: Sequence[dict[str, int | str]] = ()
+    rows: Sequence[ListedPick], wrong: Sequence[dict[str, int | str]] = (), *, over_default: bool = False
 ) -> tuple[list[Column], dict[str, object], str]:
-    """Return the columns of picks, the sizes that all rows share, and the legend of their configs."""
+    """Return the columns of picks, the sizes that all rows share, and the legend of their configs.
+
+    ``over_default`` is True if speedups are over the default, because all picks are in use.
+    """
     shared, sizes = split_shared([*(row.size for row in rows), *wrong])
     _, attributes = split_shared([row.attributes for row in rows])
     names, gap = ConfigNames.of([row.config or {} for row in rows]), ["-"] * len(wrong)
@@ -315,7 +352,6 @@ def pick_columns(
     # A single row shares nothing, but its attributes need no column.
     for name in attributes if len(rows) > 1 else ():
         columns.append(Column(name, [*(_attribute(row, name) for row in rows), *gap], cut="end"))
-    over_default = all_in_use(rows)
     gains = [ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use) for row in rows]
     columns += [
         speedups([*gains, *gap]),
@@ -347,8 +383,7 @@ def detail(document: PickDetail, top: int | None = None, *, wide: bool = False) 
         Column("config", [names.short(row.config) for row in rows], cut="end"),
         number("time us", [microseconds(row.time_us) for row in rows]),
         number("slower", ["pick" if "pick" in row.roles else f"{percent(row.slower, 1)} %" for row in rows]),
-        Column("interval", [_interval(row) for row in rows] if any(map(_interval, rows)) else [], leaves="after cuts"),
-        Column("note", [_note(row) for row in rows] if any(map(_note, rows)) else [], leaves="before cuts"),
+        Column("interval", [_interval(row) for row in rows] if any(map(_interval, rows)) else [], cut="end"),
     ]
     attributes = [layout(pick.attributes[name]) for name in ("routing", "layout")]
     attributes += [short_dtype(pick.attributes["dtype"])] if pick.attributes["dtype"] != "bfloat16" else []
@@ -367,15 +402,11 @@ def detail(document: PickDetail, top: int | None = None, *, wide: bool = False) 
 
 
 def _interval(row: Candidate) -> str:
-    if "pick" in row.roles:
-        return ""
+    text = "" if row.confirmed or "pick" in row.roles else "coarse pass only"
     if row.lower is not None and row.upper is not None:
-        return f"{percent(row.lower, 1)} to {percent(row.upper, 1)} %"
-    return "" if row.confirmed else "coarse pass only"
-
-
-def _note(row: Candidate) -> str:
-    return "today's config" if "today" in row.roles else "default" if "default" in row.roles else ""
+        text = f"{percent(row.lower, 1)} to {percent(row.upper, 1)} %"
+    role = "today's config" if "today" in row.roles else "default" if "default" in row.roles else ""
+    return "  ".join(filter(None, (text, role)))
 
 
 def _gain(pick: ListedPick) -> str:

@@ -116,7 +116,6 @@ def status(document: QueueStatus) -> Iterator[Screen]:
         running = sorted((unit for unit in units if unit.state in ("running", "lost")), key=lambda u: u.state != "lost")
         counts = Counter(unit.state for unit in units)
         done = Counter(unit.worker for unit in units if unit.state == "done")
-        )
         left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
         parts = [f"sweep:{sweep}  {counts['done']} of {counted(len(units), 'unit')} done"]
         parts += [f"{counts['failed']} failed"] if counts["failed"] else []
