@@ -96,8 +96,8 @@ def _usage_message(error: Any) -> str:
     message = " ".join(error.format_message().split()).rstrip(".")
     near = " or ".join(sorted(getattr(error, "possibilities", None) or ()))
     fix = f"did you mean {near}?" if near else f"see {path} --help"
-    if message.startswith("No such command"):
-        name = message.partition("'")[2].rpartition("'")[0]
+    if match := re.match("No such command '(.*?)'", message):
+        name = match[1]
         if new := COMMANDS.get(name):
             return f"{path} {name} is now {new}"
         close = difflib.get_close_matches(name, error.ctx.command.list_commands(error.ctx))
