@@ -260,7 +260,8 @@ def make_pick_list(
 
 
 def _size_order(pick: ListedPick) -> tuple[object, ...]:
-    return *((isinstance(size, str), size) for size in pick.size.values()), *pick.attributes.values()
+    sizes = tuple((isinstance(size, str), size) for size in pick.size.values())
+    return len(sizes), sizes, tuple(pick.attributes.values())
 
 
 def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:

@@ -1,4 +1,4 @@
-"""Questions to a worker that has loaded the kernels of one checkout: problems and configs."""
+"""Requests to a worker that has loaded the kernels of one checkout: problems, configs and compiled code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune.comparing.options import CompareOptions
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
@@ -33,7 +32,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Declared:
-    """A kernel as one tree declares it."""
+    """A kernel as one checkout declares it."""
 
     default: NamedInts
     arms: dict[Problem, KernelArm]
@@ -41,7 +40,7 @@ class Declared:
 
 
 def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a worker of a tree. Raises UsageError with the tree's name if its kernels do not load."""
+    """Call a function in a worker of a checkout. Raises UsageError with its name if its kernels do not load."""
     worker = Worker()
     try:
         return worker.call(TIMEOUT_S, trees.within, tree, function, *args, **kwargs)
@@ -56,36 +55,30 @@ def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 # In the worker
 
 
-def declared(reference: str, options: CompareOptions, rows: Sequence[NamedInts], device: Device) -> Declared:
-    """Return the kernel's problems with their configs. Raises UsageError if it does not load, or not from the tree."""
+def declared(reference: str, rows: Sequence[NamedInts], device: Device) -> Declared:
+    """Return the kernel's problems with their configs. Raises UsageError if it does not load from the checkout."""
     spec = _spec(reference)
-    every = problems.problems(
-        spec,
-        rows,
-        routing=options.routing,
-        fp8_dtype=ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn",
-        scale_mode=options.scale_mode,
-        seed=options.seed,
-    )
-    arms = {problem: KernelArm.of(reference, spec, problem, _exported(spec, problem, device)) for problem in every}
+    fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
+    every = problems.problems(spec, rows, fp8_dtype=fp8_dtype)
+    arms = {problem: KernelArm.of(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)
 
 
 def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count: int) -> list[list[KernelArm]]:
-    """Return for each arm ``count`` arms with other configs: the default, the arm itself, and a seeded choice."""
+    """Return ``count`` arms for each arm: with the default, with its own config, and with a seeded choice of others."""
     spec = _spec(reference)
     result = []
     for arm in arms:
         grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
-        listed = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in listed])
+        configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
+        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in configs])
     return result
 
 
 def _spec(reference: str) -> KernelSpec:
-    """Return the spec if it is the tree's own: an installed package of that name would compare code with itself."""
+    """Load a spec of the checkout. An installed package of its name would compare code with itself."""
     spec, tree = load_spec(reference), trees.taken()
     assert tree is not None
     modules = {getattr(function, "__module__", "") for function in (spec.launch, spec.reference, spec.inputs)}
@@ -93,14 +86,13 @@ def _spec(reference: str) -> KernelSpec:
         modules = {spec.module}
     files = {Path(getattr(sys.modules.get(module), "__file__", None) or "") for module in modules}
     if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
-        raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}: check --repo")
+        raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}")
     return spec
 
 
-def _exported(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:
+def _config_in_use(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:
     try:
         lookup: Any = importlib.import_module(f"{KERNELS}.runtime.lookup")
-    except ModuleNotFoundError:  # a tree from before the kernels' package had folders
+    except ModuleNotFoundError:  # a checkout from before the kernels' package had folders
         lookup = importlib.import_module(f"{KERNELS}.lookup")
-    key = spec.lookup_key(problem)
-    return NamedInts(lookup.pick(spec, key, lookup.table(device.arch), device.name))
+    return NamedInts(lookup.pick(spec, spec.lookup_key(problem), lookup.table(device.arch), device.name))
