@@ -1,6 +1,6 @@
 """Seconds of each step of a fresh confirmation process, and the cost of reading the GPU's state around a block.
 
-    python -m benchmarks.process_starts
+python -m benchmarks.process_starts
 """
 
 from __future__ import annotations
