@@ -16,7 +16,6 @@ import typer
 from places import ROOT
 from sqlalchemy import MetaData, Table
 
-from benchmarks import diagrams
 from fp8tune.cli import program
 from fp8tune.api import frames as columns
 from fp8tune.errors import EXIT_CODES
@@ -174,7 +173,3 @@ def test_docstrings_become_markdown() -> None:
     assert prose("``<a>`` or <NA>") == "`<a>` or &lt;NA>"
     assert marked("with --quick, not `--db`") == "with `--quick`, not `--db`"
     assert table(["a"], [["`b|c`"]]) == "| a |\n| --- |\n| `b\\|c` |"
-
-
-def test_the_pictures_are_those_that_are_drawn() -> None:
-    assert [path.name for path, text in diagrams.files().items() if path.read_text(encoding="utf-8") != text] == []
