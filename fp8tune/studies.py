@@ -115,7 +115,7 @@ def _summary(kernel: str, picks: Sequence[Pick]) -> KernelSummary:
         picks=len(picks),
         devices=tuple(sorted({pick.device.name or pick.device.arch for pick in picks})),
         ceiling_share=median(shares) if shares else None,
-        verdicts=dict(Counter(str(pick.verdict or Verdict.PUBLISHED) for pick in picks).most_common()),
+        verdicts=dict(Counter(pick.verdict for pick in picks).most_common()),
         newest=max(pick.newest for pick in picks),
     )
 
@@ -124,6 +124,7 @@ def pick_of(study: Study) -> Pick:
     """Return a study's decision as the store keeps it."""
     decision, pick, rival, ceiling = study.choice, study.pick, study.next_best, ceiling_of(study)
     today = study.rival(study.today.config) if study.today else None
+    default = study.rival(study.default) if study.version else None
     is_bounded = rival is not None and rival.config == decision.runner_up
     return Pick(
         problem=study.problem,
@@ -138,7 +139,7 @@ def pick_of(study: Study) -> Pick:
         runner_up=rival.config if rival else None,
         runner_up_stage=str(rival.stage) if rival else None,
         stage=str(pick.stage),
-        verdict=None if decision.verdict is Verdict.PUBLISHED else str(decision.verdict),
+        verdict=str(decision.verdict),
         time_us=decision.time_us,
         processes=decision.processes,
         ceiling_share=ceiling.share if ceiling else None,
@@ -152,6 +153,7 @@ def pick_of(study: Study) -> Pick:
         today_origin=str(study.today.origin) if study.today else None,
         today_us=today.time_us if today else None,
         speedup_ratio=study.speedup,
+        default_ratio=default.ratio if default else None,
         is_default=pick.config is not None and pick.config == study.default,
         is_incumbent=pick.config is not None and pick.config == study.current,
         is_complete=study.complete,

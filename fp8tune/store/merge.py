@@ -19,8 +19,8 @@ from fp8tune.store.write import Writing, stored_command
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
 
-READABLE = (db.VERSION, FULL)
-"""Versions of the schema that can be merged."""
+READABLE = (db.VERSION, 21, FULL)
+"""Versions of the schema that can be merged; 21 had other columns of decisions."""
 
 _SHARED = [db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies]
 _SHARED += [db.StudyRuns, db.Calibrations, db.Results]
