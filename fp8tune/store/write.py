@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import operator
 import os.path
 import time
 import uuid
@@ -50,7 +51,7 @@ class Writing(Database):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._known: dict[tuple[object, ...], int] = {}
+        self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already."""
         self._facts: dict[tuple[int, str, str], dict[str, str]] = {}
         self._waiting: list[tuple[int, Row]] = []
@@ -235,19 +236,21 @@ class Writing(Database):
         the larger value stays: whichever is merged into which, the outcome is the same.
         """
         names = unique_names(table)
-        places = [(table.name, *(row[name] for name in (*names, *newer))) for row in rows]
-        new = {place: row for place, row in zip(places, rows, strict=True) if place not in self._known}
+        place_of = operator.itemgetter(*names, *newer) if len(names) + len(newer) > 1 else lambda row: (row[names[0]],)
+        known = self._known.setdefault(table.name, {})
+        places = list(map(place_of, rows))
+        new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
         stored = self._stored(table, list(new.values()), newer)
-        end = len(names) + 1
-        if missing := [{**defaults(table), **row} for place, row in new.items() if place[1:end] not in stored]:
+        end = len(names)
+        if missing := [{**defaults(table), **row} for place, row in new.items() if place[:end] not in stored]:
             # The checksum of a result covers its blocks: summarize() makes it.
             self._insert(
                 table, [{**row, "crc": row_checksum(table, row) if _is_plain(table) else 0} for row in missing]
             )
             stored |= self._stored(table, missing, newer)
         for place, row in new.items():
-            id, *values = stored[place[1:end]]
-            self._known[place] = id
+            id, *values = stored[place[:end]]
+            known[place] = id
             changes = {name: row[name] for name, old in zip(newer, values, strict=True) if self._wins(row[name], old)}
             if changes:
                 same = [table.c[name] == row[name] for name in names]
@@ -255,7 +258,7 @@ class Writing(Database):
                     old_row = self._connection.execute(select(table).where(*same)).mappings().one()
                     changes["crc"] = row_checksum(table, {**old_row, **changes})
                 self._connection.execute(update(table).where(*same).values(**changes))
-        return [self._known[place] for place in places]
+        return [known[place] for place in places]
 
     def _id(self, table: Table, row: Values, newer: Collection[str] = ()) -> int:
         return self._ids(table, [row], newer)[0]
@@ -276,10 +279,6 @@ class Writing(Database):
     def _wins(self, value: Any, old: Any) -> bool:
         return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
 
-    def _config(self, config: NamedInts | None) -> int:
-        config = config or NamedInts()
-        return self._id(db.Configs, {"canonical": config.canonical, "text": str(config)})
-
     def _problem(self, problem: Problem, flops: int | None = None) -> int:
         shape = {"canonical": problem.shape.canonical, "shape": str(problem.shape), "flops": flops}
         return self._id(db.Problems, vars(problem) | shape, ["flops"])
@@ -287,7 +286,7 @@ class Writing(Database):
     def _study(self, subject: Subject, lookup_key: NamedInts | None = None, bytes_moved: int | None = None) -> int:
         problem, version = subject.problem, subject.version or KernelVersion(subject.problem.kernel, "")
         declared = {"axes": json.dumps(version.axes, separators=(",", ":")), "key": " ".join(version.key)}
-        declared["default_id"] = self._config(version.default)
+        declared["default_id"] = self._id(db.Configs, config_row(version.default))
         code = {"kernel": version.kernel, "source_hash": version.source_hash}
         row = {
             "problem_id": self._problem(problem),
@@ -315,7 +314,9 @@ class Writing(Database):
             begun_study(sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             for sweep_id, row in rows
         ]
-        results = self._ids(db.Results, [self._result(*pair) for pair in zip(studies, rows, strict=True)], db.FACTS)
+        configs = self._ids(db.Configs, [config_row(row.config) for _, row in rows])
+        of_rows = zip(studies, configs, rows, strict=True)
+        results = self._ids(db.Results, [_result(*ids, row) for *ids, (_, row) in of_rows], db.FACTS)
         processes = self._ids(db.Processes, [_process(*row) for row in rows])
         trials, timed = [], set()
         for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):
@@ -332,12 +333,6 @@ class Writing(Database):
         if stored:
             self._update_studies(set(studies), timed)
         return stored
-
-    def _result(self, study: int, of_sweep: tuple[int, Row]) -> Values:
-        row = of_sweep[1]
-        facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
-        config = self._config(row.config)
-        return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
     def _begun_study(
         self,
@@ -440,6 +435,17 @@ def stored_command(command: str) -> str:
 def _is_plain(table: Table) -> bool:
     """Return True if the checksum of a row covers its own columns only."""
     return table is not db.Results
+
+
+def config_row(config: NamedInts | None) -> Values:
+    """Return the row of a config; None stands for a publication that names none."""
+    config = config or NamedInts()
+    return {"canonical": config.canonical, "text": str(config)}
+
+
+def _result(study: int, config: int, row: Row) -> Values:
+    facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
+    return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
 
 def _process(sweep_id: int, row: Row) -> Values:
