@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, literal, select, update
+from sqlalchemy import Select, Table, bindparam, delete, func, insert, literal, select, update
 
 from fp8tune.errors import DatabaseError, MachineError
 from fp8tune.records import (
@@ -146,7 +146,7 @@ class Writing(Database):
     def record_calibration(self, sweep_id: int, device: Device, name: str, value: float) -> None:
         """Keep a named value measured of the sweep's device; the unit is in the name."""
         row = {"sweep_id": sweep_id, "name": name, "value": float(value), "created_at": time.time()}
-        self._id(db.Calibrations, row, ["value", "created_at"])
+        self._id(db.Calibrations, row, ("value", "created_at"))
 
     # Rows
 
@@ -229,7 +229,7 @@ class Writing(Database):
 
     # Rows that others refer to
 
-    def _ids(self, table: Table, rows: Sequence[Values], newer: Collection[str] = ()) -> list[int]:
+    def _ids(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...] = ()) -> list[int]:
         """Return the ids of rows, inserted where their unique columns are new.
 
         Values of the columns in ``newer`` other than None replace the stored ones. While another database is merged,
@@ -260,28 +260,27 @@ class Writing(Database):
                 self._connection.execute(update(table).where(*same).values(**changes))
         return [known[place] for place in places]
 
-    def _id(self, table: Table, row: Values, newer: Collection[str] = ()) -> int:
+    def _id(self, table: Table, row: Values, newer: tuple[str, ...] = ()) -> int:
         return self._ids(table, [row], newer)[0]
 
-    def _stored(self, table: Table, rows: Sequence[Values], newer: Collection[str]) -> dict[tuple[Any, ...], Any]:
+    def _stored(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...]) -> dict[tuple[Any, ...], Any]:
         """Return the id and the ``newer`` values of the stored rows with the unique columns of these rows."""
         if not rows:
             return {}
-        names = unique_names(table)
-        id, end = table.c["id"] if "id" in table.c else literal(0), len(names)
-        query = select(*(table.c[name] for name in names), id, *(table.c[name] for name in newer))
+        names, end = unique_names(table), len(unique_names(table))
         if len(rows) == 1:
-            queries = [query.where(*(table.c[name] == rows[0][name] for name in names))]
+            results = [self._connection.execute(_one_stored(table, newer), {name: rows[0][name] for name in names})]
         else:
-            queries = [query.where(table.c[names[0]].in_(some)) for some in chunks({row[names[0]] for row in rows})]
-        return {tuple(row[:end]): row[end:] for query in queries for row in self._connection.execute(query)}
+            some_of = (table.c[names[0]].in_(some) for some in chunks({row[names[0]] for row in rows}))
+            results = [self._connection.execute(_all_stored(table, newer).where(some)) for some in some_of]
+        return {tuple(row[:end]): row[end:] for result in results for row in result}
 
     def _wins(self, value: Any, old: Any) -> bool:
         return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
 
     def _problem(self, problem: Problem, flops: int | None = None) -> int:
         shape = {"canonical": problem.shape.canonical, "shape": str(problem.shape), "flops": flops}
-        return self._id(db.Problems, vars(problem) | shape, ["flops"])
+        return self._id(db.Problems, vars(problem) | shape, ("flops",))
 
     def _study(self, subject: Subject, lookup_key: NamedInts | None = None, bytes_moved: int | None = None) -> int:
         problem, version = subject.problem, subject.version or KernelVersion(subject.problem.kernel, "")
@@ -291,16 +290,16 @@ class Writing(Database):
         row = {
             "problem_id": self._problem(problem),
             # The newest declaration of a source counts: a grid may change without the code.
-            "version_id": self._id(db.Versions, code | declared, list(declared)),
+            "version_id": self._id(db.Versions, code | declared, tuple(declared)),
             "device_id": self._id(db.Devices, vars(subject.device)),
             "kind": str(subject.kind),
             "lookup_key": None if lookup_key is None else str(lookup_key),
             "bytes_moved": bytes_moved,
         }
-        return self._id(db.Studies, row, ["lookup_key", "bytes_moved"])
+        return self._id(db.Studies, row, ("lookup_key", "bytes_moved"))
 
     def _run_of(self, sweep_id: int, study: int, **values: Any) -> None:
-        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id, **values}, list(values))
+        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id, **values}, tuple(values))
 
     def _facts_of(self, sweep_id: int, version: KernelVersion) -> dict[str, str]:
         """Return the reference and the check that each study of a sweep notes when it begins."""
@@ -430,6 +429,17 @@ def stored_command(command: str) -> str:
     """Return a command line without passwords, and with files by their base names."""
     words = redacted(visible(command)).split(" ")
     return " ".join(os.path.basename(word) if word.startswith(("/", "~", "../", "./")) else word for word in words)
+
+
+@functools.cache
+def _all_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    id = table.c["id"] if "id" in table.c else literal(0)
+    return select(*(table.c[name] for name in unique_names(table)), id, *(table.c[name] for name in newer))
+
+
+@functools.cache
+def _one_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    return _all_stored(table, newer).where(*(table.c[name] == bindparam(name) for name in unique_names(table)))
 
 
 def _is_plain(table: Table) -> bool:
