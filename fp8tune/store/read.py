@@ -573,7 +573,7 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
     where = f"{table}:{id}" if id != "" else f"a row of {table}"
     remedy = "restore the database from git or a copy"
     if table in ("results", "studies"):
-        remedy += f", or run fp8tune forget {where}"
+        remedy += f", or run fp8tune db forget {where}"
     return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
 
 

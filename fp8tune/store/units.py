@@ -300,7 +300,7 @@ def _unit(row: Any) -> Unit:
     document = parse_document(row.problems)
     keys, shapes = document.get("keys"), document.get("shapes")
     if not isinstance(keys, list) or not isinstance(shapes, list):
-        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune queue --forget all")
+        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune db forget sweep:{row.sweep_key}")
     named = tuple(map(str, keys)), tuple(map(str, shapes))
     return Unit(row.key, row.sweep_key, row.position, row.kernel, row.source_hash, *named, row.expected_s)
 

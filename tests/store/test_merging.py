@@ -155,7 +155,7 @@ def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> Non
         for table, query in ARCHIVED.items():
             archive.execute(f"CREATE TABLE {table} AS SELECT {query}")
         archive.commit()
-    with pytest.raises(DatabaseError, match="is an archive: read it with fp8tune import"):
+    with pytest.raises(DatabaseError, match="is an archive: read it with fp8tune db import"):
         Store.open(str(tmp_path / "full.db"), writable=False)
     with opened(tmp_path / "again.db") as store:
         report = import_file(store, tmp_path / "full.db")
