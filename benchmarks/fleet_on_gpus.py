@@ -28,9 +28,9 @@ from fp8tune.fleet.worker import QueueEvent, Worker
 from fp8tune.records import Pick, Problem
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.sweep import picks, planning, session
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 LEASE_S = 10.0
 TIE_BAND = 0.01

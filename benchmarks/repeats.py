@@ -27,9 +27,9 @@ from fp8tune.stats.calibration import is_calibrated
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import read_studies
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import expanded, planned
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import expanded, planned
 from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune_kernels.tables import Table
 

@@ -23,9 +23,9 @@ from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
 from fp8tune.check import tables
-from fp8tune.compare import live, sides
-from fp8tune.compare.comparison import Revision
-from fp8tune.compare.sides import Kernel, Sides
+from fp8tune.comparing import live, sides
+from fp8tune.comparing.comparison import Revision
+from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.importing.files import import_file
 from fp8tune.records import Code, Device, Facts, Kind
 from fp8tune.report import page

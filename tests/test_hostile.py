@@ -38,8 +38,8 @@ from fp8tune.render import terminal as render
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
-from fp8tune.sweep import picks
-from fp8tune.sweep.published import lookup_key
+from fp8tune.sweeping import picks
+from fp8tune.sweeping.published import lookup_key
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",

@@ -103,7 +103,7 @@ def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_conde
     """As ``timeout``, Slurm and a closed terminal do it."""
     path, said = tmp_path / "results.db", tmp_path / "said"
     sweep = ("sweep", "--kernel", UNTOUCHED, "--shapes", "models", *SWEEP[-4:])  # of many seconds, and without torch
-    command = [sys.executable, "-m", "fp8tune.cli", *sweep, "--db", str(path), "--json"]
+    command = [sys.executable, "-m", "fp8tune", *sweep, "--db", str(path), "--json"]
     with said.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, process_group=0)
     wait_until(lambda: said.stat().st_size > 0)

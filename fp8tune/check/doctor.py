@@ -119,7 +119,7 @@ def check_database(db: str) -> list[Finding]:
 
     try:
         if not database.exists(db):
-            return [Finding(Level.WARNING, f"{db} does not exist yet", "run fp8tune sweep or fp8tune import")]
+            return [Finding(Level.WARNING, f"{db} does not exist yet", "run fp8tune sweep or fp8tune db import")]
         with Store.open(db, writable=False) as store:
             findings = stored.check(db, store)
             if any(finding.level is Level.ERROR for finding in findings):

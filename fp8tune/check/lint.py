@@ -30,11 +30,11 @@ from fp8tune.stats.pairs import Block, process_values
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
 from fp8tune.studies import decided as decided_studies
-from fp8tune.sweep import session
-from fp8tune.sweep.events import Event
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
+from fp8tune.sweeping import session
+from fp8tune.sweeping.events import Event
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan, fp8_dtype_of, make_ready, version_of
 from fp8tune_kernels.spec import KernelSpec
 
 PROCESSES = 6

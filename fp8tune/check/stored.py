@@ -48,7 +48,7 @@ def way_back(db: str) -> str:
     if git.tracks(Path(db)):
         away.append(f"then git checkout -- {db} for the rows committed last")
     return (
-        f"{'; '.join(away)}; fp8tune import COPY adds the rows of any other copy, and the same sweep command again "
+        f"{'; '.join(away)}; fp8tune db import COPY adds the rows of any other copy, and the same sweep command again "
         "measures only what is still missing"
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
+from fp8tune.plan.selection import Selection
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
@@ -25,9 +26,9 @@ from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
-from fp8tune.sweep import planning
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan, ProblemPlan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 # On an H100, to compare units with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
 # pass, with 129 configs that ran and 591 that were pruned.
@@ -35,7 +36,7 @@ CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
 KEPT_OPTIONS = {
-    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "seed"),
+    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "layout", "seed"),
     *("again", "retry_failed", "quick", "trial_timeout_s"),
 }
 
@@ -118,7 +119,7 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
         raise UsageError(
             f"the units are for {sweep.device}, and this GPU is {short.backend.device.name}: start workers there"
         )
-    return planning.expanded(replace(short, rows=rows))
+    return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
 
 def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:

@@ -25,10 +25,10 @@ from fp8tune.records import Kind, Problem, Status, shortfall
 from fp8tune.store.results import Store, Tally
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, RENEWALS, Lease, LeaseLostError, QueuedSweep, Unit
-from fp8tune.sweep import events, picks, planning, session
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan, ProblemPlan
-from fp8tune.sweep.published import with_published
+from fp8tune.sweeping import events, picks, planning, session
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+from fp8tune.sweeping.published import with_published
 
 BATCH_S = 180.0
 """Age of a batch at which it takes no other unit: its work may be lost with its worker."""
@@ -67,7 +67,7 @@ WorkerEvent = QueueEvent | events.Event
 
 
 class Do(Protocol):
-    """Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweep.loop.sweep` does."""
+    """Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
 
     def __call__(
         self, store: Store, plan: Plan, clock: Callable[[], float], /, *, take: Callable[[bool], ProblemPlan | None]

@@ -57,11 +57,6 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def dtype(name: str) -> str:
-    """Return the short name of a dtype, such as ``bf16`` or ``e4m3``."""
-    return name.removeprefix("float8_").removesuffix("fn").replace("bfloat", "bf").replace("float", "fp")
-
-
 def layout(name: str) -> str:
     """Return an input layout; of a recorded launch the first digits of its id, such as ``e9f809``."""
     return name[len(RECORDED) :][:6] if name.startswith(RECORDED) else name

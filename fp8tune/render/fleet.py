@@ -12,7 +12,7 @@ from fp8tune.render.report import Column, Report, left, print_parts, right
 from fp8tune.render.terminal import counted, kernel_name, print_json
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
-from fp8tune.sweep.events import TrialDone
+from fp8tune.sweeping.events import TrialDone
 
 MOST_ROWS = 20
 """Units in one table; JSON has all."""

@@ -15,7 +15,7 @@ from fp8tune.render.terminal import print_json, share
 from fp8tune.text import visible
 
 if TYPE_CHECKING:
-    from fp8tune.sweep.calibrate import Calibration
+    from fp8tune.sweeping.calibrate import Calibration
 
 MEASURED = {
     "timer_tick_us": "smallest step between two samples of the timer",

@@ -19,7 +19,7 @@ from fp8tune import records
 from fp8tune.measure.engine import CompileProgress
 from fp8tune.records import Kind
 from fp8tune.render.terminal import kernel_name, microseconds
-from fp8tune.sweep import events
+from fp8tune.sweeping import events
 from fp8tune.text import visible
 
 PLAIN_INTERVAL_S = 10.0

@@ -433,7 +433,7 @@ def _check_path(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder: give a file with --db")
     if not path.exists() and not create:
-        raise DatabaseError(f"{path} does not exist: run fp8tune sweep or fp8tune db import, or give another --db")
+        raise DatabaseError(f"{path} does not exist: create it with fp8tune sweep --db {path}, or leave out --db")
     log = Path(f"{path}-wal")
     # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
     if all(_is_plain(path) and log.is_file() and log.stat().st_size > 32 for _ in range(3)):

@@ -191,6 +191,11 @@ class Reading(Database):
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
         return list(_matching(Names(self._connection), kernel, arch, kinds, **conditions).values())
 
+    @reads
+    def study_ids(self, kernel: str) -> dict[int, Study]:
+        """Return the studies of a kernel without their results, by the id of their row."""
+        return _matching(Names(self._connection), kernel)
+
     def _has_any(self, problems: Collection[Problem]) -> bool:
         """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
         shapes = {problem.shape.canonical for problem in problems}

@@ -24,7 +24,7 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import median
 from fp8tune.stats.pairs import Block
 from fp8tune.stats.study import Study
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping.options import Options
 from fp8tune_kernels.catalog import KERNELS
 
 UNDERSTATED = PLANTED / "understated.py"

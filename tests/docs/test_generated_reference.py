@@ -17,7 +17,7 @@ from places import ROOT
 from sqlalchemy import MetaData, Table
 
 from benchmarks import diagrams
-from fp8tune import cli
+from fp8tune.cli import program
 from fp8tune.api import frames as columns
 from fp8tune.errors import EXIT_CODES
 from fp8tune.options import Option
@@ -47,7 +47,7 @@ def test_every_part_stands_in_a_page_and_every_mark_names_a_part() -> None:
 
 
 def test_every_command_has_a_section_with_every_option(parts: dict[str, str]) -> None:
-    program = typer.main.get_command(cli.app)
+    program = typer.main.get_command(program.app)
     sections = dict(
         re.findall(r"^### `fp8tune ([\w-]+)`\n(.*?)(?=^##|\Z)", parts["commands"], re.MULTILINE | re.DOTALL)
     )

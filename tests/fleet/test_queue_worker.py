@@ -28,9 +28,9 @@ from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, LeaseLostError
-from fp8tune.sweep.events import Event, Finished, SizeDone, TrialDone
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping.events import Event, Finished, SizeDone, TrialDone
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.planning import Plan
 
 
 @pytest.fixture

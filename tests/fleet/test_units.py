@@ -22,9 +22,9 @@ from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Unit
-from fp8tune.sweep import planning
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 SHAPES = ("llama4", "deepseek-v3", "deepseek-moe-16b")
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.render.progress import Display, SweepProgress
 from fp8tune.stats.decide import MeasuringPlan
-from fp8tune.sweep import events
+from fp8tune.sweeping import events
 
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, E=16))
 CONFIG = NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=512, LEAD=192, num_warps=8, num_stages=2, maxnreg=168)

@@ -27,8 +27,8 @@ from fp8tune.exporting import select_rows
 from fp8tune.store import database, units
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, QueuedSweep, Unit
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.options import Options
 
 GRID = ("BLOCK_SIZE=32,64,128", "BLOCK_SIZE_ITER=64", "LEAD=0", "num_warps=2,4,8", "num_stages=1,2", "maxnreg=0")
 

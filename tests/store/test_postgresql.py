@@ -16,7 +16,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.studies import pick_of, read_studies
-from fp8tune.sweep import picks
+from fp8tune.sweeping import picks
 
 
 @pytest.fixture

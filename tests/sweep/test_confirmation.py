@@ -20,11 +20,11 @@ from fp8tune.stats.calibration import plan_for
 from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
 from fp8tune.studies import summarize
-from fp8tune.sweep import picks, planning, session
-from fp8tune.sweep.confirmation import process_name
-from fp8tune.sweep.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.confirmation import process_name
+from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 PROTOCOL = plan_for({})

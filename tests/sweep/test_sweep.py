@@ -21,11 +21,11 @@ from fp8tune.plan import grids
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop, planning, session
-from fp8tune.sweep.events import Event, Finished, Started, TrialDone
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import loop, planning, session
+from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from fp8tune import cli
 from fp8tune.commands.options import declared, placeholder, shown_default
 from fp8tune.options import Argument, Example, Group, Option
-from fp8tune.sweep.options import LISTS
+from fp8tune.sweeping.options import LISTS
 from fp8tune_reference.markdown import code, marked, needed, prose, sections, table
 
 Function = Callable[..., None]

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from fp8tune.check.finding import Level
 from fp8tune.check.lint import KeyVerdict
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
 from fp8tune.records import Kind, Status
 from fp8tune.render import legend
