@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
 from places import ROOT
 
-from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.errors import UsageError
 from fp8tune.report import page
 from fp8tune.store import location
 from fp8tune.store.results import Store
@@ -51,13 +50,12 @@ def shown() -> dict[int, float]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's data folder, not made yet; the commands run in an empty folder, and no variable names a database."""
+    """An empty folder in which the commands run, where no variable names a database."""
     monkeypatch.delenv(location.VARIABLE)
     monkeypatch.setenv(location.BASE_VARIABLE, "")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    return tmp_path / "data"
+    return tmp_path / "empty"
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def base(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a committed ``results.db`` of one problem, and the ignored files of this one."""
-    monkeypatch.delenv(location.BASE_VARIABLE)
+    monkeypatch.setenv(location.BASE_VARIABLE, "results.db")
     filled("results.db", {1024: 100.0})
     shutil.copy(ROOT / ".gitignore", ".")
     git("init", "--quiet")
@@ -118,16 +116,15 @@ def test_reading_makes_no_database(
     before = base.read_bytes()
     ended = fp8tune(*command)
     assert ended.stderr.startswith("rows are those that come with fp8tune") or command == ("doctor",)
-    assert not home.exists()
-    assert not list(Path.cwd().glob("*.db*"))
+    assert not list(home.glob("*.db*"))
     assert base.read_bytes() == before
 
 
-@pytest.mark.parametrize("place", ["variable", "folder", "data"])
+@pytest.mark.parametrize("place", ["variable", "folder", "empty folder"])
 def test_a_sweep_writes_ones_own_database_and_says_so_first(
     base: Path, home: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"variable": "mine.db", "folder": "fp8tune.db", "data": str(home / "fp8tune" / "fp8tune.db")}[place]
+    own = "mine.db" if place == "variable" else "fp8tune.db"
     if place == "variable":
         monkeypatch.setenv(location.VARIABLE, own)
     if place == "folder":
@@ -147,7 +144,7 @@ def test_commands_that_write_leave_the_committed_database_as_it_is(checkout: Pat
     assert fp8tune("calibrate", "--timer", "simulated:1").returncode == 0
     assert fp8tune("forget", "results:1").returncode == 0
     assert git("status", "--porcelain") == ""
-    assert (home / "fp8tune" / "fp8tune.db").exists()
+    assert (home / "fp8tune.db").exists()
     again = fp8tune(*SWEEP, *SMALL)
     assert again.returncode == 0
     assert shown() == {1024: 100.0}
@@ -156,7 +153,7 @@ def test_commands_that_write_leave_the_committed_database_as_it_is(checkout: Pat
 def test_a_sweep_writes_into_what_it_is_told(checkout: Path, home: Path) -> None:
     assert fp8tune(*SWEEP, *SMALL, "--db", "results.db").returncode == 0
     assert git("status", "--porcelain").split() == ["M", "results.db"]
-    assert not home.exists()
+    assert not (home / "fp8tune.db").exists()
 
 
 def test_the_base_is_written_only_if_it_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,43 +180,17 @@ def test_a_tracked_database_is_written_only_if_it_is_named(checkout: Path) -> No
 
 
 def test_without_any_database_an_error_names_ones_own(home: Path) -> None:
-    own = home / "fp8tune" / "fp8tune.db"
-    assert said_by(location.to_read, None) == (location.Databases(str(own)), [])
+    assert said_by(location.to_read, None) == (location.Databases("fp8tune.db"), [])
     assert said_by(location.to_read, "other.db") == (location.Databases("other.db"), [])
     code, out, error = fp8tune(*SHOW)
     assert (code, out) == (2, "")
-    assert error == f"fp8tune: {own} does not exist: run fp8tune sweep or fp8tune import, or give another --db\n"
+    assert error.startswith("fp8tune: fp8tune.db does not exist: run fp8tune sweep")
 
 
-def test_a_data_folder_that_cannot_be_made_is_said_in_one_line(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    assert shown() == {1024: 100.0, 2048: 200.0}
-    with pytest.raises(DatabaseError, match=r"cannot be made \(Not a directory\): name a database with --db or FP8TU"):
-        said_by(location.to_write, None)
-    assert fp8tune(*SWEEP, *SMALL, "--db", "here.db").returncode == 0
-
-
-def test_a_file_of_that_name_that_is_no_results_database_is_no_base(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_results_are_those_of_the_checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(location.BASE_VARIABLE)
-    comes_with_it = str(ROOT / "results.db")
-    assert location.base() == comes_with_it
-    Path("results.db").write_text("minutes of a meeting")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
-    with sqlite3.connect("results.db") as connection:
-        connection.execute("CREATE TABLE meetings (day TEXT)")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
-    os.mkfifo("results.db")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
     filled("results.db", {1024: 100.0})
-    assert location.base() == "results.db"
+    assert location.base() == str(ROOT / "results.db")
 
 
 def test_a_base_that_cannot_be_read_is_left_out_beside_own_rows(base: Path) -> None:

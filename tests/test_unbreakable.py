@@ -105,6 +105,7 @@ def test_a_file_that_may_not_grow_keeps_what_it_has(size: int, tmp_path: Path) -
     sweep = ("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--timer", "simulated:5", "--quick", "--db", path)
 
     def limited() -> None:
+        os.chdir(tmp_path)  # git would leave its lock behind in this checkout
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with mock.patch("sys.argv", ["fp8tune", *map(str, sweep)]):
             cli.main()

@@ -41,17 +41,6 @@ def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None
         assert not remote.add(begin(remote, request="finals"), row(1.0, stage="final", process="w0"))
 
 
-def test_merging_a_file_doubles_nothing(url: str, tmp_path: Path) -> None:
-    path = str(tmp_path / "results.db")
-    with Store.open(path, create=True) as local:
-        finished_sweep(local, {problem(): {config(32): 100.0, config(64): 110.0}})
-        expected = local.studies()
-    with Store.open(url, create=True) as remote, Store.open(path, writable=False) as local:
-        assert remote.merge(local) == (2, 0)
-        assert remote.merge(local) == (0, 2)
-        assert remote.studies() == expected
-
-
 def test_text_may_be_as_long_as_in_a_file(url: str) -> None:
     names = row(1.0)
     long = dict.fromkeys(("driver", "torch", "triton"), "x" * 64) | {"name": "é" * 400, "runtime": "r" * 300}
