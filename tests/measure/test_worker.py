@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100
+from triton.runtime import cache
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import codegen
@@ -45,6 +46,10 @@ def print_in_c() -> str:
     return os.readlink("/proc/self/fd/1")
 
 
+def triton_keys() -> int:
+    return cache.triton_key.cache_info().currsize
+
+
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     worker = Worker()
@@ -61,6 +66,11 @@ def test_one_process_answers_many_calls_and_an_exception_keeps_it(worker: Worker
         worker.call(60, fail, UsageError("planted: do something else"))
     assert worker.call(60, os.getpid) == pid != os.getpid()
     assert worker.call(60, print_in_c) == worker.call(60, os.readlink, "/proc/self/fd/2")
+
+
+def test_a_fresh_process_does_not_hash_tritons_libraries(worker: Worker) -> None:
+    """Half a second of each fresh process of a confirmation."""
+    assert worker.call(60, triton_keys) == 1
 
 
 def test_a_dead_a_hung_and_a_poisoned_process_are_replaced(worker: Worker) -> None:
