@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.records import Published
 
-DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it exists, else fp8tune.db in your data folder"
+DATABASE = "$FP8TUNE_DB, else ./fp8tune.db"
 """The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])

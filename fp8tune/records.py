@@ -277,8 +277,8 @@ class Pick:
     """Stage that timed it beside the pick: ``final`` or ``screen``."""
     stage: str
     """What decided: ``final`` or ``screen``."""
-    verdict: str | None
-    """None for published rows."""
+    verdict: str
+    """How far the pick can be trusted, as :class:`fp8tune.stats.study.Verdict` names it."""
     time_us: float
     """Of finals the geometric mean over processes, of a screen the median."""
     processes: int
@@ -305,6 +305,8 @@ class Pick:
     """Its time; None where it was not timed."""
     speedup_ratio: float | None
     """Its time over the pick's, paired by process in finals; 1 if the pick is in use."""
+    default_ratio: float | None
+    """The declared default's time over the pick's; None where no stage timed both."""
     is_default: bool
     """Whether it is the declared default."""
     is_incumbent: bool

@@ -30,8 +30,8 @@ from fp8tune import cli
 from fp8tune.check import machine, tables
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing.files import COLUMNS, import_file
-from fp8tune.importing.published import read_operations
+from fp8tune.importing.files import import_file
+from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.render import terminal as render
@@ -283,7 +283,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
         path = path.with_suffix(".csv")
         try:
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, KERNEL_COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
             import_file(ours, path, lookup_key=lookup_key)

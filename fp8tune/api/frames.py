@@ -183,7 +183,7 @@ def _of_pick(name: str, dtype: str, says: str) -> Column[Pick]:
 PICKS: tuple[Column[Pick], ...] = (
     *_about(lambda pick: pick.problem, lambda pick: pick.device),
     Column("config", TEXT, "the pick; <NA> where a publication names none", lambda pick: text(pick.config)),
-    _of_pick("verdict", TEXT, "certified, near-tie, ambiguous, kept-incumbent, ...; <NA> of published rows"),
+    _of_pick("verdict", TEXT, "proven, open, quick or published"),
     _of_pick("stage", TEXT, "what decided: final, or screen"),
     _of_pick("time_us", REAL, "of finals the geometric mean over processes, of a screen the median"),
     Column("gb_per_s", REAL, "bytes moved over time_us", lambda pick: _rate(pick.bytes_moved, pick.time_us)),
@@ -201,6 +201,7 @@ PICKS: tuple[Column[Pick], ...] = (
     _of_pick("today_origin", TEXT, "where that comes from: own table, shipped table, recording or default"),
     _of_pick("today_us", REAL, "its time"),
     _of_pick("speedup_ratio", REAL, "its time over the pick's; 1 if the pick is in use"),
+    _of_pick("default_ratio", REAL, "the declared default's time over the pick's"),
     _of_pick("is_default", FLAG, "whether it is the declared default"),
     _of_pick("is_incumbent", FLAG, "whether the shipped table holds it"),
     _of_pick("is_complete", FLAG, "whether the sweep ran to its end"),

@@ -45,7 +45,7 @@ def compact(
     from fp8tune.store.results import Store
     from fp8tune.sweep import picks
 
-    db = database_to_write(db, create=False)
+    db = database_to_write(db)
     path = database.path_of(db)
     if path is None and output is None:
         raise UsageError("a server looks after its own space: -o FILE writes its rows into a small file")

@@ -33,7 +33,7 @@ def forget(
     named = [_row(text) for text in rows]
     if not named:
         raise UsageError("ROW is missing: name rows as messages do, such as results:17")
-    db = database_to_write(db, create=False)
+    db = database_to_write(db)
     with Store.open(db) as store:
         removed = store.forget(named)
         keep_current(store)

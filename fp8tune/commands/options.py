@@ -155,14 +155,14 @@ def _naming_the_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def database_to_write(db: str | None, say: Callable[[str], None] = notice, *, create: bool = True) -> str:
-    """What ``--db`` names, else the user's own database; ``say`` takes a line of which. ``create``: with its folder.
+def database_to_write(db: str | None, say: Callable[[str], None] = notice) -> str:
+    """What ``--db`` names, else the user's own database; ``say`` takes a line of which.
 
     Raises UsageError if git tracks it: the next pull would conflict.
     """
     from fp8tune.store import location
 
-    return location.to_write(db, say, create=create)
+    return location.to_write(db, say)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,9 @@ from fp8tune.render.terminal import notice
 @examples(
     ("What is done, running, waiting and failed", "fp8tune queue"),
     ("Every unit, for a program", "fp8tune queue --format json"),
-    ("Try again what failed", "fp8tune queue --retry-failed"),
     ("Remove a sweep of older code", "fp8tune queue --forget 3f2b8d0c91a47e65"),
 )
 def queue(
-    retry_failed: Annotated[bool, Option("--retry-failed", "Have units that failed wait again.")] = False,
     forget: Annotated[
         str | None,
         Option(
@@ -38,16 +36,13 @@ def queue(
     from fp8tune.store import database
     from fp8tune.store.results import Store
 
-    db = database_to_write(db, create=False)
-    if retry_failed or forget:
+    db = database_to_write(db)
+    if forget:
         with Store.open(db) as store:
             keys = [sweep.key for sweep in store.queue().sweeps]
             if forget not in (None, "all", *keys):
                 raise UsageError(f"no queued sweep has the key {forget}: fp8tune queue shows those there are")
-            if retry_failed:
-                notice(f"{store.retry_failed_units()} units that had failed wait again")
-            if forget:
-                notice(f"{store.forget_units(None if forget == 'all' else forget)} units removed; measured rows stay")
+            notice(f"{store.forget_units(None if forget == 'all' else forget)} units removed; measured rows stay")
     with Store.open(db, writable=False) as store:
         found = store.queue()
     print_queue(found, database.label(db), str(format))

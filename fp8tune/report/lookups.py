@@ -15,7 +15,7 @@ from fp8tune.report.contents import LISTED, Contents, Row, cut, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats.means import group_by
 from fp8tune.stats.shared import hold_out, regret
-from fp8tune.stats.study import OPEN, Verdict
+from fp8tune.stats.study import Verdict
 from fp8tune.tables.select import nearest_of
 from fp8tune_kernels import tables
 
@@ -181,7 +181,7 @@ def _next(rows: Sequence[Row]) -> Part:
     """What more measuring would settle, the most rows first."""
     found = []
     for why, verdicts, option in (
-        ("finals could not tell", OPEN, "--again"),
+        ("finals could not tell", (Verdict.OPEN,), "--again"),
         ("screened only: no finals", (Verdict.QUICK,), ""),
     ):
         open_rows = [row for row in rows if row.study.choice.verdict in verdicts and row.study.kind is Kind.MEASURED]

@@ -11,7 +11,7 @@ from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
 from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
 from fp8tune.report.view import Column, Part, Picture, View, table
 from fp8tune.stats.means import group_by
-from fp8tune.stats.study import OPEN, SETTLED, Verdict
+from fp8tune.stats.study import Verdict
 from fp8tune.studies import KernelSummary, pick_of, summarize
 
 
@@ -44,8 +44,8 @@ def _grid(found: Contents) -> Part:
         Column("device", "device", lambda cell: cell.device),
         Column("share", "median share of ceiling, %", lambda cell: _percent(cell.of.ceiling_share), 1),
         Column("problems", "problems", lambda cell: cell.of.picks),
-        Column("settled", "settled", lambda cell: cell.of.count(*SETTLED)),
-        Column("open", "open", lambda cell: cell.of.count(*OPEN)),
+        Column("settled", "settled", lambda cell: cell.of.count(Verdict.PROVEN)),
+        Column("open", "open", lambda cell: cell.of.count(Verdict.OPEN)),
         Column("quick", "screened only", lambda cell: cell.of.count(Verdict.QUICK)),
         Column("newest", "newest row", lambda cell: day(cell.of.newest)),
     ]

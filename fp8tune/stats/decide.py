@@ -66,10 +66,12 @@ def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, 
     preferred = pairs.first_tied(tie, pairs.position(default))
     index = pairs.position(current)
     if index is not None and pairs.lower[index].max() <= keep:
-        return _with_precedence(_describe(pairs, index, keep, is_fresh=index == preferred), Precedence.CURRENT)
+        return _with_precedence(_describe(pairs, index, keep), Precedence.CURRENT)
     is_tied = bool((pairs.mean + pairs.error)[preferred, pairs.fastest] <= tie)
-    decision = _describe(pairs, preferred, keep, is_fresh=True)
-    decision = replace(decision, is_contested=pairs.is_contested(preferred, tie, plan.edge_sigmas))
+    decision = _describe(pairs, preferred, keep)
+    # Noise may move a config across the edge of the tie band, and so change the pick.
+    if pairs.is_contested(preferred, tie, plan.edge_sigmas):
+        decision = replace(decision, verdict=Verdict.OPEN)
     return _with_precedence(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
 
 
@@ -90,15 +92,11 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
     pick = pairs.configs.index(decision.pick)
     in_use = next((index for index in map(pairs.position, (current, default)) if index is not None), pick)
     if in_use != pick and pairs.lower[in_use, pick] <= tick:
-        decision = _unproven(pairs.configs[in_use], Verdict.UNRESOLVABLE, times_us, decision.processes)
-        return _with_precedence(decision, Precedence.TOO_SHORT)
+        decision = _unproven(pairs.configs[in_use], Verdict.OPEN, times_us, decision.processes)
+        return _with_precedence(replace(decision, is_unresolvable=True), Precedence.TOO_SHORT)
     slowdown = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
-    if slowdown < -tick:
-        return decision
-    if slowdown + tick > math.log1p(plan.keep_band):  # more processes cannot help, so the pick is not contested
-        return replace(decision, verdict=Verdict.UNRESOLVABLE, is_contested=False)
-    if decision.verdict is Verdict.CERTIFIED:  # faster by less than a tick
-        return replace(decision, verdict=Verdict.NEAR_TIE)
+    if slowdown + tick > math.log1p(plan.keep_band):  # more processes cannot help
+        return replace(decision, verdict=Verdict.OPEN, is_unresolvable=True)
     return decision
 
 
@@ -137,14 +135,14 @@ def _decide_coarse(study: Study) -> Decision:
 
 
 def _reject_cached(study: Study, decision: Decision) -> Decision:
-    """Mark a pick as unresolvable if its data rate exceeds memory bandwidth. Recorded launches may skip some data."""
+    """Open a decision whose data rate exceeds memory bandwidth. Recorded launches may skip some data."""
     if study.kind is Kind.PUBLISHED or is_recorded(study.problem) or not study.bytes_moved:
         return decision
     pick = next((result for result in study.results if result.config == decision.pick), None)
     copy_gb_per_s = pick.copy_gb_per_s if pick else None
     if not copy_gb_per_s or study.bytes_moved / decision.time_us / 1e3 <= CACHED_RATE * copy_gb_per_s:
         return decision
-    return replace(decision, verdict=Verdict.UNRESOLVABLE)
+    return replace(decision, verdict=Verdict.OPEN, is_unresolvable=True)
 
 
 def plan_of(finals: Finals) -> MeasuringPlan:
@@ -174,21 +172,17 @@ def control_difference(default: Sequence[ProcessTimes], control: Sequence[Proces
     return abs(math.expm1(fmean(differences))) if differences else None
 
 
-def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decision:
-    """Return the decision for a pick. ``is_fresh`` is True if a table built without history would also contain it."""
+def _describe(pairs: Pairs, pick: int, keep: float) -> Decision:
+    """Return the decision for a pick."""
     config, time_us = pairs.configs[pick], math.exp(pairs.logs[pick].mean())
     times_us = dict(zip(pairs.configs, np.exp(pairs.logs.mean(axis=1)).tolist(), strict=True))
     rivals = [index for index in range(len(pairs.configs)) if index != pick]
     processes = pairs.logs.shape[1]
     if not rivals:
-        return Decision(config, Verdict.ONLY, time_us, processes=processes, times_us=times_us, ratios={config: 1.0})
+        return Decision(config, Verdict.PROVEN, time_us, processes=processes, times_us=times_us, ratios={config: 1.0})
     runner_up = min(rivals, key=lambda rival: pairs.mean[rival, pick])
     upper = float(pairs.upper[pick, rivals].max())
-    verdict = Verdict.NEAR_TIE if is_fresh else Verdict.KEPT_INCUMBENT
-    if upper <= 0:
-        verdict = Verdict.CERTIFIED
-    elif upper > keep:
-        verdict = Verdict.AMBIGUOUS
+    verdict = Verdict.PROVEN if upper <= keep else Verdict.OPEN
     lower, upper = math.expm1(pairs.lower[pick, runner_up]), math.expm1(upper)
     ratios = {rival: math.exp(pairs.mean[index, pick]) for index, rival in enumerate(pairs.configs)}
     return Decision(

@@ -16,7 +16,7 @@ from fp8tune.store import schema as db
 STAGES = {"screen": db.COARSE, "final": db.FINAL, "duplicate": db.CONTROL}
 """Stage of a row -> its number in the database."""
 
-_CHUNK = 500  # ids in one statement
+_CHUNK = 10_000  # ids in one statement: SQLite takes 32,766 values, PostgreSQL 65,535
 
 
 class Trial(NamedTuple):
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
         An unknown reference is believed where it found no fault. A compile error is whatever raised before a launch.
         """
-        if self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
+        if not today or self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
             return False
         return self.reference != today and (bool(self.reference) or self.status == Status.WRONG)
 

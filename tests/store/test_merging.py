@@ -71,7 +71,7 @@ def test_two_machines_that_agree_stay_certified(database, tmp_path):
         import_file(ours, tmp_path / "theirs.db")
         assert (winner(ours).pick.config, winner(ours).choice.verdict, winner(ours).choice.processes) == (
             CONFIGS[1],
-            Verdict.CERTIFIED,
+            Verdict.PROVEN,
             6,
         )
 
@@ -85,7 +85,7 @@ def test_of_two_sides_finals_on_one_machine_those_started_last_count(tmp_path):
             import_file(store, tmp_path / other)
             assert (winner(store).pick.config, winner(store).choice.verdict, winner(store).choice.processes) == (
                 CONFIGS[2],
-                Verdict.CERTIFIED,
+                Verdict.PROVEN,
                 6,
             )
 
@@ -94,7 +94,7 @@ def test_a_newer_sweep_of_one_s_own_is_no_disagreement(tmp_path):
     with opened(tmp_path / "ours.db") as ours:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
         sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
-        assert (winner(ours).pick.config, winner(ours).choice.verdict) == (CONFIGS[2], Verdict.CERTIFIED)
+        assert (winner(ours).pick.config, winner(ours).choice.verdict) == (CONFIGS[2], Verdict.PROVEN)
         shutil.copy(tmp_path / "ours.db", tmp_path / "older.db")
 
 

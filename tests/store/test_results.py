@@ -164,7 +164,7 @@ def test_trials_that_wait_are_not_stored_once_the_unit_is_lost(each_database):
         sweep = begin(store)
         store.add_units(QueuedSweep("s", "gpu", "{}"), [Unit("u", "s", 0, "colwise", "aaaa", ())])
         lease = store.take_unit("gpu", "me")
-        with store.fenced(lease), contextlib.ExitStack() as together:
+        with store.fenced([lease]), contextlib.ExitStack() as together:
             together.enter_context(store.adding_together(3600.0))
             store.add_soon(sweep, row())
             store.add_soon(sweep, row(round=1))
