@@ -1,7 +1,7 @@
 """Hash of the work of one launch: two sides with the same hash run the same code.
 
-Covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides; not
-constants and None, which are in the binary), and every torch operation beside it, in order. Line info has to be off
+It covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides;
+constants are in the binary), and every torch operation beside it, in order. Line info must be off
 (``TRITON_DISABLE_LINE_INFO=1``), or a comment would change binaries.
 """
 
@@ -16,8 +16,9 @@ from fp8tune.measure import compiling
 from fp8tune.records import NamedInts, Problem
 
 BINARIES = ("cubin", "hsaco")
+
+# Metadata of a binary that its launch depends on. Its hash differs where a comment does.
 OPTIONS = ("name", "shared", "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
-"""Metadata of a binary that its launch depends on. Not its hash, which differs where a comment does."""
 
 
 def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
@@ -41,9 +42,12 @@ def _launches(notes: list[str]) -> Iterator[None]:
     def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(function, *args, grid=grid, warmup=warmup, **options)
         blocks = grid({**dict(zip(function.arg_names, args, strict=False)), **options}) if callable(grid) else grid
-        values = zip(args, function.params, strict=False)
-        given = [value for value, parameter in values if value is not None and not parameter.is_constexpr]
-        notes.append(f"{_binary(kernel)} {tuple(blocks)} {_described(given, options)}")
+        code = next(kernel.asm[name] for name in BINARIES if name in kernel.asm)
+        metadata = [str(getattr(kernel.metadata, name, None)) for name in OPTIONS]
+        pairs = zip(args, function.params, strict=False)
+        values = [value for value, parameter in pairs if value is not None and not parameter.is_constexpr]
+        digest = hashlib.sha256(code).hexdigest()
+        notes.append(f"{digest} {metadata} {tuple(blocks)} {_described(values, options)}")
         return kernel
 
     JITFunction.run = noting
@@ -51,12 +55,6 @@ def _launches(notes: list[str]) -> Iterator[None]:
         yield
     finally:
         JITFunction.run = run
-
-
-def _binary(kernel: Any) -> str:
-    code = next(kernel.asm[name] for name in BINARIES if name in kernel.asm)
-    options = [str(getattr(kernel.metadata, name, None)) for name in OPTIONS]
-    return f"{hashlib.sha256(code).hexdigest()} {options}"
 
 
 def _described(args: Sequence[Any], options: Mapping[str, Any]) -> list[str]:

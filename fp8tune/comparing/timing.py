@@ -1,57 +1,71 @@
-"""The rounds of a comparison: in each, three fresh workers time every row: before, after, and a control.
+"""Rounds of a comparison: in each, three fresh workers time every row, before, after and as an A/A control.
 
-The control has the first side's code once more: it shows what this machine makes of no change at all. The three take
+The control runs the first side's code once more, and shows what this machine makes of no change at all. The three take
 turns on one GPU, forth and back (A B C, C B A), so that drift hits all alike. Their order changes from round to round
-and row to row: in six rounds each is first, second and last equally often. So what a place does to a block (the first
-follows an allocation, the last comes twice in a row) is no difference between the sides.
+and row to row: in six rounds each is first, second and last equally often, so that a position favours no side.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import NamedTuple
 
-from fp8tune.comparing.rows import Row, Step
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Backend, Group, Schedule, Turn, measure
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree
+from fp8tune.records import Problem
 from fp8tune.stats.means import geomean
 
 SEATS = ("before", "after", "control")
 BEFORE, AFTER, CONTROL = range(len(SEATS))
 ORDERS = tuple(itertools.permutations((BEFORE, AFTER, CONTROL)))
-BLOCKS = 2
-"""Blocks of an arm in a round: one on the way forth, one on the way back."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Progress of a comparison; ``total`` is 0 for a step without parts."""
+
+    text: str
+    done: int = 0
+    total: int = 0
+
+
+class Launches(NamedTuple):
+    """One problem of one kernel, and the launch of each side."""
+
+    before: KernelArm
+    after: KernelArm
+
+    @property
+    def problem(self) -> Problem:
+        """Problem of both sides."""
+        return self.before.problem
 
 
 @dataclass
 class RowTimes:
-    """Times of one row in all rounds. Nothing more is timed once there is a ``failure``.
+    """Times of one row in all rounds. After a ``failure`` nothing more is timed."""
 
-    The counts are those of :class:`fp8tune.comparing.comparison.ComparedRow`.
-    """
-
-    row: Row
+    launches: Launches
     number: int = 0
     """Position among the rows that are timed together."""
     logs: list[list[float]] = field(default_factory=list)
-    """The mean log time of each arm, a list a round."""
+    """Mean log time of each arm, one list per round."""
     failure: str = ""
     blocks: int = 0
-    ungated: int = 0
-    throttled: int = 0
-    slowdowns: set[str] = field(default_factory=set)
+    disturbances: dict[str, int] = field(default_factory=dict)
+    """Number of disturbed blocks by reason."""
 
     @property
     def arms(self) -> list[KernelArm]:
         """Arms in the order of their seats."""
-        return [replace(arm, seat=seat) for seat, arm in enumerate((*self.row, self.row.before))]
+        return [replace(arm, seat=seat) for seat, arm in enumerate((*self.launches, self.launches.before))]
 
     @property
     def changes(self) -> list[float]:
@@ -63,9 +77,9 @@ class RowTimes:
         """Log ratio of control over before in each round."""
         return [logs[CONTROL] - logs[BEFORE] for logs in self.logs]
 
-    def time_us(self, arm: int) -> float:
+    def time_us(self, seat: int) -> float:
         """Return the geometric mean of an arm's rounds."""
-        return geomean(math.exp(logs[arm]) for logs in self.logs)
+        return geomean(math.exp(logs[seat]) for logs in self.logs)
 
     def add(self, turn: Turn[KernelArm, RowTimes], arch: str) -> None:
         """Add a round: the blocks of all arms, or their failures."""
@@ -78,26 +92,26 @@ class RowTimes:
         for block in turn.blocks:
             assert block.outcome.time_us is not None
             times[block.arm.seat].append(math.log(block.outcome.time_us))
-            slowdowns = device.slowdowns(arch, block.outcome.telemetry)
             self.blocks += 1
-            self.ungated += block.outcome.reason == UNGATED
-            self.throttled += bool(slowdowns)
-            self.slowdowns.update(slowdowns)
+            reasons = [f"the GPU was slowed down ({name})" for name in device.slowdowns(arch, block.outcome.telemetry)]
+            if block.outcome.reason == UNGATED:
+                reasons.append("the launch waits for the GPU, so the host's time is included")
+            for reason in reasons:
+                self.disturbances[reason] = self.disturbances.get(reason, 0) + 1
         self.logs.append([fmean(logs) for logs in times])
 
 
 def time_rounds(
-    backend: Backend, trees: tuple[Tree, Tree], rows: Sequence[Row], rounds: range
+    backend: Backend, trees: tuple[Tree, Tree], rows: Sequence[Launches], rounds: range
 ) -> Generator[Step, None, list[RowTimes]]:
     """Time every row once in each round. Closing the generator ends the workers."""
     times = [RowTimes(row, number) for number, row in enumerate(rows)]
     groups = [Group(row, row.arms) for row in times]
     schedule = Schedule(rounds, 1, _order, trees=(*trees, trees[0]), on_failure="end")
-    begun, total = time.monotonic(), len(rows) * len(rounds)
     for turn in measure(backend, groups, schedule):
         turn.group.subject.add(turn, backend.device.arch)
         done = (turn.process - rounds.start) * len(rows) + turn.group.subject.number + 1
-        yield Step("timing", done, total, (time.monotonic() - begun) / done * (total - done))
+        yield Step("timing", done, len(rows) * len(rounds))
     return times
 
 

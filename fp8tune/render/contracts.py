@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fp8tune.bench.kernels import Row as BenchRow
     from fp8tune.check.finding import Finding
     from fp8tune.check.lint import VariationResult
-    from fp8tune.comparing.comparison import ComparedRow, Comparison
     from fp8tune.fleet.worker import QueueEvent
     from fp8tune.lookups import Lookup
     from fp8tune.stats.explanation import Explanation
@@ -387,44 +386,6 @@ def _finite(sqnr_db: Mapping[str, float] | None) -> object:
 
 
 # compare
-
-
-def comparison(found: Comparison) -> Object:
-    """``compare``; ``control`` is the ratio of the control arm, which runs the first side's code once more."""
-    return {
-        "before": _fields(found.before, "name", "commit"),
-        "after": _fields(found.after, "name", "commit"),
-        "rows": [compared(row) for row in found.rows],
-        "geomean": found.geomean,
-        "geomean_interval": list(found.overall.interval) if found.overall else None,
-        "control": found.control.ratio if found.control else None,
-        "control_quiet": found.is_stable,
-        "exit_code": found.exit_code,
-    }
-
-
-def compared(row: ComparedRow) -> Object:
-    """One row: what was compared, what tells rows of one shape apart, what the verdict rests on. ``ratio`` is after /
-    before, ``smallest_detectable`` the least such ratio that is called a regression in 95 % of runs."""
-    problem = row.problem
-    return {
-        **_fields(row, "kernel", "arch", "shape", "before_us", "after_us", "ratio", "verdict"),
-        **{
-            name: getattr(problem, name) or None if problem else None
-            for name in ("routing", "input_layout", "scale_mode")
-        },
-        "device": row.device.name if row.device else None,
-        "reason": row.reason,
-        "interval": list(row.effect.interval) if row.effect else None,
-        **_fields(row, "smallest_detectable", "n"),
-        "control": row.control.ratio if row.control else None,
-        "control_quiet": row.is_stable,
-        "blocks": row.blocks,
-        "ungated_blocks": row.ungated,
-        "throttled_blocks": row.throttled,
-        "throttle_reasons": list(row.slowdowns),
-        **_fields(row, "before_config", "after_config"),
-    }
 
 
 # Workers and their queue

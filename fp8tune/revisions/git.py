@@ -114,13 +114,13 @@ def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = No
     answer = _git(folder, *arguments, variables=variables)
     if answer.returncode:
         reason = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
-        raise errors.MachineError(f"git cannot read {folder}: {reason}; name a checkout with --repo")
+        raise errors.MachineError(f"git cannot read {folder}: {reason}: run fp8tune in a git checkout")
     return str(answer.stdout.strip())
 
 
 def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, encoding: str | None = "utf-8") -> Any:
     if not folder.is_dir():
-        raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
+        raise errors.UsageError(f"{folder} is not a folder: run fp8tune in a git checkout")
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
