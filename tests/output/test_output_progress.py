@@ -129,4 +129,4 @@ def test_a_sweep_that_is_stopped_names_what_is_stored_and_how_to_resume(
     last = output.splitlines()[-1]
     assert word in last
     assert str(path) in last
-    assert last.endswith(f"; to resume: fp8tune {' '.join(arguments)}")
+    assert "run the same command to resume" in last
