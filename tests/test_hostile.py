@@ -34,12 +34,12 @@ from fp8tune.importing.files import import_file
 from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
-from fp8tune.render import terminal as render
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.published import lookup_key
+from fp8tune.text import visible
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",
@@ -185,10 +185,10 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
 
 @given(st.text())
 def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
-    assert not UNSEEN.search(render.visible(text))
-    assert "\n" not in render.visible(text)
+    assert not UNSEEN.search(visible(text))
+    assert "\n" not in visible(text)
     if not UNSEEN.search(text) and "\n" not in text:
-        assert render.visible(text) == text
+        assert visible(text) == text
 
 
 # Fuzz: import -> export -> exec
