@@ -18,8 +18,8 @@ import pytest
 import torch
 from places import ROOT
 from triton.runtime.jit import JITFunction
+from wrappers import public_wrapper
 
-from fp8tune.bench.kernel_contenders import public_wrapper
 from fp8tune.measure import checking
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.comparing import EXACT
