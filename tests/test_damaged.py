@@ -19,12 +19,12 @@ from unittest import mock
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row
+from fp8tune.comparing.comparison import Revision
 from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
 from fp8tune import cli
-from fp8tune.check import tables
+from fp8tune.check import databases
 from fp8tune.comparing import live, sides
-from fp8tune.comparing.comparison import Revision
 from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.importing.files import import_file
 from fp8tune.records import Code, Device, Facts, Kind
@@ -101,10 +101,9 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     assert live.sides is sides.sides  # imported before, or it would keep the planted one after this test
     monkeypatch.setattr(sides, "sides", _planted_sides)
-    # what no database changes: today's hashes, the shipped tables and the script of a report take as long as all else
-    monkeypatch.setattr(tables, "current_hashes", dict)
-    no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
-    monkeypatch.setattr(tables, "check_tables", no_tables)
+    # what no database changes: the shipped tables and the script of a report take as long as all else
+    no_tables = functools.partial(databases.check_tables, path_of=lambda arch: tmp_path / "none" / f"{arch}.py")
+    monkeypatch.setattr(databases, "check_tables", no_tables)
     monkeypatch.setattr(page, "_library", lambda: "")
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False
