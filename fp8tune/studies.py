@@ -7,15 +7,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.records import Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, Verdict, process_us
 from fp8tune.store.layers import Reader
+from fp8tune.store.read import Conditions
 from fp8tune.tables.current import (
     NO_TABLES,
     SHIPPED,
@@ -35,12 +37,11 @@ def read_studies(
     arch: str | None = None,
     kinds: Collection[Kind] | None = None,
     *,
-    problems: Collection[Problem] | None = None,
-    device: Device | None = None,
     tables: CurrentTables = SHIPPED,
+    **conditions: Unpack[Conditions],
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
-    studies = store.studies(kernel, arch, kinds, problems=problems, device=device, keep=competing)
+    studies = store.studies(kernel, arch, kinds, keep=competing, **conditions)
     documents = store.recorded_launches(kernel)
     studies = decided(studies, tables, recorded_configs(documents))
     return [_in_words(study, documents.get(study.problem, "")) for study in studies]

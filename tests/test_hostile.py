@@ -30,16 +30,16 @@ from fp8tune import cli
 from fp8tune.check import machine, tables
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing.files import COLUMNS, import_file
-from fp8tune.importing.published import read_operations
+from fp8tune.importing.files import import_file
+from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
-from fp8tune.render import terminal as render
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.published import lookup_key
+from fp8tune.text import visible
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",
@@ -185,10 +185,10 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
 
 @given(st.text())
 def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
-    assert not UNSEEN.search(render.visible(text))
-    assert "\n" not in render.visible(text)
+    assert not UNSEEN.search(visible(text))
+    assert "\n" not in visible(text)
     if not UNSEEN.search(text) and "\n" not in text:
-        assert render.visible(text) == text
+        assert visible(text) == text
 
 
 # Fuzz: import -> export -> exec
@@ -283,7 +283,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
         path = path.with_suffix(".csv")
         try:
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, KERNEL_COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
             import_file(ours, path, lookup_key=lookup_key)

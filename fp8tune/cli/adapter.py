@@ -11,9 +11,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fp8tune.errors import UsageError
+from fp8tune.cli import databases
 from fp8tune.options import Option
-from fp8tune.redaction import redacted
 
 Options = TypeVar("Options")
 Names = Callable[[], Iterable[str]]
@@ -90,10 +89,8 @@ def command(
             for alias, field in aliases.items():
                 value = values.pop(f"alias_{alias.strip('-')}")
                 values[field] = values[field] if value is None else value
-            if (db := values.get("db")) is not None and redacted(db) != db:
-                raise UsageError(
-                    "a password in --db is visible to other users: put it into PGPASSWORD, ~/.pgpass or FP8TUNE_DB"
-                )
+            if (db := values.get("db")) is not None:
+                databases.check(db)
             given = {
                 name: value for name, value in values.items() if not (value is None or value is False or value == [])
             }

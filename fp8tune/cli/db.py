@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,6 @@ from fp8tune.cli import databases
 from fp8tune.cli.adapter import command, group
 from fp8tune.errors import UsageError
 from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
-from fp8tune.redaction import redacted
-from fp8tune.render.terminal import notice
 from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts
 
@@ -43,7 +42,8 @@ def import_(options: ImportOptions) -> None:
     """
     from fp8tune.importing import archives, foreign
     from fp8tune.importing import files as importing
-    from fp8tune.render.progress import Display
+    from fp8tune.output.progress import Display
+    from fp8tune.output.tables import notice
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks as deciding
     from fp8tune.sweeping import published
@@ -63,7 +63,7 @@ def import_(options: ImportOptions) -> None:
                     raise UsageError(f"{visible(str(path))}: none of its configs can be stored")
                 loaded[path] = importing.Loaded(path, rows=tuple(rows))
             with Display() as display:
-                report = loaded[path].store(store, lambda done, total: display.update("rows stored", done, total))
+                report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
             print(f"{visible(str(path))}: {report.added} results added, {report.already_there} already there")
         deciding.keep_current(store)
 
@@ -83,9 +83,11 @@ def prune(options: PruneOptions) -> None:
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks
 
-    path = database.path_of(db := databases.to_write(options.db, create=False))
+    path = database.path_of(db := databases.to_write(options.db))
     if path is None:
-        raise UsageError(f"{redacted(db)} is a server, which prune does not change: import its results into a file")
+        raise UsageError(
+            f"{database.label(db)} is a server, which prune does not change: import its results into a file"
+        )
     with Store.open(db, writable=False):  # before the archive is written: not every file is a database
         before = path.stat().st_size
     archived = None if options.archive is None else archives.write(path, Path(options.archive))
@@ -127,22 +129,63 @@ def forget(options: ForgetOptions) -> None:
 
     TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
     """
+    from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweeping.picks import keep_current
 
-    named = [_row(text) for text in options.targets]
-    if not named:
-        raise UsageError("TARGET is missing: name results as messages do, such as results:17")
-    db = databases.to_write(options.db, create=False)
+    if not options.targets:
+        raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
+    db = databases.to_write(options.db)
     with Store.open(db) as store:
-        removed = store.forget(named)
-        keep_current(store)
-    gone = ", ".join(f"{count:,} of {table}" for table, count in removed.items() if count)
-    print(f"{redacted(db)}: {f'rows removed: {gone}' if gone else 'nothing to remove'}")
+        rows = [row for target in options.targets if not target.startswith("sweep:") for row in _rows(store, target)]
+        queued = [_queued(store, target) for target in options.targets if target.startswith("sweep:")]
+        if not options.yes:
+            _ask(f"Delete {_counts(rows, len(queued))} from {database.label(db)}?")
+        for key in queued:
+            store.forget_units(key)
+        if rows:
+            store.forget(rows)
+            keep_current(store)
+    print(f"{database.label(db)}: {_counts(rows, len(queued))} deleted")
 
 
-def _row(text: str) -> tuple[str, int]:
-    table, _, id = text.partition(":")
-    if table not in ("results", "studies", "sweeps", "processes") or not id.isdecimal():
-        raise UsageError(f"row {text[:80]!r} is unknown: name results:17, studies:17, sweeps:17 or processes:17")
-    return table, int(id)
+def _rows(store: Store, target: str) -> list[tuple[str, int]]:
+    """Return the rows that a target names. Raises UsageError if there is none."""
+    from fp8tune import names
+    from fp8tune.filters import Filters
+
+    table, _, number = target.partition(":")
+    table = "results" if table == "trial" else table
+    if table in ("results", "studies", "sweeps", "processes") and number.isdecimal() and len(number) < 19:
+        return [(table, int(number))]
+    name, _, size = target.partition("@")
+    (kernel,) = names.stored_kernels([name], store)
+    filters, studies = Filters.parse(size), store.study_ids(kernel)
+    filters.check([study.problem for study in studies.values()], [])
+    rows = [("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)]
+    if not rows:
+        raise UsageError(f"{target:.80} has no results here: fp8tune show lists what has")
+    return rows
+
+
+def _queued(store: Store, target: str) -> str:
+    keys = [sweep.key for sweep in store.queue().sweeps if sweep.key.startswith(target.removeprefix("sweep:"))]
+    if len(keys) != 1:
+        raise UsageError(f"{target:.80} names {len(keys)} queued sweeps: fp8tune worker --status lists them")
+    return keys[0]
+
+
+def _counts(rows: list[tuple[str, int]], queued: int) -> str:
+    from fp8tune.output.text import counted
+
+    nouns = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process"}
+    tables = [table for table, _ in rows]
+    parts = [counted(tables.count(table), noun) for table, noun in nouns.items() if table in tables]
+    return " and ".join([*parts, *([counted(queued, "queued sweep")] if queued else [])])
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("no terminal to ask in: add --yes to delete without a question")
+    if not typer.confirm(question, err=True):
+        raise UsageError("nothing deleted")

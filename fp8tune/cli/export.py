@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,7 @@ def export(options: ExportOptions) -> None:
 def _export_table(options: ExportOptions) -> None:
     from fp8tune import names
     from fp8tune.exporting import select_rows
-    from fp8tune.render import trust
-    from fp8tune.render.terminal import notice, path_here
+    from fp8tune.output.text import path_here
     from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
     from fp8tune.tables.merge import merge_file
@@ -52,28 +52,64 @@ def _export_table(options: ExportOptions) -> None:
     if output is not None and (output.is_dir() or not output.name):
         raise UsageError(f"{output} is a folder: name the module to write, such as {output / 'sm_90.py'}")
     if options.kernel and output is None:
-        raise UsageError("--kernel makes a table of that kernel alone: say where with -o PATH")
+        raise UsageError("--kernel makes a table of that kernel alone: name its file with -o PATH")
     with databases.opened(options.db) as (store, _):
         arch = _arch(options, store)
+        if arch == "simulated" and output is None:
+            raise UsageError("simulated picks are not for lookups: name a file for them with -o PATH")
         path = output or default_path(arch)
         kernels = names.stored_kernels(options.kernel, store) if options.kernel else ()
-        is_own = output is None and path != shipped_path(arch)
-        tables = INSTALLED if is_own else SHIPPED
-        selection = select_rows(store, arch, kernels, tables)
+        tables = INSTALLED if output is None and path != shipped_path(arch) else SHIPPED
+        selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick)
     if not selection.table.entries and not (options.check and selection.known):
-        reason = selection.notices[0] if selection.notices else "run fp8tune sweep, or name another with --db"
-        raise UsageError(f"the database has nothing to export for {arch}: {reason}")
-    notice(*trust.export_notices(selection.notices, False))
-    merged, is_changed = merge_file(path, selection, prune=options.check, is_dry=options.check)
-    state = ("stale" if is_changed else "up to date") if options.check else "written" if is_changed else "unchanged"
-    if state == "stale":
-        print(f"{path_here(path)}: stale, run fp8tune export --arch {arch}{' --prune' if merged.removed else ''}")
+        why = "no pick is proven, open or published; sweep on such a GPU, or add --allow-quick"
+        raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
+    _print_notices(selection.notices)
+    merged, is_changed = merge_file(path, selection, is_dry=options.check)
+    rows = len(merged.added) + len(merged.changed) + len(merged.removed)
+    if not options.check:
+        counts = f"{len(merged.added)} rows added, {len(merged.changed)} changed, {len(merged.unchanged)} unchanged"
+        print(f"{path_here(path)}: {f'written: {counts}' if is_changed else 'unchanged'}")
+    elif is_changed:
+        place = "" if output is None else f" -o {path_here(path)}"
+        print(f"{path_here(path)} is out of date ({rows} rows differ): run fp8tune export --arch {arch}{place}")
+        raise typer.Exit(1)
     else:
-        print(f"{path_here(path)}: {state}{'' if options.check else f': {trust.export_changes(merged)}'}")
-    if options.check:
-        raise typer.Exit(int(is_changed))
-    notice(*trust.export_losses(merged))
-    trust.print_robust(selection.fallbacks, merged.table.nearest)
+        print(f"{path_here(path)}: up to date")
+
+
+def _export_for(options: ExportOptions, name: str) -> None:
+    from fp8tune.exporting import format_files, read_for_format
+    from fp8tune.output.tables import notice
+    from fp8tune.output.text import path_here
+    from fp8tune.tables import files
+    from fp8tune.tables.formats import DIFF, check_options, load, parse_options
+
+    output, is_diff = None if options.output is None else Path(options.output), name == DIFF
+    form, requested = parse_options(options.size, options.within)
+    check_options(name, requested, options.kernel)
+    if is_diff and output is None and options.check:
+        raise UsageError("--check compares with a file: name the one that holds the diff with -o FILE")
+    if is_diff and output is not None and output.is_dir():
+        raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
+    with databases.opened(options.db) as (store, _):
+        picks = read_for_format(store, _arch(options, store), options.kernel, allow_quick=options.allow_quick)
+    written, notices = format_files(picks, name, form)
+    _print_notices(notices)
+    folder = output or Path()
+    if is_diff and output is None:
+        print(written[0].text, end="")
+    else:
+        if is_diff and output is not None:
+            written, folder = [files.File(PurePosixPath(output.name), written[0].text)], output.parent
+        changed = files.write(written, folder, is_dry=options.check)
+        for path, is_changed in changed.items():
+            state = "out of date" if options.check else "written"
+            print(f"{path_here(path)}: {state if is_changed else 'unchanged'}")
+        if options.check:
+            raise typer.Exit(1 if any(changed.values()) else 0)
+    step = load(name).next.format(folder=folder, device=written[0].path.parts[0]).replace("FILE", str(output or "FILE"))
+    notice(f"next: {step}")
 
 
 def _arch(options: ExportOptions, store: Reader) -> str:
@@ -91,48 +127,7 @@ def _arch(options: ExportOptions, store: Reader) -> str:
     raise UsageError(f"--arch is missing: the database has {' and '.join(arches)}, name one of them")
 
 
-def _export_for(options: ExportOptions, name: str) -> None:
-    from fp8tune.exporting import format_files, read_for_format
-    from fp8tune.render import given as render_given
-    from fp8tune.render.terminal import notice
-    from fp8tune.tables import files
-    from fp8tune.tables.formats import DIFF, Options, check_options, diff, load
-    from fp8tune.tables.formats.by_size import parse_sizes
+def _print_notices(lines: Iterable[str]) -> None:
+    from fp8tune.output.tables import notices, warning
 
-    output = None if options.output is None else Path(options.output)
-    dtype = next((size.partition("=")[2] for size in options.size if size.startswith("dtype=")), None)
-    sizes = tuple(size for size in options.size if not size.startswith("dtype="))
-    requested = {"sizes": sizes, "dtype": dtype, "within": options.within}
-    check_options(name, [option for option, value in requested.items() if value not in (None, ())], options.kernel)
-    if name == DIFF and output is None and options.check:
-        raise UsageError("--check compares with a file: name the one that holds the diff with -o FILE")
-    if name == DIFF and output is not None and output.is_dir():
-        raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
-    with databases.opened(options.db) as (store, _):
-        picks = read_for_format(store, _arch(options, store), options.kernel, None, name)
-    kernel, shrunk, folder = picks[0].kernel, None, output or Path()
-    notice(*(f"{kernel}: {line}" for pick in picks for line in pick.notices))
-    within = Options.within if options.within is None else options.within
-    if name == DIFF:
-        shrunk = diff.shrink(picks[0], within)
-        notice(*(f"{kernel}: {line}" for line in shrunk.notes))
-        texts = (shrunk.diff, render_given.markdown(shrunk))
-        if output is None:
-            print("\n".join(filter(None, texts)), end="")
-            notice(f"next: {load(name).next}")
-            return
-        folder = output.parent
-        ends = zip(("", ".md"), texts, strict=True)
-        written = [files.File(PurePosixPath(output.name + end), text) for end, text in ends]
-    else:
-        written = format_files(picks, name, Options(parse_sizes(sizes), dtype, within, notice))
-    first = written[0].path.parts[0] if written else ""
-    next_step = load(name).next.format(folder=folder, device=first).replace("FILE", str(output or "FILE"))
-    state = "out of date" if options.check else "written"
-    changed = files.write(written, folder, is_dry=options.check)
-    for path, is_changed in changed.items():
-        print(f"{path}: {state if is_changed else 'unchanged'}")
-    if not options.check:
-        print(f"next: {next_step}")
-    elif any(changed.values()):
-        raise typer.Exit(1)
+    warning(*notices(lines))

@@ -7,6 +7,7 @@ import difflib
 import functools
 import gc
 import os
+import re
 import sys
 from importlib import metadata
 from typing import Annotated, Any, NoReturn, cast
@@ -24,6 +25,7 @@ from fp8tune.text import visible
 # UsageError and ClickException of the click inside Typer
 COMMAND_LINE_ERRORS: tuple[type[Exception], ...] = cast(Any, typer.BadParameter.__mro__[1:3])
 
+LONGEST = 300  # characters of a message
 RESUMES = "results are kept, and the same command resumes"
 
 
@@ -112,6 +114,9 @@ def _usage_message(error: Any) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if message:
+        text = f"fp8tune: {visible(redacted(message))}"
+        text = re.sub(r"(\S{30})\S{60,}(\S{30})", r"\1...\2", text)  # names and paths that somebody made long
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
         with contextlib.suppress(OSError):  # stderr may be broken, or a terminal that was closed
-            print(f"fp8tune: {visible(redacted(message))}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
     sys.exit(code)

@@ -26,8 +26,8 @@ def record(options: RecordOptions) -> None:
 
     Follows child processes, and exits with the program's exit code.
     """
-    from fp8tune.render.recording import print_recording
-    from fp8tune.render.terminal import notice
+    from fp8tune.output import record as screens
+    from fp8tune.output.tables import notice
     from fp8tune.replay import program
     from fp8tune.replay.recording import text_of
 
@@ -42,7 +42,7 @@ def record(options: RecordOptions) -> None:
     ended = program.run(options.command, options.kernel)
     if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
         path.write_text(text_of(ended.recording), encoding="utf-8")
-        print_recording(ended.recording, options.output, "table")
+        screens.recording(screens.make_summary(ended.recording, options.output)).print()
         raise typer.Exit(ended.exit_code)
     if ended.exit_code in KILLED and ended.recording is None:
         reason = "the program was killed before its recording was first written"

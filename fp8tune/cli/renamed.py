@@ -72,7 +72,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--retry-failed": "dropped: queue the sweep again",
         "--forget": "fp8tune db forget sweep:ID",
     },
-    "db import": {"--compile": "dropped: fp8tune export compiles what it needs", "--format": "dropped"},
+    "db import": {"--compile": "fp8tune sweep --arch ARCH", "--format": "dropped"},
     "db prune": {"-o": "dropped: copy the file first", "--output": "dropped: copy the file first"},
     "db forget": {},
 }

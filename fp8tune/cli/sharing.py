@@ -6,7 +6,8 @@ import time
 
 import typer
 
-from fp8tune.render.terminal import counted, notice
+from fp8tune.output.tables import notice
+from fp8tune.output.text import counted
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
@@ -46,7 +47,7 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
     Exit code 1: a unit failed for good, or no config is right on a problem size.
     """
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.render.fleet import FleetProgress, findings_line
+    from fp8tune.output.worker import QueueProgress, findings_line
     from fp8tune.stopping import Stopped
     from fp8tune.sweeping import picks
 
@@ -55,7 +56,7 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
         options.append(f"--budget={max(0.0, begun + plan.options.time_budget_s - time.monotonic()):.0f}")
     with Store.open(db, create=True) as store:
         try:
-            with RayFleet(db, options, plan.options.timer) as fleet, FleetProgress() as display:
+            with RayFleet(db, options, plan.options.timer) as fleet, QueueProgress() as display:
                 is_over = False
                 while not is_over:
                     is_over = fleet.is_over()

@@ -13,7 +13,6 @@ from fp8tune.cli import databases
 from fp8tune.cli.adapter import command
 from fp8tune.options import WorkerOptions
 from fp8tune.redaction import command_line
-from fp8tune.render.terminal import notice, print_json_line
 
 
 @command(WorkerOptions, epilog="$ fp8tune worker --kernel 'my_ops:*'\n$ fp8tune worker --status")
@@ -30,13 +29,19 @@ def worker(options: WorkerOptions) -> None:
 
 
 def _print_status(options: WorkerOptions) -> None:
-    from fp8tune.render.fleet import print_queue
+    from fp8tune.output import worker as screens
+    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import print_screens
     from fp8tune.store import database
     from fp8tune.store.results import Store
 
-    db = databases.to_write(options.db, create=False)
+    db = databases.to_write(options.db)
     with Store.open(db, writable=False) as store:
-        print_queue(store.queue(), database.label(db), options.format)
+        document = screens.make_status(store.queue(), database.label(db))
+    if options.format == "json":
+        print_json(document)
+    else:
+        print_screens(screens.status(document))
 
 
 def _work(options: WorkerOptions) -> None:
@@ -46,8 +51,9 @@ def _work(options: WorkerOptions) -> None:
 
         start_server()  # it imports torch for the processes to come, which takes longer than all else here
     from fp8tune.fleet.worker import QueueEvent, Worker
-    from fp8tune.render import contracts
-    from fp8tune.render.fleet import WorkerProgress, findings_line
+    from fp8tune.output.documents import print_json_line
+    from fp8tune.output.tables import notice
+    from fp8tune.output.worker import WorkerProgress, WorkerStep, findings_line
     from fp8tune.stopping import Stopped
     from fp8tune.store import database
 
@@ -63,7 +69,7 @@ def _work(options: WorkerOptions) -> None:
                     findings += event.event == "done" and bool(event.reason)
                     failed += event.event == "failed"
                     if options.format == "json":
-                        print_json_line(contracts.worker_event(event))
+                        print_json_line(WorkerStep.of(event))
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note("its unit is given back, and what was measured of it is stored")
         raise

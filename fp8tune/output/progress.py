@@ -114,6 +114,7 @@ class _Bar(Progress):
     """A bar, and a line of text below it. Vanishes at the end."""
 
     def __init__(self, out: Console) -> None:
+        self._note = ""
         column = Column(no_wrap=True)
         fields = ("description", "fields[percent]", "fields[left]")
         text, *rest = (TextColumn(f"{{task.{name}}}", markup=False, table_column=column) for name in fields)
@@ -127,7 +128,6 @@ class _Bar(Progress):
             transient=True,
             expand=True,
         )
-        self._note = ""
         self._task = self.add_task("starting", total=1.0, percent="", left="")
 
     def draw(self, text: str, share: float, left: str, note: str) -> None:
@@ -168,6 +168,10 @@ class SweepProgress(Display):
 
     def show(self, event: events.Event) -> None:
         """Show an event of a sweep. Never raises."""
+        if isinstance(event, events.TrialDone):
+            self.stored += not event.from_database
+        elif isinstance(event, events.Finished):
+            self.is_complete = event.is_whole
         self._guard(self._event, event)
 
     def _event(self, event: events.Event) -> None:
@@ -190,13 +194,10 @@ class SweepProgress(Display):
                 self._print(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
             case CompileProgress(problem, done, total) if not self._trials and done < total:
                 self.update("compiling", done / total, count=f"{problem.kernel} {pairs(problem.shape)}")
-            case events.TrialDone(row, from_database):
+            case events.TrialDone(row):
                 self._trials += 1
-                self.stored += not from_database
                 self._add(row)
                 self._count_trials()
-            case events.Finished():
-                self.is_complete = event.is_whole
 
     def _count_trials(self) -> None:
         share = min(1.0, self._trials / self._all_trials) if self._all_trials else 0.0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
 from fp8tune.output.tables import Screen
-from fp8tune.output.text import counted, db_option, duration, listed, pairs, ratio
-from fp8tune.records import Device, Kind, Row
+from fp8tune.output.text import counted, db_option, listed, pairs, ratio
+from fp8tune.records import Device, Kind, Row, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.sweeping.events import Finished, Started
 from fp8tune_kernels.catalog import KERNELS
@@ -101,13 +100,13 @@ class SweepFinished(Document):
     complete: bool = value("False if the budget ended before the work.")
 
     @classmethod
-    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[str, int]) -> SweepFinished:
+    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
         return cls(
             seconds=event.seconds,
             speedup=mean(pick.speedup for pick in picks),
             sizes=len(picks),
-            statuses=dict(statuses),
+            statuses={str(status): count for status, count in statuses.items()},
             left_out=event.left_out,
             complete=event.is_whole,
         )
@@ -141,16 +140,26 @@ def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
     return Screen([above, f"sizes with {pairs(shared)}:" if shared else ""], columns, below, rows)
 
 
-def end_lines(counts: str, seconds: float, left_out: int) -> list[str]:
-    """Return the lines below the table: outcomes, the time, and what a budget left out."""
-    rest = f"the budget left out {left_out:,} blocks: run the same command to resume" if left_out else ""
-    return [f"{counts}; {duration(seconds)}", rest]
-
-
 def next_lines(
-    picks: Sequence[ListedPick], kernels: Sequence[str], kind: Kind, device: Device, command: str, db: str | None
+    picks: Sequence[ListedPick],
+    unsettled: int,
+    kernels: Sequence[str],
+    kind: Kind,
+    device: Device,
+    command: str,
+    db: str | None,
 ) -> Iterator[str]:
-    """Yield the commands that come next; ``command`` is that of the sweep, ``db`` its ``--db``."""
+    """Yield the commands that come next.
+
+    Args:
+        picks: Picks of the sweep.
+        unsettled: Number of picks that more measurements could settle.
+        kernels: Kernels of the sweep.
+        kind: How configs were tried.
+        device: GPU of the sweep.
+        command: Command of the sweep.
+        db: Its ``--db``.
+    """
     of_db, first = db_option(db), shlex.quote(kernels[0]) if kernels else ""
     if kind is Kind.INTERPRETER:
         yield "next: the same command on a machine with a GPU, which times what is right"
@@ -162,15 +171,14 @@ def next_lines(
         own = next((shlex.quote(kernel) for kernel in kernels if kernel not in KERNELS), "")
         target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
         yield f"next: fp8tune export{target}{of_db}"
-    counts = Counter(pick.verdict for pick in picks)
-    if counts[Verdict.QUICK]:
+    if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):
         without = re.sub(r" --quick\b", "", command)
-        yield f"to confirm {counted(counts[Verdict.QUICK], 'quick pick')}: {without}"
-    elif counts[Verdict.OPEN]:
+        yield f"to confirm {counted(quick, 'quick pick')}: {without}"
+    elif unsettled:
         again = command if "--again" in command.split() else f"{command} --again"
-        yield f"to measure {counted(counts[Verdict.OPEN], 'open pick')} again, on a quiet GPU: {again}"
+        yield f"to measure {counted(unsettled, 'open pick')} again, on a quiet GPU: {again}"
 
 
-def stopped_line(stored: int, phase: str, database: str, command: str) -> str:
+def stopped_line(stored: int, phase: str, database: str) -> str:
     """Return the message of a sweep that is told to end."""
-    return f"stopped in the {phase}: {counted(stored, 'new result')} in {database}; to resume: {command}"
+    return f"{counted(stored, 'new result')} in {database}, the last of the {phase}: run the same command to resume"

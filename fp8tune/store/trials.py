@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
         An unknown reference is believed where it found no fault. A compile error is whatever raised before a launch.
         """
-        if self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
+        if not today or self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
             return False
         return self.reference != today and (bool(self.reference) or self.status == Status.WRONG)
 

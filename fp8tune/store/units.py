@@ -259,9 +259,9 @@ class Queueing(Database):
         return Queue(sweeps, tuple(_status(row, now) for row in rows), now)
 
     @contextlib.contextmanager
-    def fenced(self, lease: Lease) -> Iterator[None]:
-        """Make every write raise LeaseLostError, and store nothing, once the unit is no longer the lease's."""
-        self._fence = lambda connection: _check(connection, lease)
+    def fenced(self, leases: Collection[Lease]) -> Iterator[None]:
+        """Make every write raise LeaseLostError, and store nothing, once one of the leases, read anew, is lost."""
+        self._fence = lambda connection: _check(connection, leases)
         try:
             yield
         finally:
@@ -285,10 +285,11 @@ _NOT_TAKEN: Mapping[str, Any] = {"state": "waiting", "token": "", "taken_at": No
 _GIVEN_UP = case((Units.c.attempts >= MAX_ATTEMPTS, "failed"), else_="waiting")
 
 
-def _check(connection: Connection, lease: Lease) -> None:
-    owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == "running")
-    if connection.scalar(select(Units.c.key).where(*owned)) is None:
-        raise _lost(lease)
+def _check(connection: Connection, leases: Collection[Lease]) -> None:
+    tokens = {lease.token: lease for lease in leases}
+    owned = select(Units.c.token).where(Units.c.token.in_(list(tokens)), Units.c.state == "running")
+    if lost := tokens.keys() - set(connection.scalars(owned)):
+        raise _lost(tokens[min(lost)])
 
 
 def _lost(lease: Lease) -> LeaseLostError:
@@ -304,7 +305,7 @@ def _unit(row: Any) -> Unit:
     document = parse_document(row.problems)
     keys, shapes = document.get("keys"), document.get("shapes")
     if not isinstance(keys, list) or not isinstance(shapes, list):
-        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune queue --forget all")
+        raise DatabaseError(f"unit {row.key} does not name its problems: queue the sweep again")
     named = tuple(map(str, keys)), tuple(map(str, shapes))
     return Unit(row.key, row.sweep_key, row.position, row.kernel, row.source_hash, *named, row.worth, row.expected_s)
 

@@ -22,7 +22,7 @@ from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, TrialDone
+from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, SizeDone, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 Finalists = Group[KernelArm, ProblemPlan]
@@ -51,21 +51,31 @@ class Confirmation:
 
     def run(self, coarse: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """Confirm problem sizes, each given with its configs' block values in microseconds, the rounds in order."""
-        chosen = [self._finalists(problem, times_us) for problem, times_us in coarse if times_us]
+        chosen = [self._finalists(problem, times_us) for problem, times_us in coarse]
         problems = {group.subject.problem for group in chosen}
         studies = self.store.studies(problems=problems, device=self.plan.backend.device)
         stored = {(study.problem, study.source_hash): study for study in studies if study.finals}
-        pending = [group for group in chosen if not self._is_confirmed(group, stored)]
-        decided = 0
+        pending, decided = list[Finalists](), 0
+        for group in chosen:
+            if self._is_confirmed(group, stored):
+                yield SizeDone(group.subject.problem)
+            else:
+                pending.append(group)
         for decision, processes in enumerate(self.decisions, start=1):
             yield from self._timed(pending, processes, decision)
-            pending = [group for group in pending if not group.failure and not self._is_settled(group, processes)]
+            timed, pending = pending, []
+            for group in timed:
+                if not group.failure and self._is_settled(group, processes):
+                    yield SizeDone(group.subject.problem)
+                elif not group.failure:
+                    pending.append(group)
             if self.left_out:
                 for group in pending:
                     if decided and set(_numbers(decided)) <= group.processes:
                         self._end(group)
                 return
             decided = processes
+        yield from (SizeDone(group.subject.problem) for group in pending)  # all finalists have failed
 
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
         failed: set[NamedInts] = set()

@@ -72,6 +72,13 @@ class ConfirmationSkipped:
 
 
 @dataclass(frozen=True)
+class SizeDone:
+    """Nothing is left to do for a problem size."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True)
 class Finished:
     """Last event of a sweep that was not interrupted."""
 
@@ -85,5 +92,12 @@ class Finished:
 
 
 Event = (
-    Started | RoundStarted | CompileProgress | TrialDone | ConfirmationStarted | ConfirmationSkipped | Finished
-)  # fmt: skip
+    Started
+    | RoundStarted
+    | CompileProgress
+    | TrialDone
+    | ConfirmationStarted
+    | ConfirmationSkipped
+    | SizeDone
+    | Finished
+)

@@ -8,9 +8,10 @@ continues a sweep that was stopped.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.ceiling import FLOP_PER_S
@@ -25,22 +26,35 @@ from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweeping.confirmation import Confirmation
-from fp8tune.sweeping.events import Event, Finished, RoundStarted, Started, TrialDone
+from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Started, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 ROUNDS = MeasuringPlan().screen_rounds
 CONTENDER_RATIO = 1.3
 """Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
+TOGETHER_S = 1.0
+"""Trials that come within this time are stored in one commit: others wait for the database's disk."""
 COMPILE_AHEAD = 1000
 """Configs of the next problem sizes that are queued for the compilers, so that they do not wait for the clock."""
 
 
 def sweep(
-    store: Store, plan: Plan, clock: Callable[[], float] = time.monotonic, *, begun: float | None = None
-) -> Iterator[Event]:
+    store: Store,
+    plan: Plan,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    begun: float | None = None,
+    take: Callable[[bool], ProblemPlan | None] | None = None,
+) -> Generator[Event, None, None]:
     """Run a plan. Closing the generator ends the workers; every stored row stays.
 
-    The time budget is counted in seconds of ``clock``, from ``begun`` or else from now.
+    Args:
+        store: Database.
+        plan: What is swept.
+        clock: Seconds, for the time budget.
+        begun: When the time budget began, if not now.
+        take: Returns another problem size to sweep after the plan's, or None. Its argument is False if it would only
+            be compiled beside the current one.
     """
     started, options, backend = clock(), plan.options, plan.backend
     deadline = (started if begun is None else begun) + (options.time_budget_s or 0.0)
@@ -55,58 +69,58 @@ def sweep(
         again=options.again,
         limits=backend.limits,
     )
-    _record_kernels(store, plan, sweep_id)
-    configs = sum(problem.count for problem in plan.problems)
-    yield Started(backend.device, backend.kind, len(plan.problems), configs)
+    _record_kernels(store, plan, sweep_id, plan.problems)
+    yield Started(backend.device, backend.kind, len(plan.problems), sum(problem.count for problem in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
-    passes = [_CoarsePass(store, plan, sweep_id, problem, index) for index, problem in enumerate(plan.problems)]
-    trials, left_out = 0, 0
-    try:
-        for coarse in passes:
-            if clock() > deadline:
-                break
-            _compile_ahead(passes, coarse.index)
-            for event in coarse.run(lambda: clock() > deadline):
+    upcoming, passes = iter(plan.problems), list[_CoarsePass]()
+    trials, index, left_out = 0, 0, 0
+
+    def compile_ahead() -> None:
+        """Queue the current problem size and the next ones for the compilers."""
+        while (ahead := sum(coarse.queued for coarse in passes[index + 1 :])) < COMPILE_AHEAD:
+            problem = next(upcoming, None)
+            if problem is None and take is not None and not ahead and (problem := take(index == len(passes))):
+                _record_kernels(store, plan, sweep_id, [problem])
+            if problem is None:
+                return
+            passes.append(_CoarsePass(store, plan, sweep_id, problem, len(passes)))
+
+    with contextlib.closing(backend), store.adding_together(TOGETHER_S):
+        compile_ahead()
+        while index < len(passes) and clock() <= deadline:
+            for event in passes[index].run(lambda: clock() > deadline):
                 trials += isinstance(event, TrialDone)
                 yield event
-        else:
+            if passes[index].is_done and not confirmation.is_wanted:
+                yield SizeDone(passes[index].problem.problem)
+            index += 1
+            compile_ahead()
+        if index == len(passes):
             done = ((coarse.problem, coarse.times_us) for coarse in passes)
             for event in confirmation.run(done) if confirmation.is_wanted else ():
                 trials += isinstance(event, TrialDone)
                 yield event
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
+        left_out += sum(problem.count for problem in upcoming)
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
         if is_whole:
             store.finish_sweep(sweep_id)
-    finally:
-        backend.close()
     yield Finished(trials, clock() - started, left_out, is_whole)
 
 
-def _record_kernels(store: Store, plan: Plan, sweep_id: int) -> None:
+def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[ProblemPlan]) -> None:
     """Store by which check and reference each kernel is right, operations, and the launches of recorded problems."""
-    for problem in {problem.reference: problem for problem in plan.problems}.values():
-        spec = load_spec(problem.reference)
-        if problem.reference_hash:
-            store.record_reference(sweep_id, problem.version, problem.reference_hash)
+    for size in {size.reference: size for size in sizes}.values():
+        spec = load_spec(size.reference)
+        if size.reference_hash:
+            store.record_reference(sweep_id, size.version, size.reference_hash)
         if plan.backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
-            store.record_check(sweep_id, problem.version, spec.check_text)
+            store.record_check(sweep_id, size.version, spec.check_text)
         if isinstance(spec, RecordedSpec):
-            problems = [other.problem for other in plan.problems if other.reference == problem.reference]
+            problems = [other.problem for other in sizes if other.reference == size.reference]
             store.record_launches({problem: text for problem in problems if (text := spec.document(problem))})
-    if flops := {problem.problem: problem.flops for problem in plan.problems if problem.flops is not None}:
+    if flops := {size.problem: size.flops for size in sizes if size.flops is not None}:
         store.record_flops(flops)
-
-
-def _compile_ahead(passes: Sequence[_CoarsePass], index: int) -> None:
-    """Queue a problem size and the next ones for the compilers."""
-    ahead = 0
-    for coarse in passes[index:]:
-        if ahead >= COMPILE_AHEAD:
-            return
-        if coarse.queued is None:
-            coarse.queued = coarse.compile()
-        ahead += coarse.queued if coarse.index > index else 0
 
 
 @dataclass
@@ -121,11 +135,18 @@ class _CoarsePass:
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
     """Block values in microseconds, the rounds in order."""
     is_done: bool = False
-    queued: int | None = None
-    """Configs that were given to the compilers; None before."""
+    queued: int = 0
+    """Number of configs that were given to the compilers."""
     known: Mapping[int, Mapping[NamedInts, Outcome]] = field(default_factory=dict)
     """Results that need no new trial, by round."""
     known_at: object = None
+
+    def __post_init__(self) -> None:
+        self.read()
+        known, configs = self.known.get(0, {}), self.problem.configs
+        todo = [config for config in self._permuted(configs, 0) if config not in known and not configs[config]]
+        self.plan.backend.compile([self.problem.arm(config) for config in todo])
+        self.queued = len(todo)
 
     def read(self) -> None:
         """Read the results of all rounds."""
@@ -207,18 +228,8 @@ class _CoarsePass:
     def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
         return self.plan.row(self.problem, config, outcome, place, outcome.process)
 
-    def compile(self) -> int:
-        """Queue the configs without a result for the compilers. Returns the number of them."""
-        self.read()
-        known, configs = self.known.get(0, {}), self.problem.configs
-        todo = [config for config in self._permuted(configs, 0) if config not in known and not configs[config]]
-        self.plan.backend.compile([self.problem.arm(config) for config in todo])
-        return len(todo)
-
     def left_out(self) -> int:
         """Return the number of configs without a result."""
-        if self.queued is None:
-            return self.problem.count
         self.read()
         return len(self.problem.configs.keys() - self.known.get(0, {}).keys())
 

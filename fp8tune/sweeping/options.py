@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fp8tune.errors import UsageError
 from fp8tune.options import SweepOptions
+from fp8tune.plan import selection
 from fp8tune_kernels.catalog import KERNELS
 
 
@@ -27,6 +28,7 @@ class Options:
     """Compile only, even if ``arch`` is this machine's."""
     scale_mode: str | None = None
     in_dtype: str | None = None
+    layout: str | None = None
     seed: int = 0
     timer: str | None = None
     again: bool = False
@@ -45,9 +47,17 @@ class Options:
     @classmethod
     def of(cls, options: SweepOptions, command: str) -> Options:
         """Parse the options of the command. Raises UsageError."""
+        settings = selection.common_settings(map(selection.parse, options.shapes))
+        if settings.groups:
+            raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
         return cls(
             kernels=options.kernel or tuple(KERNELS),
             shapes=options.shapes,
+            routing=settings.routing or cls.routing,
+            scale_mode=settings.scale or None,
+            in_dtype=settings.dtype or None,
+            layout=settings.layout or None,
+            seed=settings.seed,
             recording=options.recording,
             check=check_of(options.tolerance),
             reference=options.reference,

@@ -9,11 +9,11 @@ import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Device, Finalist, Kind, Pick, Problem, Subject
+from fp8tune.records import Device, Finalist, Kind, Pick, Subject
 from fp8tune.revisions import source
-from fp8tune.stats.rank import TIMED_KINDS, display_order
+from fp8tune.stats.rank import TIMED_KINDS, display_order, joined
 from fp8tune.stats.study import Study
-from fp8tune.store.layers import Reader
+from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.studies import finalists_of, pick_of, read_studies
@@ -40,11 +40,10 @@ def of(studies: Iterable[Study]) -> list[Pick]:
 
 def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pick]:
     """Return the picks of kernels and arches: the kept ones if they are current, else decided anew."""
-    picks = None
-    with contextlib.suppress(DatabaseError):  # of kept picks that are damaged: the rows may not be
-        picks = _kept(reader)
-    if picks is None:
-        return of(_studies(reader, kernels, arches))
+    if isinstance(reader, Layers):
+        picks = joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches))
+    else:
+        picks = _kept(reader) or of(_studies(reader, kernels, arches))
     return _sorted(
         pick
         for pick in picks
@@ -77,23 +76,12 @@ def _studies(reader: Reader, kernels: Names, arches: Names) -> Iterator[Study]:
     return itertools.chain.from_iterable(read_studies(reader, *place) for place in places(kernels, arches))
 
 
-def _kept(reader: Reader) -> list[Pick] | None:
-    """Return all picks without reading all rows; None if that cannot be."""
-    if isinstance(reader, Store):
-        return reader.kept_picks() if reader.has_kept_picks(decided_by()) else None
-    kept = _kept(reader.shipped)
-    if kept is None:
-        return None
-    own = {_subject(pool.problem) for pool in reader.own.pools()}
-    pools = [*reader.own.pools(), *reader.shipped.pools()]
-    problems = {pool.problem for pool in pools if _subject(pool.problem) in own}
-    mine = map(pick_of, read_studies(reader, problems=problems) if problems else ())
-    return [*(pick for pick in kept if _subject(pick.problem) not in own), *mine]
-
-
-def _subject(problem: Problem) -> Hashable:
-    """Return what own and shipped rows of a problem have in common, published ones of another routing too."""
-    return problem.kernel, problem.shape, problem.input_layout
+def _kept(store: Store) -> list[Pick]:
+    """Return all picks without reading all rows; none if they are not current."""
+    with contextlib.suppress(DatabaseError):  # of kept picks that are damaged: the rows may not be
+        if store.has_kept_picks(decided_by()):
+            return store.kept_picks()
+    return []
 
 
 def _sorted(picks: Iterable[Pick]) -> list[Pick]:

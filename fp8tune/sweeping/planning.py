@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,8 @@ from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
-from fp8tune.plan import grids, problems, shapes
+from fp8tune.plan import grids, problems, selection
+from fp8tune.plan.selection import Selection
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
@@ -104,11 +106,15 @@ class Plan:
     key: str
     """The same for the same options, code, shapes and device, so that a killed sweep continues."""
     notices: tuple[str, ...] = ()
-    rows: tuple[NamedInts, ...] = ()
-    """Rows of all shape sets."""
+    selections: tuple[Selection, ...] = ()
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
     commit: str = ""
+
+    @property
+    def rows(self) -> tuple[NamedInts, ...]:
+        """Rows of all shape sets."""
+        return tuple(row for selected in self.selections for row in selected.rows)
 
     def subject(self, problem: ProblemPlan) -> Subject:
         """Return what the database knows a problem size of this sweep by."""
@@ -154,19 +160,21 @@ def planned(options: Options) -> Plan:
     """
     options, left_out = recorded.composed(options)
     backend, notices = backend_for(options.arch, options.timer, options.static, options.trial_timeout_s)
-    rows = tuple(row for name in options.shapes for row in shapes.load(name).rows)
-    return Plan(options, backend, _key(options, backend, rows), notices + left_out, rows)
+    selections = tuple(map(selection.parse, options.shapes))
+    return Plan(options, backend, _key(options, backend, selections), notices + left_out, selections)
 
 
-def _key(options: Options, backend: Backend, rows: Iterable[NamedInts]) -> str:
+def _key(options: Options, backend: Backend, selections: Iterable[Selection]) -> str:
     """Hash what a command can vary but how long it may take; shapes and kernels by content, not by name."""
     work = [
         [_kernel_key(reference) for reference in options.kernels],
-        [row.canonical for row in rows],
+        [row.canonical for selected in selections for row in selected.rows],
         [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
         "screen" if options.quick else "finals",
         __version__,
         *([] if options.in_dtype is None else [options.in_dtype]),
+        *([] if options.layout is None else [options.layout]),
+        *(selected.size.canonical for selected in selections if selected.size),
     ]
     return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
 
@@ -213,12 +221,12 @@ def _check_options(options: Options) -> None:
     specs = [load_spec(reference) for reference in options.kernels]
     names = ", ".join(spec.name for spec in specs)
     if options.scale_mode is not None and not any(spec.scale_modes for spec in specs):
-        raise UsageError(f"--scale-mode {options.scale_mode}: {names} has no scale modes; leave it out")
+        raise UsageError(f"--shapes with scale={options.scale_mode}: {names} has no scale modes; leave it out")
     for spec in specs:
         if options.in_dtype is not None and options.in_dtype not in spec.in_dtypes and not spec.recorded:
-            raise UsageError(f"--in-dtype {options.in_dtype}: {spec.name} takes {', '.join(spec.in_dtypes)}")
+            raise UsageError(f"--shapes with dtype={options.in_dtype}: {spec.name} takes {', '.join(spec.in_dtypes)}")
     if options.routing != Options.routing and not any(spec.routed or spec.recorded for spec in specs):
-        raise UsageError(f"--routing {options.routing}: {names} has no groups; leave it out")
+        raise UsageError(f"--shapes with routing={options.routing}: {names} has no groups; leave it out")
 
 
 def make_ready(backend: Backend) -> None:
@@ -234,15 +242,18 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
     notices: list[str] = []
     axes = grids.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
-    found = problems.problems(
+    of_rows = partial(
+        problems.problems,
         spec,
-        short.rows,
         routing=options.routing,
         in_dtype=options.in_dtype,
+        layout=options.layout,
         fp8_dtype=fp8_dtype_of(arch),
         scale_mode=options.scale_mode,
         seed=options.seed,
     )
+    selections = (Selection(()),) if spec.recorded else short.selections
+    found = list(dict.fromkeys(p for selected in selections for p in of_rows(selected.rows, size=selected.size)))
     if kind is Kind.STATIC:
         found = distinct(reference, found, arch)  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:

@@ -9,13 +9,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from fleet.crew import DEVICE, of_type, plan_of, queue, table, timed_once, worked
+from fleet.crew import DEVICE, Clock, Take, of_type, plan_of, queue, table, timed_once, worked
 from forked import Forked
 from places import PLANTED
 
@@ -28,7 +28,8 @@ from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, LeaseLostError
-from fp8tune.sweeping.events import Event, Finished, TrialDone
+from fp8tune.sweeping.events import Event, Finished, SizeDone, TrialDone
+from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
 
@@ -44,10 +45,9 @@ def test_another_gpu_takes_over_and_the_table_is_the_same(db: str, tmp_path: Pat
     with Store.open(db) as first:
         lease = first.take_unit(DEVICE, "lost", lease_s=0.2)
         assert lease is not None
-        whole = units.plan_of(lease.sweep, timer=f"{DEVICE},gpu=7")
-        plan = units.of_unit(whole, {units.problem_key(of): of for of in whole.problems}, lease.unit)
-        with first.fenced(lease):
-            lost = worker.unit_events(first, plan)
+        plan = units.plan_of(lease.sweep, timer=f"{DEVICE},gpu=7")
+        with first.fenced([lease]):
+            lost = sweep(first, replace(plan, problems=plan.problems[:1]))
             assert any(isinstance(event, TrialDone) and event.row.stage == stage for event in lost)
             time.sleep(0.3)
             assert len(of_type(worked(db, gpu=8), "done")) == 2
@@ -77,7 +77,7 @@ def test_a_unit_that_was_broken_off_continues_where_it_was(db: str) -> None:
 
 
 def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends(db: str) -> None:
-    def broken(store: Store, plan: Plan) -> Iterator[Event]:
+    def broken(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         raise UsageError("the fan is off")
         yield
 
@@ -126,14 +126,17 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     queue(db, plan_of(40))
     now_s = 0.0
 
-    def half_a_minute(store: Store, plan: Plan) -> Iterator[Event]:
+    def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         nonlocal now_s
-        budget_s = plan.options.time_budget_s or 0.0
-        now_s += min(30.0, budget_s)
-        if budget_s < 30.0:
-            yield Finished(0, 0.0, left_out=1, is_whole=False)
-            return
-        yield from timed_once(store, plan)
+        deadline = now_s + (plan.options.time_budget_s or 0.0)
+        for event in timed_once(store, plan, clock, take=take):
+            if isinstance(event, SizeDone):
+                if now_s + 30.0 > deadline:
+                    now_s = deadline
+                    yield Finished(0, 0.0, left_out=1, is_whole=False)
+                    return
+                now_s += 30.0
+            yield event
 
     events = list(worked(db, 0, half_a_minute, time_budget_s=budget_s, clock=lambda: now_s))
     (ended,) = of_type(iter(events), "ended")
@@ -156,7 +159,7 @@ def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
         lease = store.take_unit(DEVICE, "me", lease_s=0.4)
         assert lease is not None
         heart = Heartbeat(stalls_after_s=60.0)
-        with heart.renewing(db, lease):
+        with heart.renewing(db, [lease], 0.1):
             time.sleep(0.8)
             assert store.return_expired_units() == 0
             heart.stalls_after_s = 0.0
@@ -180,7 +183,7 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
         for wait, returned in ((lambda: process.call(60, time.sleep, 1.2), 0), (lambda: time.sleep(1.2), 1)):
             lease = store.take_unit(DEVICE, "me", lease_s=0.4)
             assert lease is not None
-            with Heartbeat(stalls_after_s=0.3).renewing(db, lease):
+            with Heartbeat(stalls_after_s=0.3).renewing(db, [lease], 0.1):
                 wait()
                 assert store.return_expired_units() == returned
             store.return_units_of("me", "the next case")

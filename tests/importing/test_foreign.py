@@ -144,6 +144,15 @@ def test_damaged_files_are_named_and_the_others_read(tmp_path, store):
     assert all("\n" not in notice for notice in notices)
 
 
+def test_a_bad_entry_is_named_and_the_others_of_its_file_are_read(tmp_path, store):
+    path = gemm(tmp_path, **{"16": ONE, "512": None, "one": ONE, "32": {"num_warps": 0}, "64": ONE})
+    found, notices = rows(store, path, NAME)
+    assert [row.problem.shape["M"] for row in found] == [16, 64]
+    assert len(notices) == 3
+    for entry, notice in zip(("512", "one", "32"), notices, strict=True):
+        assert f"{path} is damaged: {entry!r}: " in notice
+
+
 def test_what_holds_no_configs_is_refused(tmp_path):
     for path in (tmp_path, write(tmp_path / "other.json", {"a": 1}), tmp_path / "absent.json"):
         with pytest.raises(UsageError, match="has no configs"):
