@@ -12,12 +12,12 @@ from urllib.parse import quote, quote_plus
 import pytest
 from command_line import Ended, fp8tune
 from database_rows import config, finished_sweep, problem
-from places import PLANTED, PUBLISHED
+from places import PLANTED, PUBLISHED, ROOT
 from servers import PASSWORD, USER, Server
 
 import fp8tune as package
 from fp8tune.errors import DatabaseError
-from fp8tune.report import page
+from fp8tune.report import html
 from fp8tune.store.results import Store
 
 FAULTS, UNTOUCHED = (f"{PLANTED / name}:SPEC" for name in ("faults.py", "untouched.py"))
@@ -71,7 +71,7 @@ READING = [
     ("export", "--arch", "sm_90", "--output", "table.py", "--check"),
     ("export", "--arch", "sm_90", "--for", "python", "--kernel", "colwise", "--output", "files"),
     ("report", "--output", "report.html"),
-    ("compare", "HEAD..HEAD", "--from-db", "--kernel", "colwise", "--repo", Path(__file__).parents[1]),
+    ("compare", "HEAD..HEAD", "--kernel", f"{ROOT}/kernels/fp8tune_kernels/quantize/colwise.py:SPEC"),
     ("doctor", "--format", "json"),
 ]
 
@@ -80,7 +80,7 @@ READING = [
 def test_a_command_that_reads_says_the_same(
     command: tuple[str, ...], both: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "_library", lambda: "")  # the same script, and long to pack and to compare
+    monkeypatch.setattr(html, "_library", lambda: "")  # the same script, and long to pack and to compare
     ended, files = {}, {}
     for where, db in both.items():
         folder = tmp_path / where

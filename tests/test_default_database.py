@@ -15,7 +15,7 @@ from database_rows import config, finished_sweep, problem
 from places import ROOT
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.report import page
+from fp8tune.report import html
 from fp8tune.store import location
 from fp8tune.store.results import Store
 
@@ -106,7 +106,7 @@ def test_the_first_line_on_stderr_says_which_rows_are_read(base: Path, monkeypat
         SHOW,
         ("export", "--arch", "sm_90", "--output", "table.py"),
         ("report", "--output", "report.html"),
-        ("compare", "--from-db", "HEAD..HEAD", "--repo", str(ROOT), "--kernel", "colwise"),
+        ("compare", "HEAD..HEAD", "--kernel", f"{ROOT}/kernels/fp8tune_kernels/quantize/colwise.py:SPEC"),
         ("doctor",),
     ],
     ids=lambda command: command[0],
@@ -114,7 +114,7 @@ def test_the_first_line_on_stderr_says_which_rows_are_read(base: Path, monkeypat
 def test_reading_makes_no_database(
     base: Path, home: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "_library", lambda: "")  # of a report: to pack it takes as long as all else
+    monkeypatch.setattr(html, "_library", lambda: "")  # of a report: to pack it takes as long as all else
     before = base.read_bytes()
     ended = fp8tune(*command)
     assert ended.stderr.startswith("rows are those that come with fp8tune") or command == ("doctor",)
