@@ -157,7 +157,7 @@ def compare(
     return Comparison(frames.table(documents.ComparedSize, document.rows), document.exit_code, document.speedup)
 
 
-def compared(options: CompareOptions, notice: Callable[[str], object]) -> Judged:
+def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
     """Compare on the GPU or the simulated clock; without one, or with ``db``, by recorded results."""
     if not options.revisions:
         raise UsageError("compare needs two revisions: write main..branch, or main..WORKTREE")
