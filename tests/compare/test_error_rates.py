@@ -30,7 +30,7 @@ TRIMMED_SPREAD = 1.1  # standard error of the 25 % trimmed mean of normal sample
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A comparison of sizes that really change by ``changes`` (log ratios), with an offset of each arm in all rounds."""
+    """A comparison of sizes that change by ``changes`` (log ratios), with an offset of each arm in all rounds."""
 
     random: Generator
     noise: Noise
