@@ -133,25 +133,18 @@ class Session:
 
     def retuned(self, kernel: Kernel, rows: Sequence[Launches]) -> Steps[list[Launches]]:
         """Return the rows with the best config of each side, found anew with an equal budget."""
-        lists = [
-            checkout.ask(
-                tree,
-                checkout.candidates,
-                self.reference(kernel, side),
-                [row[side] for row in rows],
-                self.backend.device,
-                CONFIGS,
-            )
-            for side, tree in enumerate(self.trees)
-        ]
+        lists = []
+        for side, tree in enumerate(self.trees):
+            reference, arms = self.reference(kernel, side), [row[side] for row in rows]
+            lists.append(checkout.ask(tree, checkout.candidates, reference, arms, self.backend.device, CONFIGS))
         if self.is_compiled:
-            arms = [(tree, arm) for tree, side in zip(self.trees, lists, strict=True) for arm in chain(*side)]
-            yield from self.on_all_cores(arms, launched_code, "compiling")
+            pairs = [(tree, arm) for tree, groups in zip(self.trees, lists, strict=True) for arm in chain(*groups)]
+            yield from self.on_all_cores(pairs, launched_code, "compiling")
         tuned = []
-        for number, (tree, side) in enumerate(zip(self.trees, lists, strict=True), 1):
+        for number, (tree, groups) in enumerate(zip(self.trees, lists, strict=True), 1):
             yield Step(f"tuning {kernel.name}", number, len(self.trees))
-            tuned.append(fastest(self.backend, tree, side))
-        return [Launches(*arms) for arms in zip(*tuned, strict=True)]
+            tuned.append(fastest(self.backend, tree, groups))
+        return [Launches(*pair) for pair in zip(*tuned, strict=True)]
 
     @property
     def is_compiled(self) -> bool:
@@ -184,10 +177,7 @@ class Session:
         return [pair for row in rows for pair in zip(self.trees, row, strict=True)]
 
     def on_all_cores(
-        self,
-        arms: Sequence[tuple[Tree, KernelArm]],
-        function: Callable[[str, Problem, NamedInts, str], T],
-        text: str,
+        self, arms: Sequence[tuple[Tree, KernelArm]], function: Callable[[str, Problem, NamedInts, str], T], text: str
     ) -> Steps[list[T | Exception]]:
         """Call a function that compiles each arm in its checkout; return the results, or what was raised."""
         inside: Callable[..., T] = within

@@ -247,7 +247,7 @@ def _confirmation_chart(roles: tuple[str, ...]) -> Chart:
         .mark_point(filled=True, size=18, opacity=0.7, tooltip={"content": "data"})
         .encode(
             x=alt.X("time:Q", title="time us", scale=alt.Scale(zero=False)),
-            y=alt.Y("config:N", title=None, sort=sort, axis=alt.Axis(labelLimit=330)),
+            y=alt.Y("config:N", title=None, sort=sort, axis=alt.Axis(labelLimit=460)),
             yOffset="process:N",
             color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
         )
