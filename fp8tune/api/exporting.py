@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,7 @@ class Export:
     def __str__(self) -> str:
         return next(iter(self.files.values()))
 
-    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+    def write(self, folder: str | Path) -> list[Path]:
         """Write the files below a folder, each whole or not at all, and return their paths."""
         exported = [files.File(PurePosixPath(path), text) for path, text in self.files.items()]
         return list(files.write(exported, Path(folder)))
@@ -41,7 +40,7 @@ def export(
     sizes: Mapping[str, str | int] | None = None,
     within: float | None = None,
     allow_quick: bool = False,
-    db: str | os.PathLike[str] | Results | None = None,
+    db: str | Path | Results | None = None,
 ) -> Export:
     """Render the best configs as text: `.files` maps paths to text, `.write(folder)` stores them.
 

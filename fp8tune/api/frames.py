@@ -8,6 +8,7 @@ of one, ``gb_per_s`` 10^9 bytes a second. A size, a config and attributes are ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fp8tune.output.documents import Document, value
@@ -140,6 +141,10 @@ def dtype(annotation: str) -> str:
 
 
 def _cell(cell: object) -> object:
+    if isinstance(cell, Enum):
+        return str(cell.value)
+    if isinstance(cell, list):
+        return "; ".join(map(str, cell))
     if isinstance(cell, Mapping):
         return " ".join(f"{name}={item}" for name, item in cell.items() if item != "")
     return cell

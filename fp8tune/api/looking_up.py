@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from fp8tune import names
 from fp8tune.errors import MachineError, UsageError
@@ -40,11 +42,11 @@ def lookup(
     else:
         raise MachineError("there is no GPU here to look up a config for: name an arch, such as arch='sm_90'")
     spec, filters = load_spec(kernel), Filters.parse(size)
-    facts = {"input_layout": "contiguous", "in_dtype": spec.in_dtypes[0], **filters.words}
+    facts: dict[str, Any] = {"input_layout": "contiguous", "in_dtype": spec.in_dtypes[0], **filters.words}
     for fact, known in (("input_layout", spec.input_layouts), ("in_dtype", spec.in_dtypes)):
         if facts[fact] not in known:
             word = next(word for word in WORDS if WORDS[word] == fact)
             raise UsageError(f"{spec.name} has no {word} {facts[fact]!r:.80}: it has {', '.join(known)}")
-    problem = Problem(spec.name, filters.size, **facts)
+    problem = replace(Problem(spec.name, filters.size), **facts)
     problems.check_shape(spec, problem)
     return look_up(spec, where, spec.lookup_key(problem))

@@ -95,7 +95,7 @@ class Results:
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             rows = [
                 sample
-                for name in kernels or [None]
+                for name in kernels or (None,)
                 for row in reader.rows(name)
                 if row.outcome.samples_us and keeps(row.problem, row.device)
                 for sample in frames.samples(row)
@@ -108,7 +108,7 @@ class Results:
         """Return one row per GPU with its software."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             tried: dict[Device, set[Problem]] = {}
-            for name in kernels or [None]:
+            for name in kernels or (None,):
                 for subject in subjects_of(reader.pools(name)):
                     if keeps(subject.problem, subject.device):
                         tried.setdefault(subject.device, set()).add(subject.problem)

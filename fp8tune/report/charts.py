@@ -58,6 +58,14 @@ def chart(**options: Any) -> alt.Chart:
     return alt.Chart(alt.NamedData(ROWS), **options)
 
 
+def sized(picture: Chart, column: str, step: int) -> Chart:
+    """Make a chart as wide as its place on the page, and ``step`` pixels high for each value of a column of its table.
+
+    Vega-Lite's own steps do not go together with a width that fits.
+    """
+    return picture.properties(width="container", usermeta={"column": column, "step": step})
+
+
 def whole_axis(**options: Any) -> alt.Axis:
     """Return an axis with ticks at whole numbers only."""
     import altair as alt

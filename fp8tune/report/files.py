@@ -56,6 +56,8 @@ def _svg(part: Part) -> str:
     vega = spec(part.chart)
     vega["datasets"] = {**vega.get("datasets", {}), ROWS: part.table.records()}
     vega |= {"background": "white", "title": part.title, "width": FIGURE_WIDTH}
+    if (size := vega.get("usermeta")) is not None:
+        vega["height"] = size["step"] * len({row[size["column"]] for row in part.table.records()})
     text: str = vl_convert.vegalite_to_svg(vega, vl_version=html.VEGA_LITE)
     return text
 

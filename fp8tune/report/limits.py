@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp8tune.ceiling import gb_per_s
-from fp8tune.report.charts import BLUE, GREEN, chart, disturbed_mark
+from fp8tune.report.charts import BLUE, GREEN, chart, disturbed_mark, sized
 from fp8tune.report.contents import LISTED, Contents, Row, itself, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, percent, table
 
@@ -150,7 +150,7 @@ def _shares_chart() -> Chart:
     import altair as alt
 
     bound = alt.Scale(domain=["memory", "compute"], range=[BLUE, GREEN])
-    return (
+    marks = (
         chart()
         .mark_point(filled=True, size=34, opacity=0.7)
         .encode(
@@ -161,5 +161,5 @@ def _shares_chart() -> Chart:
             href="href:N",
             tooltip=["kernel:N", "shape:N", "device:N", "share:Q", "speedup:Q", "verdict:N", "quality:N"],
         )
-        .properties(width="container", height=alt.Step(22))
     )
+    return sized(marks, "kernel", 22)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, loss_axis
+from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, loss_axis, sized
 from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, table
 from fp8tune.stats.means import group_by
@@ -100,7 +100,7 @@ def _losses_chart() -> Chart:
     import altair as alt
 
     scale = alt.Scale(domain=list(RULES), range=list(RULES.values()))
-    return (
+    marks = (
         chart()
         .mark_point(filled=True, size=24, opacity=0.6)
         .transform_filter("isValid(datum.loss)")
@@ -112,5 +112,5 @@ def _losses_chart() -> Chart:
             href="href:N",
             tooltip=["kernel:N", "shape:N", "device:N", "rule:N", alt.Tooltip("loss:Q", format=".1f")],
         )
-        .properties(width="container", height=alt.Step(38, **{"for": "position"}))
     )
+    return sized(marks, "kernel", 38)

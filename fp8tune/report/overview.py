@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fp8tune.records import Device, Kind
-from fp8tune.report.charts import MEANINGS, VERDICTS, chart, colours, whole_axis
+from fp8tune.report.charts import MEANINGS, VERDICTS, chart, colours, sized, whole_axis
 from fp8tune.report.contents import (
     LISTED,
     Contents,
@@ -109,9 +109,7 @@ def _grid_chart(devices: Sequence[str]) -> Chart:
     cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2, invalid="show").encode(
         color=alt.Color("share:Q", title="% of peak", scale=scale)
     )
-    return (cells + base.mark_text(color="#000").encode(text="label:N")).properties(
-        width="container", height=alt.Step(24)
-    )
+    return sized(cells + base.mark_text(color="#000").encode(text="label:N"), "kernel", 24)
 
 
 def _verdicts(contents: Contents) -> Part:
@@ -133,7 +131,7 @@ def _verdicts(contents: Contents) -> Part:
 def _verdict_chart(present: Sequence[str]) -> Chart:
     import altair as alt
 
-    return (
+    bars = (
         chart()
         .mark_bar()
         .encode(
@@ -144,8 +142,8 @@ def _verdict_chart(present: Sequence[str]) -> Chart:
             tooltip=["kernel:N", "verdict:N", "sizes:Q"],
         )
         .transform_calculate(rank=f"indexof({list(VERDICTS)!r}, datum.verdict)")
-        .properties(width="container", height=alt.Step(24))
     )
+    return sized(bars, "kernel", 24)
 
 
 PICKS: tuple[Column[Row], ...] = (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fp8tune.records import NamedInts, Status
-from fp8tune.report.charts import MEANINGS, ORANGE, ROLES, chart, colours, whole_axis
+from fp8tune.report.charts import MEANINGS, ORANGE, ROLES, chart, colours, sized, whole_axis
 from fp8tune.report.contents import TIMING_BY_EVENTS, Row, day, device_name
 from fp8tune.report.parts import Chart, Column, Page, Part, table
 from fp8tune.stats.explanation import Attempt, Explanation
@@ -207,7 +207,7 @@ def _heat_chart(axes: tuple[str, ...]) -> Chart:
     return (
         (cells + base.mark_text(color="#000").encode(text=alt.Text("least:Q", format=".2f")))
         .add_params(choice("x_axis", "across ", options[0]), choice("y_axis", "down ", options[1]))
-        .properties(width="container", height=alt.Step(30))
+        .properties(width="container", height=240)
     )
 
 
@@ -253,7 +253,7 @@ def _confirmation_chart(roles: tuple[str, ...]) -> Chart:
     import altair as alt
 
     sort = alt.EncodingSortField("time", op="median")
-    return (
+    marks = (
         chart()
         .mark_point(filled=True, size=18, opacity=0.7, tooltip={"content": "data"})
         .encode(
@@ -262,8 +262,8 @@ def _confirmation_chart(roles: tuple[str, ...]) -> Chart:
             yOffset="process:N",
             color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
         )
-        .properties(width="container", height=alt.Step(34, **{"for": "position"}))
     )
+    return sized(marks, "config", 34)
 
 
 # Configs without a time

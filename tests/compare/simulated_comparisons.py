@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fp8tune.comparing import verdicts
-from fp8tune.comparing.timing import AFTER, BEFORE, BLOCKS, CONTROL, ORDERS
+from fp8tune.comparing.timing import AFTER, BEFORE, CONTROL, ORDERS
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.measure.simulated import MEASURED, Noise
 from fp8tune.stats.estimate import Estimate
@@ -103,7 +103,7 @@ class Rounds:
         blocks = drift + sd * random.standard_normal(turns.shape)
         blocks += self.places
         for arm in (BEFORE, AFTER, CONTROL):
-            logs[arm] += (blocks * (turns == arm)).sum(axis=1) / BLOCKS
+            logs[arm] += (blocks * (turns == arm)).sum(axis=1) / 2  # two blocks per arm and round
         return logs
 
 
@@ -127,7 +127,7 @@ def excludes(ended: Run, change: float = 0.0) -> bool:
 
 def is_alarm(ended: Run) -> bool:
     """Whether a run of unchanged rows called one a regression, or an improvement."""
-    return bool({ChangeVerdict.REGRESSION, ChangeVerdict.IMPROVEMENT} & set(ended.verdicts))
+    return bool({ChangeVerdict.REGRESSION, ChangeVerdict.FASTER} & set(ended.verdicts))
 
 
 def is_found(ended: Run) -> bool:

@@ -108,8 +108,9 @@ let drawing = 0; // of the view that is shown now: what is finished later than t
 async function draw(box, spec, rows) {
   const mine = drawing;
   try {
-    const made = await vegaEmbed(box, { ...structuredClone(spec), datasets: { ...spec.datasets, rows } }, {
-      logLevel: 1, // errors: Vega-Lite warns of every chart that fits its width and has a step as height
+    const { column, step } = spec.usermeta || {};
+    const size = step ? { height: step * new Set(rows.map((row) => row[column])).size } : {};
+    const made = await vegaEmbed(box, { ...structuredClone(spec), ...size, datasets: { ...spec.datasets, rows } }, {
       mode: "vega-lite", renderer: "svg", actions: false, ast: true, hover: false,
     });
     if (mine !== drawing) made.finalize();
