@@ -159,8 +159,9 @@ def compare(
 
 def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
     """Compare on the GPU or the simulated clock; without one, or with ``db``, by recorded results."""
-    if not options.revisions:
-        raise UsageError("compare needs two revisions: write main..branch, or main..WORKTREE")
+    if ".." not in options.revisions:
+        got = f", got {options.revisions!r:.80}" if options.revisions else ""
+        raise UsageError(f"compare needs two revisions{got}: write main..branch, or main..WORKTREE")
     both = sides(options.revisions, options.kernel)
     backend, notices = backend_for(None, options.timer)
     if options.db is not None or not backend.times:

@@ -94,15 +94,16 @@ def _usage_message(error: Any) -> str:
     path = getattr(getattr(error, "ctx", None), "command_path", "")
     path = path or " ".join(["fp8tune", *(word for word in sys.argv[1:2] if word in command_line().commands)])
     message = " ".join(error.format_message().split()).rstrip(".")
-    near = " or ".join(sorted(getattr(error, "possibilities", None) or ()))
+    option = getattr(error, "option_name", "")
+    near = " or ".join(difflib.get_close_matches(option, getattr(error, "possibilities", None) or (), n=2))
     fix = f"did you mean {near}?" if near else f"see {path} --help"
-    if message.startswith("No such command"):
-        name = message.partition("'")[2].rpartition("'")[0]
+    if match := re.match("No such command '(.*?)'", message):
+        name = match[1]
         if new := COMMANDS.get(name):
             return f"{path} {name} is now {new}"
         close = difflib.get_close_matches(name, error.ctx.command.list_commands(error.ctx))
         return f"unknown command {name!r:.80}: " + (f"did you mean {' or '.join(close)}?" if close else fix)
-    if option := getattr(error, "option_name", ""):
+    if option:
         if new := OPTIONS.get(path.removeprefix("fp8tune "), {}).get(option):
             return f"{option} of {path} is now {new}"
         problem = "is unknown" if hasattr(error, "possibilities") else "needs a value"

@@ -46,10 +46,10 @@ def record(options: RecordOptions) -> None:
         raise typer.Exit(ended.exit_code)
     if ended.exit_code in KILLED and ended.recording is None:
         reason = "the program was killed before its recording was first written"
-    elif ended.recording is None:
-        reason = "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
     elif ended.exit_code:
         reason = f"the program failed with exit code {ended.exit_code}, see above"
+    elif ended.recording is None:
+        reason = "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
     else:
         reason = (
             f"{shlex.join(options.command):.80} launched no autotuned kernel; for @triton.jit kernels add "

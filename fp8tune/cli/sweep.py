@@ -30,7 +30,8 @@ $ fp8tune sweep --kernel colwise --shapes llama4,K=5120,routing=zipf
 $ fp8tune sweep --recording run.json --budget 30m
 
 Kernels with results: fp8tune show. Shape sets: llama4, deepseek-v3, models,
-deepseek-moe-16b, rows, grouped-mm, bench-models, starting-line, unseen, tiny.
+deepseek-moe-16b, rows, grouped-mm, bench-models, moe-layer-up,
+moe-layer-down, starting-line, unseen, tiny.
 """
 
 

@@ -54,7 +54,7 @@ class Loaded:
         sweep = store.begin_sweep(
             PUBLISHED_SWEEP,
             Device(arch="published"),
-            command="fp8tune import",
+            command="fp8tune db import",
             commit="",
             timer="",
             seed=0,

@@ -282,7 +282,7 @@ class Database:
                 connection.execute(Meta.insert().values(name="schema_version", value=str(VERSION)))
                 return
             if not tables:
-                raise EmptyDatabaseError(f"{self.label} is empty: run fp8tune sweep or fp8tune import to fill it")
+                raise EmptyDatabaseError(f"{self.label} is empty: run fp8tune sweep or fp8tune db import to fill it")
             if not {"meta", "trials"} <= tables:
                 raise DatabaseError(f"{self.label} {_FOREIGN}")
             text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
@@ -293,7 +293,7 @@ class Database:
         if self.version > VERSION:
             line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
         elif 0 < self.version < VERSION and is_readable:  # all trials, as a release has them
-            line = "is an archive: read it with fp8tune import, into another database"
+            line = "is an archive: read it with fp8tune db import, into another database"
         else:
             line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
         raise DatabaseError(f"{self.label} {line}")
@@ -310,7 +310,7 @@ class Database:
             cursor.execute("VACUUM INTO ?", (str(saved),))
         raise DatabaseError(
             f"{path} was replaced or removed while it was in use (git checkout, pull or switch?): "
-            f"every row stored before is in {saved}; run fp8tune import {saved}, then this again"
+            f"every row stored before is in {saved}; run fp8tune db import {saved}, then this again"
         )
 
     @contextlib.contextmanager
@@ -433,7 +433,7 @@ def _check_path(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder: give a file with --db")
     if not path.exists() and not create:
-        raise DatabaseError(f"{path} does not exist: run fp8tune sweep or fp8tune import, or give another --db")
+        raise DatabaseError(f"{path} does not exist: create it with fp8tune sweep --db {path}, or leave out --db")
     log = Path(f"{path}-wal")
     # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
     if all(_is_plain(path) and log.is_file() and log.stat().st_size > 32 for _ in range(3)):

@@ -68,7 +68,7 @@ def _fitting(problem: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -
 
 
 def compile_published(
-    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune import"
+    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune db import"
 ) -> Iterator[Event]:
     """Compile every published config of our kernels for its arch, or for one arch."""
     studies = [study for study in store.studies(arch=only, kinds=[Kind.PUBLISHED]) if study.configs]
