@@ -44,15 +44,15 @@ def read_studies(
     studies = store.studies(kernel, arch, kinds, keep=competing, **conditions)
     documents = store.recorded_launches(kernel)
     studies = decided(studies, tables, recorded_configs(documents))
-    return [_in_words(study, documents.get(study.problem, "")) for study in studies]
+    return [replace(study, problem=with_words(study.problem, documents.get(study.problem, ""))) for study in studies]
 
 
-def _in_words(study: Study, document: str) -> Study:
-    """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
+def with_words(problem: Problem, document: str) -> Problem:
+    """Return the problem with sizes that print as the recorded arguments do, if there is a recorded launch."""
     with contextlib.suppress(DatabaseError):
         if document:
-            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
-    return study
+            return in_words(problem, recorded_launch(document)[1])
+    return problem
 
 
 def decided(

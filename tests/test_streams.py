@@ -7,7 +7,7 @@ import sys
 
 INTERRUPTED = """
 import sys
-from fp8tune.render.streams import own_output
+from fp8tune.cli.streams import own_output
 
 def interrupt(frame, event, argument):
     if event == "return" and frame.f_code.co_name == "write":

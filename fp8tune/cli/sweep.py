@@ -84,7 +84,7 @@ def sweep(options: SweepOptions) -> None:
                         finished = event
             studies, tallies = session.studies(store, plan), session.tallies(store, plan)
     except (KeyboardInterrupt, Stopped) as stopped:
-        stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db), text))
+        stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
         raise
     if finished is not None:
         _print_end(options, plan, finished, studies, tallies, text, is_stored=not progress.stored)

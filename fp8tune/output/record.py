@@ -63,7 +63,7 @@ def recording(document: RecordingSummary) -> Screen:
     counts = f"{counted(len(kernels), 'kernel')} in {counted(document.processes, 'process')}"
     columns = [
         Column("kernel", [row.kernel for row in kernels], cut="start"),
-        number("GPU time", [f"{percent(row.gpu_share, 1)} %" for row in kernels]),
+        number("GPU time", [f"{percent(row.gpu_share, 1)} %" if row.gpu_share is not None else "-" for row in kernels]),
         number("tuning s", [f"{row.tuning_s:.1f}" if row.tuning_s else "-" for row in kernels]),
         number("launches", [f"{row.launches:,}" for row in kernels]),
         number("distinct", [f"{row.distinct:,}" for row in kernels], leaves="after cuts"),

@@ -37,7 +37,8 @@ def documents() -> list[type[Document]]:
     """Return all documents that commands print, in the order of modules and definitions."""
     for module in pkgutil.iter_modules(fp8tune.output.__path__):
         importlib.import_module(f"fp8tune.output.{module.name}")
-    return [model for model in _subclasses(Document) if model.printed_by]
+    models = [model for model in _subclasses(Document) if model.printed_by]
+    return sorted(models, key=lambda model: model.__module__)  # whatever was imported first
 
 
 def _subclasses(model: type[Document]) -> Iterator[type[Document]]:

@@ -350,9 +350,12 @@ def pick_columns(
     names, gap = ConfigNames.of([row.config or {} for row in rows]), ["-"] * len(wrong)
     all_sizes = [*(row.size for row in rows), *wrong]
     columns = [number(name, [str(size.get(name, "-")) for size in all_sizes]) for name in sizes]
-    # A single row shares nothing, but its attributes need no column.
-    for name in attributes if len(rows) > 1 else ():
-        columns.append(Column(name, [*(_attribute(row, name) for row in rows), *gap], cut="end"))
+    is_unique = len({pairs(size) for size in all_sizes}) == len(all_sizes)
+    for name in attributes if len(rows) > 1 else ():  # a single row shares nothing, but needs no column for it
+        is_launch = name == "layout" and all(row.attributes[name].startswith(records.RECORDED) for row in rows)
+        if not (is_launch and is_unique):  # the id of a launch says nothing if the size names it
+            cells = [*(_attribute(row, name) for row in rows), *gap]
+            columns.append(Column("launch" if is_launch else name, cells, cut="end"))
     gains = [ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use) for row in rows]
     columns += [
         speedups([*gains, *gap]),

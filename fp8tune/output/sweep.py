@@ -179,6 +179,6 @@ def next_lines(
         yield f"to measure {counted(unsettled, 'open pick')} again, on a quiet GPU: {again}"
 
 
-def stopped_line(stored: int, phase: str, database: str, command: str) -> str:
+def stopped_line(stored: int, phase: str, database: str) -> str:
     """Return the message of a sweep that is told to end."""
-    return f"{counted(stored, 'new result')} in {database}, the last of the {phase}; to resume: {command}"
+    return f"{counted(stored, 'new result')} in {database}, the last of the {phase}: run the same command to resume"

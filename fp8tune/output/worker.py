@@ -111,6 +111,8 @@ def _is_lost(status: UnitStatus) -> bool:
 
 def status(document: QueueStatus) -> Iterator[Screen]:
     """Yield the screen of each queued sweep: its workers, lost ones first, and failed units."""
+    if not document.commands:
+        yield Screen([f"no work is queued in {document.database}: fp8tune sweep --on queue puts some there"])
     for sweep in document.commands:
         units = [unit for unit in document.units if unit.sweep == sweep]
         running = sorted((unit for unit in units if unit.state in ("running", "lost")), key=lambda u: u.state != "lost")

@@ -21,19 +21,31 @@ class MeasuringPlan:
     """Sample counts, bands and error rates for measuring and deciding a study. A calibration may change them."""
 
     screen_rounds: int = 3
-    screen_band: float = 0.04  # largest slowdown of a finalist in the coarse pass, or screen_sigmas if more
-    screen_sigmas: float = 4.0  # the same bound in standard errors
+    """Rounds of the coarse pass."""
+    screen_band: float = 0.04
+    """Largest slowdown of a finalist in the coarse pass, or ``screen_sigmas`` if more."""
+    screen_sigmas: float = 4.0
+    """The same bound in standard errors."""
     finalists: int = 8
+    """Configs in the confirmation at most."""
     processes: int = 6
+    """Fresh processes before the first decision."""
     rounds: int = 6
+    """Rounds in each process."""
     more_processes: tuple[int, ...] = (12, 24, 48)
-    """Process counts of later decisions: two sweeps agree on 89 % of rows with 24 processes, on 91.5 % with 48."""
-    tie_band: float = 0.01  # configs this close to the fastest are ties: repeated sweeps reorder them at random
-    keep_band: float = 0.015  # the current config stays until another is proven faster by more than this
+    """Processes of later decisions: two sweeps agree on 89 % of rows with 24 processes, on 91.5 % with 48."""
+    tie_band: float = 0.01
+    """Configs this close to the fastest are ties: repeated sweeps reorder them at random."""
+    keep_band: float = 0.015
+    """The current config stays until another is proven faster by more than this."""
     alpha: float = 0.025
-    fastest: int = 2  # number of finalists chosen by coarse time alone; the others are the likeliest picks
-    screen_error: float = 0.006  # standard deviation of a coarse log time
-    edge_sigmas: float = 1.5  # a config this close to the edge of the tie band may cross it in the next sweep
+    """Chance of a false proof for one size."""
+    fastest: int = 2
+    """Finalists chosen by coarse time alone; the others are the likeliest picks."""
+    screen_error: float = 0.006
+    """Standard deviation of a coarse log time."""
+    edge_sigmas: float = 1.5
+    """A config this close to the edge of the tie band, in standard errors, may cross it in the next sweep."""
 
     @property
     def decisions(self) -> int:

@@ -44,11 +44,17 @@ class Precedence(StrEnum):
     """Reason why the next best config is not the pick, if it is faster or was timed only in the coarse pass."""
 
     NONE = ""
-    TIED = "tied"  # both are within the tie band, where the default comes first, then canonical order
-    DEFAULT = "default stays"  # nothing is proven faster than the default
-    CURRENT = "today's config stays"  # nothing is proven faster than the current config by more than the keep band
-    TOO_SHORT = "too short"  # times are too short for the timer to distinguish configs
-    UNCONFIRMED = "coarse pass"  # only the coarse pass timed the other config: one process proves nothing
+    """It is slower."""
+    TIED = "tied"
+    """Both are within the tie band, where the default comes first, then canonical order."""
+    DEFAULT = "default stays"
+    """Nothing is proven faster than the default."""
+    CURRENT = "today's config stays"
+    """Nothing is proven faster than today's config by more than the keep band."""
+    TOO_SHORT = "too short"
+    """Times are too short for the timer to distinguish configs."""
+    UNCONFIRMED = "coarse pass"
+    """Only the coarse pass timed it: one process proves nothing."""
 
 
 class Origin(StrEnum):

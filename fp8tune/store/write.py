@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import Select, Table, bindparam, delete, func, insert, literal, select, update
 
-from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ClockLimits,
     Device,
@@ -78,22 +78,16 @@ class Writing(Database):
         uid: str | None = None,
         limits: ClockLimits = ClockLimits(),
     ) -> int:
-        """Return the id of an unfinished sweep of this request, device and ``again``, or of a new one.
+        """Return the id of an unfinished sweep of this request, device, ``again`` and limits, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
-
-        Raises:
-            MachineError: The unfinished sweep was timed at other clocks or another power limit than ``limits``.
         """
         of, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
         same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
-        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc()).limit(1)
-        if uid is None and (row := self._connection.execute(unfinished).first()) is not None:
-            if difference := ClockLimits(*row[1:]).difference(limits):
-                raise MachineError(
-                    f"the GPU's {difference}, so this sweep cannot go on: set it back, or measure anew with --again"
-                )
-            return int(row.id)
+        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc())
+        for row in self._connection.execute(unfinished) if uid is None else ():
+            if not ClockLimits(*row[1:]).difference(limits):
+                return int(row.id)
         values = {"device_id": device_id, "request": request, "command": stored_command(command), "git_commit": commit}
         values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
         return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex, **values, **vars(limits)})
@@ -109,7 +103,17 @@ class Writing(Database):
         """Note that all planned configs of a problem have a row, so that the best of them is a pick."""
         study = self._study(subject)
         self._run_of(sweep_id, study, planned=planned, **self._facts_of(sweep_id, subject.version))
+        if len(self._limits_of(study)) > 1:
+            self.summarize(self._connection.scalars(select(db.Results.c.id).where(db.Results.c.study_id == study)))
         self._update_studies([study])
+
+    def _limits_of(self, study: int) -> list[ClockLimits]:
+        """Return the different limits at which a study was timed, the newest last."""
+        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+        query = select(*columns).join(db.StudyRuns, db.StudyRuns.c.sweep_id == db.Sweeps.c.id)
+        query = query.where(db.StudyRuns.c.study_id == study).order_by(db.Sweeps.c.started_at.desc())
+        newest_first = dict.fromkeys(ClockLimits(*row) for row in self._connection.execute(query))
+        return [*newest_first][::-1]
 
     @writes
     def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
@@ -403,11 +407,14 @@ class Writing(Database):
                 trials.setdefault(trial.result_id, []).append(trial)
             values: list[Values] = []
             result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
-            columns = list(result.keys())
+            columns, limits = list(result.keys()), dict[int, list[ClockLimits]]()
             for stored in result.all():
                 row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
                 of_result = trials.get(row["id"], [])
-                new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
+                study, is_published = row["study_id"], row["kind"] == Kind.PUBLISHED
+                if study not in limits:
+                    limits[study] = self._limits_of(study) or [ClockLimits()]
+                new = {**row, **summary(of_result, is_published=is_published, limits=limits[study][-1])}
                 names = ("status", "coarse_us", "coarse_processes", "final_us")
                 crc = row_checksum(db.Results, new, blocks_of(of_result))
                 values.append({**{name: new[name] for name in names}, "crc": crc, "row": row["id"]})

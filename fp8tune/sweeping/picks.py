@@ -6,18 +6,21 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Device, Finalist, Kind, Pick, Subject
+from fp8tune.lookups import Declared, look_up
+from fp8tune.records import Device, Finalist, Kind, Pick, Subject, is_recorded
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, display_order, joined
-from fp8tune.stats.study import Study
+from fp8tune.stats.study import Origin, Study
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
-from fp8tune.studies import finalists_of, pick_of, read_studies
+from fp8tune.studies import finalists_of, pick_of, read_studies, with_words
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import table
 
 REVISION = 5
@@ -44,6 +47,7 @@ def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pi
         picks = joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches))
     else:
         picks = _kept(reader) or of(_studies(reader, kernels, arches))
+        picks = _with_words(reader, _with_own_tables(reader, picks))
     return _sorted(
         pick
         for pick in picks
@@ -82,6 +86,31 @@ def _kept(store: Store) -> list[Pick]:
         if store.has_kept_picks(decided_by()):
             return store.kept_picks()
     return []
+
+
+def _with_own_tables(store: Store, picks: Sequence[Pick]) -> list[Pick]:
+    """Decide picks again for which the user's own table holds another config than when they were kept."""
+    outdated = {(pick.problem, pick.device) for pick in picks if _is_outdated(pick)}
+    places = {(problem.kernel, device.arch) for problem, device in outdated}
+    problems = {problem for problem, _ in outdated}
+    studies = (study for place in places for study in read_studies(store, *place, problems=problems))
+    again = {(pick.problem, pick.device): pick for pick in map(pick_of, studies)}
+    return [again.get((pick.problem, pick.device), pick) for pick in picks]
+
+
+def _is_outdated(pick: Pick) -> bool:
+    device, is_own = pick.device, pick.today_origin == Origin.OWN_TABLE
+    if pick.version is None or pick.lookup_key is None or not (is_own or user_tables.user_table(device.arch).rows):
+        return False
+    result = look_up(Declared.of(pick.version), device, pick.lookup_key)
+    return (result.is_own or is_own) and (result.config, result.is_own) != (pick.today, is_own)
+
+
+def _with_words(store: Store, picks: Sequence[Pick]) -> list[Pick]:
+    """Return picks whose recorded arguments print as in the program: ``MODE=silu``."""
+    recorded = {pick.problem.kernel for pick in picks if is_recorded(pick.problem)}
+    documents = {problem: text for kernel in recorded for problem, text in store.recorded_launches(kernel).items()}
+    return [replace(pick, problem=with_words(pick.problem, documents.get(pick.problem, ""))) for pick in picks]
 
 
 def _sorted(picks: Iterable[Pick]) -> list[Pick]:

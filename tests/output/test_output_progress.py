@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from fp8tune.output import progress as displays
 from fp8tune.output.progress import Display, SweepProgress
+from fp8tune.output.tables import notice
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.sweeping import events
@@ -99,17 +101,29 @@ def test_a_bar_fits_the_terminal_and_vanishes(width: int, monkeypatch: pytest.Mo
     assert lines[-1] == ""
 
 
-def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was printed below, where the next frame of the bar erased it."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Display() as display:
+        display.update("files", 0.5)
+        display._draw()
+        notice("a message")
+    assert "\x1b[2Ka message" in terminal.getvalue()
+
+
+def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Display(now=clock) as display:
-        for done in (0.0, 0.1, 0.25):
+        for done in (0.0, 0.25):
             display.update("files", done, count="of one folder")
-            clock.now += 1.0
+            clock.now += 3.0
             display._draw()
     assert capsys.readouterr().err.splitlines() == [
         "files  of one folder  0 %",
-        "files  of one folder  10 %  0:18 left",
-        "files  of one folder  25 %  0:09 left",
+        "files  of one folder  25 %  0:18 left",
     ]
 
 
@@ -129,4 +143,4 @@ def test_a_sweep_that_is_stopped_names_what_is_stored_and_how_to_resume(
     last = output.splitlines()[-1]
     assert word in last
     assert str(path) in last
-    assert last.endswith(f"; to resume: fp8tune {' '.join(arguments)}")
+    assert "run the same command to resume" in last

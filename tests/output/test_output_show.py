@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from fp8tune.records import Kind, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
+from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import Table
 
 WRONG = problem(M=4096)
@@ -28,8 +31,10 @@ DEFAULT = KERNEL.default
 
 
 @pytest.fixture(autouse=True)
-def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(lookups, "table", lambda arch: Table())
+    yield
+    user_tables.user_table.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +166,22 @@ def test_what_is_not_there_is_named(arguments: list[str], message: str, database
     done = fp8tune("show", *arguments, "--db", database)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+def test_a_pick_is_in_use_once_an_own_table_holds_it(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was compared with the table of the moment when it was decided, so that an export changed nothing."""
+    path = shutil.copy(database, tmp_path / "results.db")
+    with Store.open(str(path)) as store:
+        picks.keep_current(store)
+    done = fp8tune("export", "--arch", "sm_90", "--kernel", "colwise", "-o", tmp_path / "sm_90.py", "--db", path)
+    assert done.returncode == 0, done.stderr
+    assert [pick["in_use"] for pick in document(path, "colwise", "--device", "H100")["picks"]] == [False]
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
+    user_tables.user_table.cache_clear()
+    (pick,) = document(path, "colwise", "--device", "H100")["picks"]
+    assert (pick["in_use"], pick["today_from"], pick["speedup"]) == (True, "own table", 1.0)
 
 
 def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database: Path) -> None:

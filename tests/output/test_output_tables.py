@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from fp8tune.output import tables
 from fp8tune.output.tables import Column, Screen, fit, notice, notices, number, text_lines, words
-from fp8tune.output.text import ConfigNames, microseconds
+from fp8tune.output.text import ConfigNames
 
 NAME = "package.module:softmax"
 COLUMNS = [
@@ -117,8 +117,3 @@ def test_axes_have_the_shortest_unique_initials() -> None:
     assert names.legend == "config: BLOCK_M x BLOCK_N, SPLIT_ SPLIT_K, wa warp, w num_warps; all num_stages=3"
     assert ConfigNames.of([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
     assert ConfigNames.of([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"
-
-
-def test_times_have_four_digits() -> None:
-    times_us = (0.00012, 0.1234567, 41.7749, 999.94, 1161.4, None)
-    assert [*map(microseconds, times_us)] == ["0.0001", "0.1235", "41.77", "999.9", "1,161", "-"]
