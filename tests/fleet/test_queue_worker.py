@@ -34,7 +34,8 @@ from fp8tune.sweeping.planning import Plan
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> str:
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
     return str(tmp_path / "results.db")
 
 
@@ -89,22 +90,25 @@ def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends
 
 
 @pytest.mark.parametrize(("wrong", "without"), [("1", 2), ("0.4", 1)])
-def test_a_problem_that_no_config_is_right_on_is_named(db: str, wrong: str, without: int) -> None:
+def test_a_problem_that_no_config_is_right_on_is_named(
+    db: str, wrong: str, without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its unit is done, and no other worker would do better. A config that failed is not tried again."""
     plan = plan_of(2)
     queue(db, plan)
-    done = fp8tune("worker", "--db", db, "--timer", f"{DEVICE},wrong={wrong}")
-    lines = [line for line in done.stderr.splitlines() if "no config is right" in line]
+    monkeypatch.setenv("FP8TUNE_TIMER", f"{DEVICE},wrong={wrong}")
+    done = fp8tune("worker", "--db", db)
     assert done.returncode == 1
-    shapes = [of.problem.shape for of in plan.problems[:without]]
-    assert sorted(lines[:-1]) == [f"rowwise-2d: no config is right on {shape}: wrong" for shape in shapes]
-    assert lines[-1].startswith(f"no config is right on some problems of {without} unit")
+    named = [
+        size.problem.shape for size in plan.problems if f"no config is right on {size.problem.shape}" in done.stderr
+    ]
+    assert named == [size.problem.shape for size in plan.problems[:without]]
     with Store.open(db, writable=False) as store:
         found = [status for status in store.queue().units if status.is_finding]
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
     assert [status.state for status in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
-    assert "done, but no config is right on some problems" in fp8tune("queue", "--db", db).stdout
+    assert "no config is right on" in fp8tune("worker", "--status", "--db", db).stdout
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
@@ -113,7 +117,7 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
         sweep = units.queued(plan)
         (unit,) = units.units_of(plan, sweep.key)
         store.add_units(sweep, [replace(unit, source_hash="0123456789abcdef", problems=("fedcba9876543210",))])
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    done = fp8tune("worker", "--db", db)
     assert done.returncode == 2
     assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
     with Store.open(db, writable=False) as store:
@@ -191,18 +195,18 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
 
 def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> None:
     kernel = f"{PLANTED / 'untouched.py'}:SPEC"
-    options = ("--kernel", kernel, "--shapes", "llama4", "--timer", DEVICE, "--db", db)
+    options = ("--kernel", kernel, "--shapes", "llama4", "--db", db)
     assert fp8tune("sweep", *options, "--on", "queue").returncode == 0
 
     def work() -> None:
         os.environ["FP8TUNE_DB"] = db
-        sys.argv = ["fp8tune", "worker", "--timer", DEVICE, "--format", "json", "--kernel", kernel]
+        sys.argv = ["fp8tune", "worker", "--format", "json", "--kernel", kernel]
         cli.main()
 
     process = Forked(work)
     while '"event": "taken"' not in (line := process.line()):
         assert line, process.wait()
-    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("queue", "--db", db).stdout
+    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("worker", "--status", "--db", db).stdout
     os.kill(process.pid, signal.SIGTERM)
     code, said = process.wait()
     assert code == 143
@@ -213,20 +217,19 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
 
 
 def test_the_queue_says_what_there_is(db: str) -> None:
-    assert "does not exist" in fp8tune("queue", "--db", db).stderr
+    assert "does not exist" in fp8tune("worker", "--status", "--db", db).stderr
     sweep = queue(db, plan_of(3))
     with Store.open(db) as store:
         first, lease = (store.take_unit(DEVICE, name) for name in ("host-a:16", "host-a:17"))
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)
+        found = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
         assert sorted(unit["state"] for unit in found["units"]) == ["done", "running", "waiting"]
         store.fail_unit(replace(lease, attempt=9), "it broke")
-    shown = fp8tune("queue", "--db", db).stdout
+    shown = fp8tune("worker", "--status", "--db", db).stdout
     assert "it broke" in shown
     assert max(map(len, shown.splitlines())) <= 120
-    assert "1 units that had failed wait again" in fp8tune("queue", "--db", db, "--retry-failed").stderr
-    assert fp8tune("queue", "--db", db, "--forget", "nothing").returncode == 2
-    assert "3 units removed" in fp8tune("queue", "--db", db, "--forget", sweep.key).stderr
-    assert "no work is queued" in fp8tune("queue", "--db", db).stdout
+    with Store.open(db) as store:
+        assert store.forget_units(sweep.key) == 3
+    assert "no work is queued" in fp8tune("worker", "--status", "--db", db).stdout
