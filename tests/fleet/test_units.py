@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import json
-import random
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +19,8 @@ from fp8tune.replay import recording
 from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.store.units import Unit
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.options import Options
-from fp8tune.sweeping.planning import Plan
-
-SHAPES = ("llama4", "deepseek-v3", "deepseek-moe-16b")
 
 
 @pytest.fixture(autouse=True)
@@ -36,66 +30,21 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> str:
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
     return str(tmp_path / "results.db")
 
 
-# Sizes
-
-
-def large(kernels: tuple[str, ...], *, quick: bool, shapes: tuple[str, ...] = SHAPES, warps: str = "4,8") -> Plan:
-    grid = (f"num_warps={warps}",)
-    return planning.expanded(planning.planned(Options(kernels, shapes, grid=grid, timer=DEVICE, quick=quick)))
-
-
-def seconds_of(unit: Unit, quick: bool) -> float:
-    """Return the time that a unit really takes: sizes deviate, and one in ten stays open and needs more processes."""
-    begin_s = units.BEGIN_S + (0.0 if quick else 6 * units.PROCESS_S)
-    per_size = (unit.expected_s - begin_s) / len(unit.problems)
-    draws = [random.Random(key) for key in unit.problems]
-    extra_s = 0.0 if quick or min(draw.random() for draw in draws) > 0.1 else 6 * units.PROCESS_S
-    return begin_s + extra_s + sum(per_size * draw.lognormvariate(0, 0.25) for draw in draws)
-
-
-def makespan_s(db: str, plan: Plan, workers: int) -> float:
-    """Have so many workers take the units of a plan from the queue, on simulated clocks."""
-    clocks = [(0.0, f"worker {number}") for number in range(workers)]
-    ended_s = 0.0
+def test_the_longest_size_is_taken_first(db: str) -> None:
+    """So that workers end together."""
+    plan = plan_of(4)
     with Store.open(db, create=True) as store:
-        sweep, new = units.add(store, plan)
-        assert new == len(store.queue([sweep.key]).units) > workers
-        while clocks:
-            now_s, worker = heapq.heappop(clocks)
-            if lease := store.take_unit(DEVICE, worker):
-                store.finish_unit(lease)
-                heapq.heappush(clocks, (now_s + seconds_of(lease.unit, plan.options.quick), worker))
-            ended_s = max(ended_s, now_s)
-    return ended_s
-
-
-@pytest.mark.parametrize("kernels", [("colwise",), ("rowwise", "rowwise-2d", "swiglu-rowwise")])
-@pytest.mark.parametrize("quick", [True, False])
-def test_four_workers_are_3_4_times_as_fast_as_one(tmp_path: Path, kernels: tuple[str, ...], quick: bool) -> None:
-    plan = large(kernels, quick=quick)
-    one, two, four = (makespan_s(str(tmp_path / f"{number}.db"), plan, number) for number in (1, 2, 4))
-    assert one / two >= 1.85
-    assert one / four >= 3.4
-
-
-def test_a_sweep_of_two_minutes_has_work_for_four_workers(tmp_path: Path) -> None:
-    """It had four units, and four workers were 2.46 times as fast as one."""
-    plan = large(("rowwise-2d",), quick=False, shapes=SHAPES[:2], warps="4")
-    one, four = (makespan_s(str(tmp_path / f"{number}.db"), plan, number) for number in (1, 4))
-    assert 100 < one < 200
-    assert one / four >= 3.4
-
-
-def test_units_shrink_towards_the_end_and_have_one_kernel_each() -> None:
-    plan = large(("colwise", "rowwise-2d"), quick=False)
-    found = list(units.units_of(plan, "sweep"))
-    assert [key for unit in found for key in unit.problems] == [units.problem_key(of) for of in plan.problems]
-    assert max(unit.expected_s for unit in found) <= units.UNIT_S
-    assert found[0].expected_s > 2 * found[-1].expected_s
+        units.add(store, plan)
+        shapes = []
+        while (lease := store.take_unit(DEVICE, "me")) is not None:
+            shapes.append(lease.unit.shapes[0])
+            store.finish_unit(lease)
+    assert shapes == [str(size.problem.shape) for size in sorted(plan.problems, key=lambda size: -size.bytes_moved)]
 
 
 def test_adding_again_adds_nothing_until_again_is_asked_for(db: str) -> None:
@@ -120,10 +69,8 @@ def test_units_are_built_anew_from_their_document_and_name_no_database() -> None
     assert "secret" not in sweep.document + sweep.command
     again = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
     assert [of.configs for of in again.problems] == [of.configs for of in plan.problems]
-    known = {units.problem_key(of): of for of in again.problems}
-    parts = [units.of_unit(again, known, unit) for unit in units.units_of(plan, sweep.key)]
-    assert [of for part in parts for of in part.problems] == list(again.problems)
-    assert len({part.key for part in parts}) == len(parts)
+    queued = [unit.problems for unit in units.units_of(plan, sweep.key)]
+    assert queued == [(units.problem_key(size),) for size in again.problems]
     with pytest.raises(UsageError, match="the units are for simulated:1, and this GPU is simulated:2"):
         units.plan_of(sweep, timer="simulated:2")
 
@@ -205,7 +152,7 @@ def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Pa
 
 def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
     path = PLANTED / "untouched.py"
-    options = ("--timer", DEVICE, "--quick", "--shapes", "llama4", "--db", db)
+    options = ("--quick", "--shapes", "llama4", "--db", db)
     sweep = fp8tune("sweep", "--on", "queue", "--kernel", f"{path}:SPEC", *options)
     assert f"fp8tune worker --kernel {path}:SPEC" in sweep.stderr
     assert fp8tune("worker", "--db", db).returncode == 2
