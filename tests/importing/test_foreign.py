@@ -219,18 +219,16 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
         store.mark_complete(sweep, Subject(VERSION, H100, Kind.MEASURED, PROBLEM), len(timed))
     path = gemm(tmp_path, **{"16": ONE, "512": ONE})
     imported = fp8tune("db", "import", path, "--kernel", NAME, "--db", db)
-    assert (imported.returncode, "2 rows added, 0 already there" in imported.stdout) == (0, True), imported.stderr
+    assert (imported.returncode, "2 results added, 0 already there" in imported.stdout) == (0, True), imported.stderr
     assert "0 results added, 2 already there" in fp8tune("db", "import", path, "--kernel", NAME, "--db", db).stdout
-    (shown,) = json.loads(
-        fp8tune("show", "--format", "json", "--db", db).stdout
-    )  # a file without times decides nothing
-    assert (shown["kind"], shown["config"]) == ("measured", dict(other))
+    (pick,) = json.loads(fp8tune("show", NAME, "--format", "json", "--db", db).stdout)["picks"]
+    assert (pick["kind"], pick["config"]) == ("measured", dict(other))  # a file without times decides nothing
 
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):
     db = tmp_path / "results.db"
     done = fp8tune("db", "import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
-    assert (done.returncode, done.stdout.count("1 rows added")) == (0, 2), done.stderr
+    assert (done.returncode, done.stdout.count("1 result added")) == (0, 2), done.stderr
     for arguments in ([], [tmp_path / "absent"], [gemm(tmp_path / "b")], [gemm(tmp_path / "c"), "--kernel", "a b"]):
         done = fp8tune("db", "import", *arguments, "--db", db)
         assert done.returncode == 2
