@@ -65,7 +65,8 @@ def import_(options: ImportOptions) -> None:
                 loaded[path] = importing.Loaded(path, rows=tuple(rows))
             with Display() as display:
                 report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
-            print(f"{visible(str(path))}: {counted(report.added, 'result')} added, {report.already_there} already there")
+            added = counted(report.added, "result")
+            print(f"{visible(str(path))}: {added} added, {report.already_there} already there")
         deciding.keep_current(store)
 
 
