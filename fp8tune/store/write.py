@@ -288,8 +288,11 @@ class Writing(Database):
 
     def _study(self, subject: Subject, lookup_key: NamedInts | None = None, bytes_moved: int | None = None) -> int:
         problem, version = subject.problem, subject.version or KernelVersion(subject.problem.kernel, "")
-        declared = {"axes": json.dumps(version.axes, separators=(",", ":")), "key": " ".join(version.key)}
-        declared["default_id"] = self._id(db.Configs, config_row(version.default))
+        declared = {
+            "axes": json.dumps(version.axes, separators=(",", ":")),
+            "key": " ".join(version.key),
+            "default_id": self._id(db.Configs, config_row(version.default)),
+        }
         code = {"kernel": version.kernel, "source_hash": version.source_hash}
         row = {
             "problem_id": self._problem(problem),
@@ -319,7 +322,7 @@ class Writing(Database):
         ]
         configs = self._ids(db.Configs, [config_row(row.config) for _, row in rows])
         of_rows = zip(studies, configs, rows, strict=True)
-        results = self._ids(db.Results, [_result(*ids, row) for *ids, (_, row) in of_rows], db.FACTS)
+        results = self._ids(db.Results, [_result(study, config, row) for study, config, (_, row) in of_rows], db.FACTS)
         processes = self._ids(db.Processes, [_process(*row) for row in rows])
         trials, timed = [], set()
         for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):

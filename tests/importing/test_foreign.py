@@ -18,6 +18,7 @@ from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Sub
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, as_json
 from fp8tune.store.results import Store
+from fp8tune.sweeping import picks
 
 ONE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
 CONFIG = NamedInts(ONE)
@@ -64,8 +65,8 @@ def store(each_database):
 def rows(store: Store, path: Path, kernel: str = "", device: str = ""):
     """The rows of a path, and the notices."""
     notices: list[str] = []
-    picks = foreign.read(path, notices.append, kernel)
-    return foreign.RowMaker(store, device, notices.append).rows(picks), notices
+    found = foreign.read(path, notices.append, kernel)
+    return foreign.RowMaker(store, device, notices.append).rows(found), notices
 
 
 def test_a_file_by_sizes_becomes_rows_without_a_time(tmp_path, store):
@@ -221,8 +222,9 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
     imported = fp8tune("db", "import", path, "--kernel", NAME, "--db", db)
     assert (imported.returncode, "2 results added, 0 already there" in imported.stdout) == (0, True), imported.stderr
     assert "0 results added, 2 already there" in fp8tune("db", "import", path, "--kernel", NAME, "--db", db).stdout
-    (pick,) = json.loads(fp8tune("show", NAME, "--format", "json", "--db", db).stdout)["picks"]
-    assert (pick["kind"], pick["config"]) == ("measured", dict(other))  # a file without times decides nothing
+    with Store.open(str(db)) as store:
+        (pick,) = picks.read(store)  # a file without times decides nothing
+    assert (pick.kind, pick.config) == (Kind.MEASURED, other)
 
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):

@@ -61,7 +61,7 @@ def test_reading_needs_no_right_to_write(path):
 
 
 MESSAGES = {
-    "missing": "does not exist: run fp8tune sweep",
+    "missing": "does not exist: create it with fp8tune sweep",
     "folder": "is a folder",
     "noise": "is not a database",
     "empty": "is empty: run fp8tune sweep",
