@@ -31,14 +31,12 @@ from unittest import mock
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, when the first kernel is imported
 
 from benchmarks import printed
+from fp8tune.store.results import Store
+from fp8tune.sweeping import picks
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import user_tables
 
 RECORD = Path(__file__).with_suffix(".json")
-
-DELETED_KERNELS = frozenset(
-    f"grouped-mm-{name}" for name in ("forward", "input-gradient", "weight-gradient")
-)  # methods of passes, which are no kernels: another change removes them
 
 ARCHES = ("sm_90", "gfx942")
 EMPTIED = "import fp8tune_kernels.tables.{arch} as table; table.ROWS = table.NEAREST = (); "
@@ -83,11 +81,10 @@ def tables() -> Values:
         command = [sys.executable, "-c", program, "export", "--arch", arch, "--output", f"{path}", "--db", "results.db"]
         subprocess.run(command, check=True, capture_output=True, cwd=Path.cwd())
         table = user_tables.parsed(path.read_text())
-        values[f"{arch}, {origin}: NEAREST"] = " ".join(sorted({*table.nearest} - DELETED_KERNELS))
+        values[f"{arch}, {origin}: NEAREST"] = " ".join(sorted(table.nearest))
         groups: dict[str, list[str]] = defaultdict(list)
         for kernel, device, key, config in table.rows:
-            if kernel not in DELETED_KERNELS:
-                groups[kernel].append(json.dumps([device, key, sorted(config)]))
+            groups[kernel].append(json.dumps([device, key, sorted(config)]))
         for kernel, group in groups.items():
             values[f"{arch}, {origin}: {kernel}"] = f"{len(group)} {_hashed(sorted(group))}"
     return values
@@ -100,19 +97,18 @@ def simulated_sweeps() -> Values:
         kernel = "swiglu:kernel" if seed > 15 else ("colwise", "rowwise")[seed % 2]
         chosen = "--recording swiglu.json" if seed > 15 else f"--shapes 1.toml {GRID}"
         run(f"sweep --kernel {kernel} {chosen} --timer simulated:{seed} --db simulated.db")
-    _, text, _ = run("show --db simulated.db --format json")
-    for row in json.loads(text):
-        sizes = ",".join(f"{name}={value}" for name, value in row["shape"].items())
-        config = " ".join(map(str, row["config"].values()))
-        outcome = f"{config}: {row['time_us']:.3f} us {row['verdict']}"
-        values[f"{row['device']} {row['kernel']} {sizes} {row['input_layout'][-6:]}"] = outcome
+    with Store.open("simulated.db", writable=False) as store:
+        for pick in picks.read(store):
+            sizes, config = ",".join(map(str, pick.problem.shape.items())), pick.config or {}
+            name = f"{pick.device.name} {pick.problem.kernel} {sizes} {pick.problem.input_layout[-6:]}"
+            values[name] = f"{' '.join(map(str, config.values()))}: {pick.time_us:.3f} us {pick.verdict}"
     return values
 
 
 def planted_faults() -> Values:
     """List what the checks say of planted faults: of a kernel in plain torch, and of copies of our kernels."""
     folder = printed.ROOT / "tests"
-    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --trial-timeout 20 --format json"
+    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --format json"
     _, text, _ = run(f"{command} --db faults.db")
     rows = [row for row in document(text) if "config" in row]
     values = {f"FAULT={row['config']['FAULT']}": f"{row['status']}: {_plain(row['reason'])}" for row in rows}

@@ -4,7 +4,7 @@
 
 Each run has its own database, Triton cache and equal share of the host's cores. The plain sweep and the worker that is
 alone run at the same time, each on its GPU. In the last run one of two workers is killed when half of the units are
-taken. On a host with one GPU the runs with two workers are left out. ``FLEET_SEED=1`` tries the program without a GPU.
+taken. On a host with one GPU there is the plain sweep alone. ``FLEET_SEED=1`` tries the program without a GPU.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def picks_of(folder: Path, name: str) -> Mapping[Problem, Pick]:
         return {pick.problem: pick for pick in picks.read(store)}
 
 
-def compared(folder: Path, name: str) -> str:
-    """Compare the picks of a run with those of the plain sweep."""
-    first, second = picks_of(folder, PLAIN), picks_of(folder, name)
+def compared(folder: Path, base: str, name: str) -> str:
+    """Compare the picks of a run with those of the first run."""
+    first, second = picks_of(folder, base), picks_of(folder, name)
     both = first.keys() & second.keys()
     same = sum(first[problem].config == second[problem].config for problem in both)
     ratios = [abs(second[problem].time_us / first[problem].time_us - 1) for problem in both]
@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, default=12, help="problem sizes, at most 12")
     parser.add_argument("--seconds", type=float, default=540.0, help="begin no run that may end later than this")
+    parser.add_argument("--two-only", action="store_true", help="leave out the plain sweep and the single worker")
     parser.add_argument("--do", choices=["queue", "work", "sweep"], help=argparse.SUPPRESS)
     parser.add_argument("--run", choices=[PLAIN, ONE, TWO, KILLED], help=argparse.SUPPRESS)
     parser.add_argument("--gpus", type=int, nargs="*", help=argparse.SUPPRESS)
@@ -160,17 +161,17 @@ def main() -> None:
         return
     gpus = 2 if "FLEET_SEED" in os.environ else importlib.import_module("torch").cuda.device_count()
     folder, begun = Path(os.environ.get("OUT") or tempfile.mkdtemp()), time.monotonic()
-    alone = [(PLAIN, 0), (ONE, min(1, gpus - 1))]
-    if gpus > 1:
-        codes = [process.wait() for process in [run(name, [gpu], options.sizes, folder) for name, gpu in alone]]
-    else:
-        codes = [run(name, [gpu], options.sizes, folder).wait() for name, gpu in alone]
-    for name, share in ((TWO, 0.6), (KILLED, 0.8)) if gpus > 1 else ():
-        longest_s = max(json.loads(path.read_text())["seconds"] for path in folder.glob("*.json"))
-        if time.monotonic() - begun + share * longest_s > options.seconds:
+    alone = [(PLAIN, 0), (ONE, 1)][:gpus]
+    codes, longest_s = list[int](), 0.0
+    if not options.two_only:
+        pairs = [run(name, [gpu], options.sizes, folder) for name, gpu in alone]
+        codes = [process.wait() for process in pairs]
+    for name in (TWO, KILLED) if gpus > 1 else ():
+        if time.monotonic() - begun + longest_s > options.seconds:
             print(f"{name}: left out, no time")
         else:
             codes.append(run(name, [0, 1], options.sizes, folder).wait())
+            longest_s = 1.4 * json.loads((folder / "two_workers.json").read_text())["seconds"]
     results = {name: folder / f"{name.replace(' ', '_')}.json" for name in (PLAIN, ONE, TWO, KILLED)}
     runs = [Run(**json.loads(path.read_text())) for path in results.values() if path.is_file()]
     seconds = {item.name: item.seconds for item in runs}
@@ -180,7 +181,7 @@ def main() -> None:
         print(f"{item.name:11}  {item.seconds:7.1f}  {speedups[0]:>13}  {speedups[1]:>14}", end="  ")
         print(f"{item.rows:5}  {item.attempts:8}  {item.device}")
     for item in runs[1:]:
-        print(f"{item.name}: {compared(folder, item.name)}")
+        print(f"{runs[0].name} / {item.name}: {compared(folder, runs[0].name, item.name)}")
     sys.exit(any(codes))
 
 

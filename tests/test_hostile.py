@@ -70,11 +70,9 @@ DB = ("--db", "results.db")
 COMMANDS = [
     ("show", *DB),
     ("show", "--format", "csv", *DB),
-    ("export", "--arch", "sm_90", "--output", "table.py", *DB),
+    ("export", "--arch", "sm_90", "--allow-quick", "-o", "table.py", *DB),
 ]
 DOCTOR = ("doctor", *DB)
-OF_OPERATIONS = [("show", "--op", "grouped-mm", *DB), ("show", "--op", "grouped-mm", "--format", "csv", *DB)]
-READ_BY_THEM = ("meta", "devices", "published_operations")
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
@@ -156,7 +154,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch.setattr(tables, "current_hashes", dict)
     no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
     monkeypatch.setattr(tables, "check_tables", no_tables)  # to merge with the shipped ones takes a second
-    commands = [*COMMANDS, DOCTOR, *(OF_OPERATIONS if table in READ_BY_THEM else [])]
+    commands = [*COMMANDS, DOCTOR]
     place = TEXT_COLUMNS.index((table, column))
     texts = HOSTILE[place % 3 :: 3]  # each column meets each command, not with each text
     assert len(texts) >= len(commands) - (place % 3 == 2)
@@ -166,7 +164,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
         code, printed = fp8tune(capsys, *command)
         assert code in (0, 1, 2, 3), printed
         assert not UNSEEN.search(printed), (command, text)
-        assert code != 2 or len(printed.splitlines()) == 1
+        assert code != 2 or printed.splitlines()[-1].startswith("fp8tune: ")
         if Path("table.py").exists():
             rows_of(Path("table.py").read_text())
     assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py"}
@@ -180,7 +178,7 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
     database = planted(filled, tmp_path / "results.db", "devices", "name", name)
     code, printed = fp8tune(capsys, "show", "--db", str(database))
     assert code == 0
-    assert f"colwise on {name} (sm_90)" in printed
+    assert name in printed
 
 
 @given(st.text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -110,7 +111,8 @@ def check(contender: Contender, torch_device: str = "cuda", *, is_profiled: bool
     """Compare a contender's outputs with the reference. Raises Poisoned if the process must not be used again."""
     try:
         _tune_in_short_blocks()
-        return _check(contender, torch_device, is_profiled)
+        with warnings.catch_warnings(action="ignore"):  # compilers of others advise on their own code
+            return _check(contender, torch_device, is_profiled)
     except (Unavailable, Fp8tuneError) as error:
         return Check(str(error))
     except Exception as error:
@@ -176,7 +178,7 @@ def warm_up(contender: Contender, torch_device: str = "cuda") -> None:
     """
     from triton.runtime import driver
 
-    with contextlib.suppress(Exception):  # fails again where it is timed
+    with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # fails again where it is timed
         driver.active.get_benchmarker = lambda: _one_launch
         state_of(contender, torch_device).call(contender.name).step()
 

@@ -30,7 +30,7 @@ NONE = "none"
 ROUNDS = 3  # of a contender's blocks; about one block in a thousand takes several times as long as the others
 TIMEOUT_S = 180.0  # of a call: an autotuner with 36 configs and a cold cache fits
 WARM_UP_WORKERS = 6
-WARM_UP_BYTES = 4 << 30  # larger sizes have the binaries of smaller ones, and would not fit beside each other
+WARM_UP_BYTES = 16 << 30  # larger sizes have the binaries of smaller ones, and would not fit beside each other
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,6 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
             source_hash=size.version.source_hash,
             problems=(problem_key(size),),
             shapes=(str(size.problem.shape),),
-            worth=seconds,  # workers take the longest first, so that they end together
             expected_s=seconds,
         )
 

@@ -26,6 +26,8 @@ class Layers:
 
     def __init__(self, own: Store, shipped: Store) -> None:
         self.own, self.shipped = own, shipped
+        self._places: dict[object, dict[tuple[object, ...], bool]] = {}
+        """State of the own database -> the places of both, and True for those that are read from it."""
 
     def pools(
         self,
@@ -109,9 +111,12 @@ class Layers:
 
     def _is_own(self) -> Callable[[Study | Row | Subject], bool]:
         """Return a function that tells which records are read from the own database; all others are shipped."""
-        timed, shipped = (Kind.MEASURED, Kind.SIMULATED), set(map(place, self.shipped.pools()))
-        own = {place(study): True for study in self.own.pools() if study.complete or study.kind not in timed}
-        return lambda record: own.get(place(record), place(record) not in shipped)
+        if (state := self.own.changes) not in self._places:
+            timed, places = (Kind.MEASURED, Kind.SIMULATED), dict.fromkeys(map(place, self.shipped.pools()), False)
+            places |= {place(study): True for study in self.own.pools() if study.complete or study.kind not in timed}
+            self._places = {state: places}
+        places = self._places[state]
+        return lambda record: places.get(place(record), True)
 
     def _store(self, subject: Subject) -> Store:
         return self.own if self._is_own()(subject) else self.shipped

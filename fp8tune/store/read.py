@@ -16,6 +16,7 @@ from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     RECORDED,
+    ClockLimits,
     Code,
     Device,
     Facts,
@@ -209,6 +210,13 @@ class Reading(Database):
         """Return the name of a sweep in every copy of the database."""
         return str(self._connection.scalar(select(db.Sweeps.c.uid).where(db.Sweeps.c.id == sweep_id)))
 
+    @reads
+    def limits_of(self, sweep_uid: str) -> ClockLimits:
+        """Return the clock and power limits at which a sweep timed."""
+        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+        row = self._connection.execute(select(*columns).where(db.Sweeps.c.uid == sweep_uid)).first()
+        return ClockLimits(*(row or ()))
+
     @property
     def changes(self) -> object:
         """A value that each commit of another process changes."""
@@ -253,30 +261,43 @@ class Reading(Database):
         return self._outcomes(subject, lambda trial: 0, sweep, stage, reference).get(0, {})
 
     def tried_in_rounds(
-        self, subject: Subject, *, sweep: int | None = None, reference: str = ""
+        self,
+        subject: Subject,
+        *,
+        sweep: int | None = None,
+        reference: str = "",
+        limits: ClockLimits = ClockLimits(),
     ) -> dict[int, dict[NamedInts, Outcome]]:
-        """Return the outcomes of each round of the coarse pass."""
-        return self._outcomes(subject, lambda trial: trial.round, sweep, "screen", reference)
+        """Return the outcomes of each round of the coarse pass, without times at other clock or power limits."""
+        return self._outcomes(subject, lambda trial: trial.round, sweep, "screen", reference, limits)
 
     @reads
     def _outcomes(
-        self, subject: Subject, part: Callable[[Trial], int], sweep: int | None, stage: str | None, reference: str
+        self,
+        subject: Subject,
+        part: Callable[[Trial], int],
+        sweep: int | None,
+        stage: str | None,
+        reference: str,
+        limits: ClockLimits = ClockLimits(),
     ) -> dict[int, dict[NamedInts, Outcome]]:
         """Return the last outcome of each config in each part of the trials."""
         results, parts = self._results_of(subject), dict[int, dict[int, list[Trial]]]()
+        left = set(results)
         for trial in read_trials(
             self._connection, results, sweep=sweep, stage=None if stage is None else STAGES[stage]
         ):
-            if not trial.is_outdated(reference):
+            left.discard(trial.result_id)
+            if not trial.is_outdated(reference) and trial.is_comparable(limits):
                 parts.setdefault(part(trial), {}).setdefault(trial.result_id, []).append(trial)
         outcomes = {
             number: {results[id][0]: _outcome(trials, results[id][1]) for id, trials in parts[number].items()}
             for number in sorted(parts)
         }
-        if sweep is None and not reference:  # results whose coarse trials were removed have their summaries
-            left = set(results).difference(*parts.values())
-            if pruned := {results[id][0]: _outcome([], results[id][1]) for id in left if results[id][1].coarse_us}:
-                outcomes[0] = pruned | outcomes.get(0, {})
+        # results whose coarse trials were removed have their summaries
+        pruned = {results[id][0]: _outcome([], results[id][1]) for id in left if results[id][1].coarse_us}
+        if pruned and sweep is None and not reference:
+            outcomes[0] = pruned | outcomes.get(0, {})
         return outcomes
 
     @reads

@@ -368,7 +368,7 @@ Units = _table(
     _text("kernel"),
     _text("source_hash", _NAME),
     _document("problems"),
-    *(_real(name, null=False) for name in ("worth", "expected_s")),
+    *(_real(name, null=False) for name in ("worth", "expected_s")),  # worth is unused, and goes with schema 23
     _choice("state", UnitState, server_default=UnitState.WAITING),
     _integer("attempts", server_default="0"),
     _text("worker"),

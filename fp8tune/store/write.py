@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import operator
 import os.path
 import time
 import uuid
@@ -13,9 +14,9 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, literal, select, update
+from sqlalchemy import Select, Table, bindparam, delete, func, insert, literal, select, update
 
-from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ClockLimits,
     Device,
@@ -50,7 +51,7 @@ class Writing(Database):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._known: dict[tuple[object, ...], int] = {}
+        self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already."""
         self._facts: dict[tuple[int, str, str], dict[str, str]] = {}
         self._waiting: list[tuple[int, Row]] = []
@@ -77,22 +78,16 @@ class Writing(Database):
         uid: str | None = None,
         limits: ClockLimits = ClockLimits(),
     ) -> int:
-        """Return the id of an unfinished sweep of this request, device and ``again``, or of a new one.
+        """Return the id of an unfinished sweep of this request, device, ``again`` and limits, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
-
-        Raises:
-            MachineError: The unfinished sweep was timed at other clocks or another power limit than ``limits``.
         """
         of, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
         same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
-        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc()).limit(1)
-        if uid is None and (row := self._connection.execute(unfinished).first()) is not None:
-            if difference := ClockLimits(*row[1:]).difference(limits):
-                raise MachineError(
-                    f"the GPU's {difference}, so this sweep cannot go on: set it back, or measure anew with --again"
-                )
-            return int(row.id)
+        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc())
+        for row in self._connection.execute(unfinished) if uid is None else ():
+            if not ClockLimits(*row[1:]).difference(limits):
+                return int(row.id)
         values = {"device_id": device_id, "request": request, "command": stored_command(command), "git_commit": commit}
         values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
         return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex, **values, **vars(limits)})
@@ -108,7 +103,17 @@ class Writing(Database):
         """Note that all planned configs of a problem have a row, so that the best of them is a pick."""
         study = self._study(subject)
         self._run_of(sweep_id, study, planned=planned, **self._facts_of(sweep_id, subject.version))
+        if len(self._limits_of(study)) > 1:
+            self.summarize(self._connection.scalars(select(db.Results.c.id).where(db.Results.c.study_id == study)))
         self._update_studies([study])
+
+    def _limits_of(self, study: int) -> list[ClockLimits]:
+        """Return the different limits at which a study was timed, the newest last."""
+        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+        query = select(*columns).join(db.StudyRuns, db.StudyRuns.c.sweep_id == db.Sweeps.c.id)
+        query = query.where(db.StudyRuns.c.study_id == study).order_by(db.Sweeps.c.started_at.desc())
+        newest_first = dict.fromkeys(ClockLimits(*row) for row in self._connection.execute(query))
+        return [*newest_first][::-1]
 
     @writes
     def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
@@ -145,7 +150,7 @@ class Writing(Database):
     def record_calibration(self, sweep_id: int, device: Device, name: str, value: float) -> None:
         """Keep a named value measured of the sweep's device; the unit is in the name."""
         row = {"sweep_id": sweep_id, "name": name, "value": float(value), "created_at": time.time()}
-        self._id(db.Calibrations, row, ["value", "created_at"])
+        self._id(db.Calibrations, row, ("value", "created_at"))
 
     # Rows
 
@@ -228,26 +233,28 @@ class Writing(Database):
 
     # Rows that others refer to
 
-    def _ids(self, table: Table, rows: Sequence[Values], newer: Collection[str] = ()) -> list[int]:
+    def _ids(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...] = ()) -> list[int]:
         """Return the ids of rows, inserted where their unique columns are new.
 
         Values of the columns in ``newer`` other than None replace the stored ones. While another database is merged,
         the larger value stays: whichever is merged into which, the outcome is the same.
         """
         names = unique_names(table)
-        places = [(table.name, *(row[name] for name in (*names, *newer))) for row in rows]
-        new = {place: row for place, row in zip(places, rows, strict=True) if place not in self._known}
+        place_of = operator.itemgetter(*names, *newer) if len(names) + len(newer) > 1 else lambda row: (row[names[0]],)
+        known = self._known.setdefault(table.name, {})
+        places = list(map(place_of, rows))
+        new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
         stored = self._stored(table, list(new.values()), newer)
-        end = len(names) + 1
-        if missing := [{**defaults(table), **row} for place, row in new.items() if place[1:end] not in stored]:
+        end = len(names)
+        if missing := [{**defaults(table), **row} for place, row in new.items() if place[:end] not in stored]:
             # The checksum of a result covers its blocks: summarize() makes it.
             self._insert(
                 table, [{**row, "crc": row_checksum(table, row) if _is_plain(table) else 0} for row in missing]
             )
             stored |= self._stored(table, missing, newer)
         for place, row in new.items():
-            id, *values = stored[place[1:end]]
-            self._known[place] = id
+            id, *values = stored[place[:end]]
+            known[place] = id
             changes = {name: row[name] for name, old in zip(newer, values, strict=True) if self._wins(row[name], old)}
             if changes:
                 same = [table.c[name] == row[name] for name in names]
@@ -255,53 +262,48 @@ class Writing(Database):
                     old_row = self._connection.execute(select(table).where(*same)).mappings().one()
                     changes["crc"] = row_checksum(table, {**old_row, **changes})
                 self._connection.execute(update(table).where(*same).values(**changes))
-        return [self._known[place] for place in places]
+        return [known[place] for place in places]
 
-    def _id(self, table: Table, row: Values, newer: Collection[str] = ()) -> int:
+    def _id(self, table: Table, row: Values, newer: tuple[str, ...] = ()) -> int:
         return self._ids(table, [row], newer)[0]
 
-    def _stored(self, table: Table, rows: Sequence[Values], newer: Collection[str]) -> dict[tuple[Any, ...], Any]:
+    def _stored(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...]) -> dict[tuple[Any, ...], Any]:
         """Return the id and the ``newer`` values of the stored rows with the unique columns of these rows."""
         if not rows:
             return {}
-        names = unique_names(table)
-        id, end = table.c["id"] if "id" in table.c else literal(0), len(names)
-        query = select(*(table.c[name] for name in names), id, *(table.c[name] for name in newer))
+        names, end = unique_names(table), len(unique_names(table))
         if len(rows) == 1:
-            queries = [query.where(*(table.c[name] == rows[0][name] for name in names))]
+            results = [self._connection.execute(_one_stored(table, newer), {name: rows[0][name] for name in names})]
         else:
-            queries = [query.where(table.c[names[0]].in_(some)) for some in chunks({row[names[0]] for row in rows})]
-        return {tuple(row[:end]): row[end:] for query in queries for row in self._connection.execute(query)}
+            some_of = (table.c[names[0]].in_(some) for some in chunks({row[names[0]] for row in rows}))
+            results = [self._connection.execute(_all_stored(table, newer).where(some)) for some in some_of]
+        return {tuple(row[:end]): row[end:] for result in results for row in result}
 
     def _wins(self, value: Any, old: Any) -> bool:
         return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
 
-    def _config(self, config: NamedInts | None) -> int:
-        config = config or NamedInts()
-        return self._id(db.Configs, {"canonical": config.canonical, "text": str(config)})
-
     def _problem(self, problem: Problem, flops: int | None = None) -> int:
         shape = {"canonical": problem.shape.canonical, "shape": str(problem.shape), "flops": flops}
-        return self._id(db.Problems, vars(problem) | shape, ["flops"])
+        return self._id(db.Problems, vars(problem) | shape, ("flops",))
 
     def _study(self, subject: Subject, lookup_key: NamedInts | None = None, bytes_moved: int | None = None) -> int:
         problem, version = subject.problem, subject.version or KernelVersion(subject.problem.kernel, "")
         declared = {"axes": json.dumps(version.axes, separators=(",", ":")), "key": " ".join(version.key)}
-        declared["default_id"] = self._config(version.default)
+        declared["default_id"] = self._id(db.Configs, config_row(version.default))
         code = {"kernel": version.kernel, "source_hash": version.source_hash}
         row = {
             "problem_id": self._problem(problem),
             # The newest declaration of a source counts: a grid may change without the code.
-            "version_id": self._id(db.Versions, code | declared, list(declared)),
+            "version_id": self._id(db.Versions, code | declared, tuple(declared)),
             "device_id": self._id(db.Devices, vars(subject.device)),
             "kind": str(subject.kind),
             "lookup_key": None if lookup_key is None else str(lookup_key),
             "bytes_moved": bytes_moved,
         }
-        return self._id(db.Studies, row, ["lookup_key", "bytes_moved"])
+        return self._id(db.Studies, row, ("lookup_key", "bytes_moved"))
 
     def _run_of(self, sweep_id: int, study: int, **values: Any) -> None:
-        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id, **values}, list(values))
+        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id, **values}, tuple(values))
 
     def _facts_of(self, sweep_id: int, version: KernelVersion) -> dict[str, str]:
         """Return the reference and the check that each study of a sweep notes when it begins."""
@@ -315,7 +317,9 @@ class Writing(Database):
             begun_study(sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             for sweep_id, row in rows
         ]
-        results = self._ids(db.Results, [self._result(*pair) for pair in zip(studies, rows, strict=True)], db.FACTS)
+        configs = self._ids(db.Configs, [config_row(row.config) for _, row in rows])
+        of_rows = zip(studies, configs, rows, strict=True)
+        results = self._ids(db.Results, [_result(*ids, row) for *ids, (_, row) in of_rows], db.FACTS)
         processes = self._ids(db.Processes, [_process(*row) for row in rows])
         trials, timed = [], set()
         for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):
@@ -332,12 +336,6 @@ class Writing(Database):
         if stored:
             self._update_studies(set(studies), timed)
         return stored
-
-    def _result(self, study: int, of_sweep: tuple[int, Row]) -> Values:
-        row = of_sweep[1]
-        facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
-        config = self._config(row.config)
-        return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
     def _begun_study(
         self,
@@ -406,11 +404,14 @@ class Writing(Database):
                 trials.setdefault(trial.result_id, []).append(trial)
             values: list[Values] = []
             result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
-            columns = list(result.keys())
+            columns, limits = list(result.keys()), dict[int, list[ClockLimits]]()
             for stored in result.all():
                 row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
                 of_result = trials.get(row["id"], [])
-                new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
+                study, is_published = row["study_id"], row["kind"] == Kind.PUBLISHED
+                if study not in limits:
+                    limits[study] = self._limits_of(study) or [ClockLimits()]
+                new = {**row, **summary(of_result, is_published=is_published, limits=limits[study][-1])}
                 names = ("status", "coarse_us", "coarse_processes", "final_us")
                 crc = row_checksum(db.Results, new, blocks_of(of_result))
                 values.append({**{name: new[name] for name in names}, "crc": crc, "row": row["id"]})
@@ -437,9 +438,31 @@ def stored_command(command: str) -> str:
     return " ".join(os.path.basename(word) if word.startswith(("/", "~", "../", "./")) else word for word in words)
 
 
+@functools.cache
+def _all_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    id = table.c["id"] if "id" in table.c else literal(0)
+    return select(*(table.c[name] for name in unique_names(table)), id, *(table.c[name] for name in newer))
+
+
+@functools.cache
+def _one_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    return _all_stored(table, newer).where(*(table.c[name] == bindparam(name) for name in unique_names(table)))
+
+
 def _is_plain(table: Table) -> bool:
     """Return True if the checksum of a row covers its own columns only."""
     return table is not db.Results
+
+
+def config_row(config: NamedInts | None) -> Values:
+    """Return the row of a config; None stands for a publication that names none."""
+    config = config or NamedInts()
+    return {"canonical": config.canonical, "text": str(config)}
+
+
+def _result(study: int, config: int, row: Row) -> Values:
+    facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
+    return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
 
 def _process(sweep_id: int, row: Row) -> Values:

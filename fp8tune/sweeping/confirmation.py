@@ -97,7 +97,10 @@ class Confirmation:
         configs = _configs(group)
         if not configs or not set(configs) <= times.keys():
             return not configs
-        has_own = any(process.run.sweep == self._uid for processes in times.values() for process in processes)
+        sweeps = {process.run.sweep for processes in times.values() for process in processes}
+        limits, has_own = self.plan.backend.limits, self._uid in sweeps
+        if any(limits.difference(self.store.limits_of(sweep)) for sweep in sweeps):
+            return False
         if self.plan.options.again and not has_own:
             return False
         was_cut_short = has_own and len(group.processes) < self.decisions[-1] and self._is_open(group, times)

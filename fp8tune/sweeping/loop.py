@@ -154,6 +154,7 @@ class _CoarsePass:
             self.plan.subject(self.problem),
             sweep=self.sweep_id if self.plan.options.again else None,
             reference=self.problem.reference_hash,
+            limits=self.plan.backend.limits,
         )
         self.known_at = self.store.changes
         self.known = {

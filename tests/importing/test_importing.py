@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from pathlib import Path
 
 import pytest
@@ -100,17 +99,6 @@ def test_a_database_is_merged_once(tmp_path, store):
     assert len(stored_results(store)) == 2
 
 
-def test_a_copy_brings_nothing(tmp_path):
-    with Store.open(str(tmp_path / "one.db"), create=True) as one:
-        finished_sweep(one, {problem(): {config(32): 100.0}})
-        import_file(one, PUBLISHED)
-    shutil.copy(tmp_path / "one.db", tmp_path / "two.db")
-    with Store.open(str(tmp_path / "one.db")) as one:
-        before = one.studies()
-        assert import_file(one, tmp_path / "two.db").added == 0
-        assert one.studies() == before
-
-
 @pytest.mark.parametrize(
     ("column", "text", "message"),
     [
@@ -194,13 +182,6 @@ def test_noise_is_no_database(tmp_path, store):
         import_file(store, tmp_path / "noise.db")
     with pytest.raises(DatabaseError, match="no fp8tune database"):
         load(tmp_path / "noise.db")
-
-
-def test_what_can_be_imported_passes_the_check(tmp_path, store):
-    load(PUBLISHED)
-    with Store.open(str(tmp_path / "other.db"), create=True):
-        pass
-    load(tmp_path / "other.db")
 
 
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=40)))

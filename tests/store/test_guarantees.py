@@ -110,7 +110,7 @@ def test_3_a_lost_owner_stores_nothing(each_database: str, monkeypatch: pytest.M
         lost = first.take_unit("gpu", "first")
         assert lost is not None
         assert second.take_unit("gpu", "second") is None
-        with first.fenced(lost):
+        with first.fenced([lost]):
             assert first.add(sweep_id, row())
             clock[0] += LEASE_S + 1
             lease = second.take_unit("gpu", "second")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fp8tune.check.finding import Level
-from fp8tune.check.lint import KeyVerdict
+from fp8tune.check.findings import Level
+from fp8tune.check.keys import KeyVerdict
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
 from fp8tune.records import Kind, Status
@@ -19,7 +19,7 @@ WORDS: dict[str, type[StrEnum]] = {
     "`kind`: where a row comes from": Kind,
     "`verdict` of a pick": Verdict,
     "`verdict` of `fp8tune compare`": ChangeVerdict,
-    "`verdict` of `fp8tune lint`": KeyVerdict,
+    "`verdict` of `fp8tune doctor KERNEL`": KeyVerdict,
     "`step` of a lookup": Step,
     "`level` of `fp8tune doctor`": Level,
 }
