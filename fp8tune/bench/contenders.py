@@ -152,7 +152,7 @@ def _check(contender: Contender, torch_device: str, is_profiled: bool) -> Check:
 def profile(step: Callable[[], object]) -> tuple[Part, ...]:
     """Return the kernel launches of a step with their mean times; none if steps differ in their launches."""
     import torch
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
