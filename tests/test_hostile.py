@@ -27,10 +27,12 @@ from places import PUBLISHED_OPERATIONS
 from sqlalchemy import String
 
 from fp8tune import cli
-from fp8tune.check import databases
+from fp8tune.check import machine, tables
+from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.importing.files import import_file
 from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
+from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
@@ -68,11 +70,9 @@ DB = ("--db", "results.db")
 COMMANDS = [
     ("show", *DB),
     ("show", "--format", "csv", *DB),
-    ("export", "--arch", "sm_90", "--output", "table.py", *DB),
+    ("export", "--arch", "sm_90", "--allow-quick", "-o", "table.py", *DB),
 ]
 DOCTOR = ("doctor", *DB)
-OF_OPERATIONS = [("show", "--op", "grouped-mm", *DB), ("show", "--op", "grouped-mm", "--format", "csv", *DB)]
-READ_BY_THEM = ("meta", "devices", "published_operations")
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
@@ -150,10 +150,11 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fp8tune.measure.device.probe", lambda: H100)
-    no_tables = functools.partial(databases.check_tables, path_of=lambda arch: tmp_path / "none" / f"{arch}.py")
-    monkeypatch.setattr(databases, "check_tables", no_tables)  # to merge with the shipped ones takes a second
-    commands = [*COMMANDS, DOCTOR, *(OF_OPERATIONS if table in READ_BY_THEM else [])]
+    monkeypatch.setattr(machine, "probe", lambda: Machine(H100, Software(), ""))
+    monkeypatch.setattr(tables, "current_hashes", dict)
+    no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
+    monkeypatch.setattr(tables, "check_tables", no_tables)  # to merge with the shipped ones takes a second
+    commands = [*COMMANDS, DOCTOR]
     place = TEXT_COLUMNS.index((table, column))
     texts = HOSTILE[place % 3 :: 3]  # each column meets each command, not with each text
     assert len(texts) >= len(commands) - (place % 3 == 2)
@@ -163,7 +164,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
         code, printed = fp8tune(capsys, *command)
         assert code in (0, 1, 2, 3), printed
         assert not UNSEEN.search(printed), (command, text)
-        assert code != 2 or len(printed.splitlines()) == 1
+        assert code != 2 or printed.splitlines()[-1].startswith("fp8tune: ")
         if Path("table.py").exists():
             rows_of(Path("table.py").read_text())
     assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py"}
@@ -177,7 +178,7 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
     database = planted(filled, tmp_path / "results.db", "devices", "name", name)
     code, printed = fp8tune(capsys, "show", "--db", str(database))
     assert code == 0
-    assert f"colwise on {name} (sm_90)" in printed
+    assert name in printed
 
 
 @given(st.text())

@@ -171,9 +171,9 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
             return recorded.compare(recorded.stored(reader, both), both)
     for line in notices:
         notice(line)
-    rows = [row for text in options.shapes for row in selection.parse(text).rows]
+    selections = [*map(selection.parse, options.shapes)]
     with Display() as display:
-        for event in live.compare(both, rows, options.picks, backend):
+        for event in live.compare(both, selections, options.picks, backend):
             if isinstance(event, Judged):
                 return event
             share = event.done / event.total if event.total else 0.0

@@ -18,6 +18,7 @@ from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import grids, problems
+from fp8tune.plan.selection import Selection
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
@@ -55,11 +56,26 @@ def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 # In the worker
 
 
-def declared(reference: str, rows: Sequence[NamedInts], device: Device) -> Declared:
+def declared(reference: str, selections: Sequence[Selection], device: Device) -> Declared:
     """Return the kernel's problems with their configs. Raises UsageError if it does not load from the checkout."""
     spec = _spec(reference)
     fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
-    every = problems.problems(spec, rows, fp8_dtype=fp8_dtype)
+    every = [
+        problem
+        for selection in selections
+        for settings in [selection.settings]
+        for problem in problems.problems(
+            spec,
+            selection.rows,
+            size=selection.size,
+            routing=settings.routing or "jagged",
+            in_dtype=settings.dtype or None,
+            layout=settings.layout or None,
+            fp8_dtype=fp8_dtype,
+            scale_mode=settings.scale or None,
+            seed=settings.seed,
+        )
+    ]
     arms = {problem: KernelArm.of(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)
 

@@ -28,6 +28,7 @@ from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
+from fp8tune.plan.selection import Selection
 from fp8tune.records import Kind, NamedInts, Outcome, Problem, Status
 from fp8tune.revisions import git, source
 from fp8tune.stats.means import median
@@ -43,12 +44,12 @@ BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
 CONFIGS, CONFIRMED, CONFIRMATION_ROUNDS = 48, 6, 2
 
 
-def compare(both: Sides, rows: Sequence[NamedInts], picks: str, backend: Backend) -> Iterator[Event]:
+def compare(both: Sides, selections: Sequence[Selection], picks: str, backend: Backend) -> Iterator[Event]:
     """Yield each step, and last the comparison. Closing the generator ends the workers and removes the checkouts.
 
     Args:
         both: Revisions and kernels.
-        rows: Sizes of the shape sets.
+        selections: Sizes, with their routing, dtype, layout, scale and seed.
         picks: Configs of each side: its ``own``, the ``same`` (the first side's) or those found by ``retune``.
         backend: GPU, or a simulated clock.
 
@@ -62,7 +63,7 @@ def compare(both: Sides, rows: Sequence[NamedInts], picks: str, backend: Backend
     with git.checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
         before = Tree(str(both.before), folders[0], cache / "0", source.SOURCE_ROOTS)
         after = Tree(str(both.after), folders[1], cache / "1", source.SOURCE_ROOTS)
-        yield from Session(both, (before, after), backend, tuple(rows), picks).run()
+        yield from Session(both, (before, after), backend, tuple(selections), picks).run()
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Session:
     sides: Sides
     trees: tuple[Tree, Tree]
     backend: Backend
-    shapes: tuple[NamedInts, ...] = ()
+    selections: tuple[Selection, ...] = ()
     picks: str = "own"
     ended: list[ComparedRow] = field(default_factory=list)
     """Rows that have their verdict."""
@@ -112,7 +113,7 @@ class Session:
             return []
         yield Step(f"reading {kernel.name}")
         before, after = (
-            checkout.ask(tree, checkout.declared, self.reference(kernel, side), self.shapes, self.backend.device)
+            checkout.ask(tree, checkout.declared, self.reference(kernel, side), self.selections, self.backend.device)
             for side, tree in enumerate(self.trees)
         )
         rows = [Launches(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
@@ -132,25 +133,18 @@ class Session:
 
     def retuned(self, kernel: Kernel, rows: Sequence[Launches]) -> Steps[list[Launches]]:
         """Return the rows with the best config of each side, found anew with an equal budget."""
-        lists = [
-            checkout.ask(
-                tree,
-                checkout.candidates,
-                self.reference(kernel, side),
-                [row[side] for row in rows],
-                self.backend.device,
-                CONFIGS,
-            )
-            for side, tree in enumerate(self.trees)
-        ]
+        lists = []
+        for side, tree in enumerate(self.trees):
+            reference, arms = self.reference(kernel, side), [row[side] for row in rows]
+            lists.append(checkout.ask(tree, checkout.candidates, reference, arms, self.backend.device, CONFIGS))
         if self.is_compiled:
-            arms = [(tree, arm) for tree, side in zip(self.trees, lists, strict=True) for arm in chain(*side)]
-            yield from self.on_all_cores(arms, launched_code, "compiling")
+            pairs = [(tree, arm) for tree, groups in zip(self.trees, lists, strict=True) for arm in chain(*groups)]
+            yield from self.on_all_cores(pairs, launched_code, "compiling")
         tuned = []
-        for number, (tree, side) in enumerate(zip(self.trees, lists, strict=True), 1):
+        for number, (tree, groups) in enumerate(zip(self.trees, lists, strict=True), 1):
             yield Step(f"tuning {kernel.name}", number, len(self.trees))
-            tuned.append(fastest(self.backend, tree, side))
-        return [Launches(*arms) for arms in zip(*tuned, strict=True)]
+            tuned.append(fastest(self.backend, tree, groups))
+        return [Launches(*pair) for pair in zip(*tuned, strict=True)]
 
     @property
     def is_compiled(self) -> bool:
@@ -183,10 +177,7 @@ class Session:
         return [pair for row in rows for pair in zip(self.trees, row, strict=True)]
 
     def on_all_cores(
-        self,
-        arms: Sequence[tuple[Tree, KernelArm]],
-        function: Callable[[str, Problem, NamedInts, str], T],
-        text: str,
+        self, arms: Sequence[tuple[Tree, KernelArm]], function: Callable[[str, Problem, NamedInts, str], T], text: str
     ) -> Steps[list[T | Exception]]:
         """Call a function that compiles each arm in its checkout; return the results, or what was raised."""
         inside: Callable[..., T] = within

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from statistics import geometric_mean
@@ -117,11 +117,11 @@ class Comparison:
     """Geometric mean over rows that were timed against each other; None of recorded results."""
     control: Estimate | None = None
     """Geometric mean of the A/A control."""
-    counts: Counter[ChangeVerdict] = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Count the verdicts."""
-        object.__setattr__(self, "counts", Counter(row.verdict for row in self.rows))
+    @property
+    def counts(self) -> Counter[ChangeVerdict]:
+        """Number of rows by verdict."""
+        return Counter(row.verdict for row in self.rows)
 
     @property
     def ratio(self) -> float | None:

@@ -187,8 +187,11 @@ def _markdown(text: str) -> str:
 def print_lines(out: Console, lines: Iterable[str]) -> None:
     """Print lines of text, broken between words at the console's width. Empty lines are left out."""
     for line in filter(None, lines):
-        parts = wrap(visible(line), out.width, break_long_words=False, break_on_hyphens=False)
-        out.print(Text("\n".join(parts)), soft_wrap=True)
+        out.print(Text("\n".join(_wrapped(line, out.width))), soft_wrap=True)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return wrap(visible(line), width, break_long_words=False, break_on_hyphens=False)
 
 
 def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
@@ -214,10 +217,9 @@ def notice(*lines: str) -> None:
         text = visible(redacted(line))
         if len(text) > LONGEST_MESSAGE:
             text = f"{text[: LONGEST_MESSAGE - 1]}…"
-        if sys.stderr.isatty():
-            print_lines(console("stderr"), [text])
-        else:
-            print(text, file=sys.stderr)
+        # By print: a console of Rich would write over a progress bar that another console shows.
+        width = console("stderr").width if sys.stderr.isatty() else UNLIMITED
+        print("\n".join(_wrapped(text, width)), file=sys.stderr)
 
 
 def warning(*lines: str) -> None:

@@ -73,14 +73,6 @@ def whole_axis(**options: Any) -> alt.Axis:
     return alt.Axis(tickMinStep=1, format="d", **options)
 
 
-def loss_axis() -> alt.X:
-    """Return the axis of a column ``loss`` in percent, which has many small values and a few large ones."""
-    import altair as alt
-
-    axis = alt.Axis(values=[0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])
-    return alt.X("loss:Q", title="slower than the best, %", scale=alt.Scale(type="symlog", constant=1), axis=axis)
-
-
 def colours(palette: Mapping[str, str], present: Sequence[str]) -> alt.Scale:
     """Return a colour scale of the names that are present."""
     import altair as alt

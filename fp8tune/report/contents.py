@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -126,11 +126,6 @@ def day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment)) if moment else ""
 
 
-def itself(row: Row) -> Row:
-    """Return the row: the ``row_of`` of tables whose items are rows."""
-    return row
-
-
 def size_columns(row_of: Callable[[R], Row]) -> list[Column[R]]:
     """Return the columns that identify a size, with its link."""
     return [
@@ -160,8 +155,6 @@ class Contents:
     label: str
     """Name of the database."""
     rows: Sequence[Row] = ()
-    counts: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
-    """Trials of the whole database by arch and kind."""
     note: str = ""
     """Description of sizes that are not shown config by config."""
 
@@ -208,7 +201,7 @@ def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progre
         rows.append(_row(study, reader) if study in detailed else Row(study))
     rest = len(studies) - len(detailed)
     note = f"{rest} of {len(studies)} sizes are shown without their configs: use --kernel to see them." if rest else ""
-    return Contents(label, rows, reader.counts(), note)
+    return Contents(label, rows, note)
 
 
 def _row(study: Study, reader: Reader) -> Row:

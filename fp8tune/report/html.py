@@ -30,14 +30,7 @@ FILTERS = ("kernel", "device")  # columns by which the page filters its rows
 def document(
     title: str, about: str, pages: Sequence[Page], sizes: Sequence[tuple[Page, Mapping[str, str]]] = ()
 ) -> str:
-    """Return the HTML of a report.
-
-    Args:
-        title: Title of the file.
-        about: Source of the rows, and date of the report.
-        pages: Pages over all rows.
-        sizes: Page of each size, with its values of :data:`FILTERS`.
-    """
+    """Return the HTML of a report from its pages, and from the page of each size with its values of :data:`FILTERS`."""
     templates = _Templates()
     content = {
         "title": title,
@@ -45,7 +38,7 @@ def document(
         "views": [templates.packed(page) for page in pages],
         "sizes": [{**templates.packed(page), **values} for page, values in sizes],
         "templates": templates.all,
-        "filters": {name: _filter_values(name, pages, sizes) for name in FILTERS},
+        "filters": {name: sorted({values[name] for _, values in sizes}) for name in FILTERS},
     }
     scripts = [_library(), asset("page.js")]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -104,16 +97,6 @@ def _columns(table: Table) -> Iterator[list[Value] | Json]:
             yield {"names": list(places), "places": [places[value] for value in values]}
         else:
             yield values
-
-
-def _filter_values(name: str, pages: Sequence[Page], sizes: Sequence[tuple[Page, Mapping[str, str]]]) -> list[str]:
-    """Return the texts of all columns of a name."""
-    values = {filters[name] for _, filters in sizes}
-    for table in (part.table for page in pages for part in page.parts):
-        for number, column in enumerate(table.columns):
-            if column.name == name:
-                values |= {str(row[number]) for row in table.rows if row[number]}
-    return sorted(values)
 
 
 def _packed(content: Json) -> str:

@@ -1,16 +1,11 @@
-"""Distance of the picks from the hardware's limits: memory bandwidth, tensor cores, and both as a roofline."""
+"""Distance of the picks from the limits of the hardware: % of peak, and a roofline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fp8tune.ceiling import gb_per_s
 from fp8tune.report.charts import BLUE, GREEN, chart, disturbed_mark, sized
-from fp8tune.report.contents import LISTED, Contents, Row, itself, limit_note, place_columns, size_columns
+from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, percent, table
-
-if TYPE_CHECKING:
-    import altair as alt
 
 
 def page(contents: Contents) -> Page | None:
@@ -23,69 +18,21 @@ def page(contents: Contents) -> Page | None:
         "limits",
         "Limits",
         "Memory bandwidth or tensor cores limit each pick. Both were measured on the device.",
-        (_memory(rows, note), _roofline(rows, note), _shares(rows, note)),
+        (_shares(rows, note), _roofline(rows, note)),
     )
 
 
 def _columns() -> list[Column[Row]]:
     return [
-        *size_columns(itself),
+        *size_columns(lambda row: row),
         Column("time", "time us", lambda row: row.study.choice.time_us, 1),
-        *place_columns(itself),
+        *place_columns(lambda row: row),
         Column("quality", "measured", lambda row: "disturbed" if row.disturbance else "undisturbed"),
     ]
 
 
 def _bytes(row: Row) -> int:
     return row.study.bytes_moved or 0
-
-
-def _memory(rows: list[Row], note: str) -> Part:
-    columns: list[Column[Row]] = [
-        *_columns(),
-        Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
-        Column("rate", "GB/s", lambda row: gb_per_s(_bytes(row), row.study.choice.time_us), 0),
-        Column("bandwidth", "bandwidth, GB/s", lambda row: row.study.pick.ceiling_gb_per_s, 0),
-        Column(
-            "least",
-            "least time us",
-            lambda row: _bytes(row) / bw / 1e3 if (bw := row.study.pick.ceiling_gb_per_s) else None,
-            1,
-        ),
-    ]
-    return Part(
-        "memory",
-        "Time over bytes",
-        "Each mark is a size; the lines are the least time at the memory bandwidth of each device. Crosses were "
-        "measured under disturbance. At the far left a launch takes longer than moving the bytes.",
-        table(columns, rows, note),
-        _memory_chart(),
-    )
-
-
-def _log_chart(x: alt.X, y: alt.Y, limit: alt.Y, detail: list[str], tooltip: list[str]) -> Chart:
-    """Draw a mark per size, and a line of the hardware's limit for each value of ``detail``."""
-    import altair as alt
-
-    colour = alt.Color("kernel:N", title=None, scale=alt.Scale(scheme="tableau20"), legend=alt.Legend(columns=4))
-    tooltip = ["kernel:N", "shape:N", "device:N", *tooltip, "quality:N"]
-    encoding = {"x": x, "y": y, "color": colour, "shape": disturbed_mark(), "href": "href:N", "tooltip": tooltip}
-    marks = chart().mark_point(filled=True, size=30, opacity=0.75).encode(**encoding)
-    lines = chart().mark_line(strokeWidth=1.5, color="currentColor", opacity=0.7)
-    lines = lines.transform_filter(f"isValid(datum.{limit.shorthand[:-2]})").encode(x=x, y=limit, detail=detail)
-    return (lines + marks).properties(width="container", height=400)
-
-
-def _memory_chart() -> Chart:
-    import altair as alt
-
-    log = alt.Scale(type="log", nice=False, padding=8)
-    x, y = alt.X("bytes:Q", title="bytes moved, MB", scale=log), alt.Y("time:Q", title="time us", scale=log)
-    return _log_chart(x, y, alt.Y("least:Q", scale=log), ["bandwidth:N"], ["time:Q", "rate:Q"])
-
-
-def _tflops(row: Row) -> float:
-    return (row.study.flops or 0) / row.study.choice.time_us / 1e6
 
 
 def _intensity(row: Row) -> float:
@@ -105,7 +52,7 @@ def _roofline(rows: list[Row], note: str) -> Part:
         *_columns(),
         Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
         Column("intensity", "operations per byte", _intensity, 1),
-        Column("rate", "TFLOP/s", _tflops, 0),
+        Column("rate", "TFLOP/s", lambda row: (row.study.flops or 0) / row.study.choice.time_us / 1e6, 0),
         Column("roof", "roof, TFLOP/s", _roof, 0),
     ]
     return Part(
@@ -123,8 +70,26 @@ def _roofline_chart() -> Chart:
     import altair as alt
 
     log = alt.Scale(type="log", nice=False, padding=8)
-    x, y = alt.X("intensity:Q", title="operations per byte", scale=log), alt.Y("rate:Q", title="TFLOP/s", scale=log)
-    return _log_chart(x, y, alt.Y("roof:Q", scale=log), ["device:N", "dtype:N"], ["rate:Q", "roof:Q"])
+    x = alt.X("intensity:Q", title="operations per byte", scale=log)
+    roofs = (
+        chart()
+        .mark_line(color="currentColor", opacity=0.6, strokeWidth=1.5)
+        .transform_filter("isValid(datum.roof)")
+        .encode(x=x, y=alt.Y("roof:Q", scale=log), detail=["device:N", "dtype:N"])
+    )
+    marks = (
+        chart()
+        .mark_point(filled=True, size=30, opacity=0.8)
+        .encode(
+            x=x,
+            y=alt.Y("rate:Q", title="TFLOP/s", scale=log),
+            color=alt.Color("kernel:N", title=None, legend=alt.Legend(columns=3)),
+            shape=disturbed_mark(),
+            href="href:N",
+            tooltip=["kernel:N", "shape:N", "device:N", "rate:Q", "roof:Q", "quality:N"],
+        )
+    )
+    return (roofs + marks).properties(width="container", height=400)
 
 
 def _shares(rows: list[Row], note: str) -> Part:
@@ -133,6 +98,8 @@ def _shares(rows: list[Row], note: str) -> Part:
         *_columns(),
         Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 1),
         Column("speedup", "speedup over today", lambda row: row.speedup, 2, unit="x"),
+        Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
+        Column("rate", "GB/s", lambda row: gb_per_s(_bytes(row), row.study.choice.time_us), 0),
         Column("bound", "bound by", lambda row: str(row.peak.bound) if row.peak else ""),
         Column("verdict", "verdict", lambda row: row.verdict),
     ]

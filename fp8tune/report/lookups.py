@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, loss_axis, sized
+from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, sized
 from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, table
 from fp8tune.stats.means import group_by
@@ -99,13 +99,14 @@ def _losses(found: Sequence[Loss]) -> Part:
 def _losses_chart() -> Chart:
     import altair as alt
 
+    axis = alt.Axis(values=[0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])  # many small losses and a few large ones
     scale = alt.Scale(domain=list(RULES), range=list(RULES.values()))
     marks = (
         chart()
         .mark_point(filled=True, size=24, opacity=0.6)
         .transform_filter("isValid(datum.loss)")
         .encode(
-            x=loss_axis(),
+            x=alt.X("loss:Q", title="slower than the best, %", scale=alt.Scale(type="symlog", constant=1), axis=axis),
             y=alt.Y("kernel:N", title=None),
             yOffset=alt.YOffset("rule:N", sort=list(RULES)),
             color=alt.Color("rule:N", title=None, scale=scale),

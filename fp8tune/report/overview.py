@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8tune.records import Device, Kind
@@ -14,7 +14,6 @@ from fp8tune.report.contents import (
     Row,
     day,
     device_name,
-    itself,
     limit_note,
     place_columns,
     size_columns,
@@ -29,7 +28,7 @@ def page(contents: Contents) -> Page:
         "overview",
         "Overview",
         "Speedups of the best configs over today's configs, and how near they are to the peak of each device.",
-        (_grid(contents), _verdicts(contents), _picks(contents), _devices(contents), _counts(contents)),
+        (_grid(contents), _verdicts(contents), _picks(contents), _devices(contents)),
     )
 
 
@@ -41,9 +40,9 @@ class _Cell:
     device: str
     rows: Sequence[Row]
 
-    def mean(self, value: Callable[[Row], float | None]) -> float | None:
-        """Return the geometric mean of the known values."""
-        known = [number for row in self.rows if (number := value(row))]
+    def mean(self, name: str) -> float | None:
+        """Return the geometric mean of the known values of an attribute of rows."""
+        known = [value for row in self.rows if (value := getattr(row, name))]
         return geomean(known) if known else None
 
     @property
@@ -55,18 +54,10 @@ class _Cell:
     @property
     def label(self) -> str:
         """Text of the cell in the chart."""
-        speedup, over_default, share = self.mean(_speedup), self.mean(_over_default), self.peak_share
+        speedup, over_default, share = self.mean("speedup"), self.mean("over_default"), self.peak_share
         in_use = f"in use ({over_default:.2f}x)" if over_default else "in use"
         today = in_use if all(row.is_in_use for row in self.rows) else f"{speedup:.2f}x" if speedup else ""
         return ", ".join(filter(None, [today, f"{100 * share:.0f} %" if share else ""]))
-
-
-def _speedup(row: Row) -> float | None:
-    return row.speedup
-
-
-def _over_default(row: Row) -> float | None:
-    return row.over_default
 
 
 def _grid(contents: Contents) -> Part:
@@ -76,8 +67,8 @@ def _grid(contents: Contents) -> Part:
         Column("kernel", "kernel", lambda cell: cell.kernel),
         Column("device", "device", lambda cell: cell.device),
         Column("sizes", "sizes", lambda cell: len(cell.rows)),
-        Column("speedup", "speedup over today", lambda cell: cell.mean(_speedup), 2, unit="x"),
-        Column("over_default", "over default", lambda cell: cell.mean(_over_default), 2, unit="x"),
+        Column("speedup", "speedup over today", lambda cell: cell.mean("speedup"), 2, unit="x"),
+        Column("over_default", "over default", lambda cell: cell.mean("over_default"), 2, unit="x"),
         Column("share", "% of peak", lambda cell: percent(cell.peak_share), 0),
         Column("label", "label", lambda cell: cell.label, is_hidden=True),
         Column("disturbed", "disturbed", lambda cell: sum(bool(row.disturbance) for row in cell.rows)),
@@ -93,7 +84,7 @@ def _grid(contents: Contents) -> Part:
         "device's memory or tensor cores can be. in use: today's configs are the picks; in brackets over the default.",
         table(columns, cells),
         _grid_chart(devices) if cells else None,
-        "No timed rows. Compiled, checked and published rows are counted below.",
+        "No timed results: fp8tune sweep fills the database.",
     )
 
 
@@ -147,7 +138,7 @@ def _verdict_chart(present: Sequence[str]) -> Chart:
 
 
 PICKS: tuple[Column[Row], ...] = (
-    *size_columns(itself),
+    *size_columns(lambda row: row),
     Column(
         "speedup", "speedup", lambda row: "in use" if row.is_in_use else f"{row.speedup:.2f}x" if row.speedup else "-"
     ),
@@ -156,7 +147,7 @@ PICKS: tuple[Column[Row], ...] = (
     Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 0),
     Column("verdict", "verdict", lambda row: row.verdict),
     Column("disturbance", "disturbed", lambda row: row.disturbance),
-    *place_columns(itself),
+    *place_columns(lambda row: row),
     Column("config", "config", lambda row: str(row.study.pick.config or "")),
     Column("layout", "layout", lambda row: row.study.problem.input_layout),
     Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
@@ -197,19 +188,3 @@ def _devices(contents: Contents) -> Part:
 
 def _field(name: str) -> Column[tuple[tuple[bool, Device, Kind], list[Row]]]:
     return Column(name, name.replace("uuid_hash", "GPU"), lambda item: str(getattr(item[0][1], name))[:20])
-
-
-def _counts(contents: Contents) -> Part:
-    columns: list[Column[tuple[tuple[str, Kind], int]]] = [
-        Column("arch", "arch", lambda item: item[0][0]),
-        Column("kind", "kind", lambda item: str(item[0][1])),
-        Column("trials", "trials", lambda item: item[1]),
-    ]
-    return Part(
-        "trials",
-        "Trials in the database",
-        "A trial is one config on one size. measured: timed. static: compiled, not run. interpreter: checked without a "
-        "GPU. published: reported by others. simulated: drawn from a simulated clock.",
-        table(columns, sorted(contents.counts.items())),
-        empty="The database is empty: fp8tune sweep fills it.",
-    )

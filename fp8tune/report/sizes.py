@@ -53,10 +53,6 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "input", ", ".join(filter(None, input_details))
     if study.bytes_moved:
         yield "bytes moved", f"{study.bytes_moved:,}"
-    if study.flops:
-        yield "operations", f"{study.flops:,}"
-    if study.noise is not None:
-        yield "A/A control", f"the default differs from itself by {100 * study.noise:.2f} %"
     versions = [device.driver and f"driver {device.driver}", device.runtime, device.torch and f"torch {device.torch}"]
     versions += [device.triton and f"Triton {device.triton}"]
     yield "device", ", ".join(filter(None, [device_name(device), device.arch, *versions]))
@@ -135,9 +131,6 @@ def _configs_chart(tie_band: float, roles: tuple[str, ...], has_intervals: bool)
     return alt.layer(*layers, marks).properties(width="container", height=300)
 
 
-# Axes
-
-
 @functools.lru_cache(1)  # each part of a size asks for them
 def _axes(explanation: Explanation) -> list[str]:
     """Return the axes with several values, in the order of their declaration."""
@@ -181,7 +174,6 @@ def _heat(explanation: Explanation) -> Part:
         "Least slowdown of any config with these two values, in the coarse pass. Choose the axes below the chart.",
         table(columns, rows[:DRAWN], f"{DRAWN} of {len(rows)}." if len(rows) > DRAWN else ""),
         _heat_chart(tuple(axes)) if rows else None,
-        "The coarse pass did not time the pick.",
     )
 
 
@@ -209,9 +201,6 @@ def _heat_chart(axes: tuple[str, ...]) -> Chart:
         .add_params(choice("x_axis", "across ", options[0]), choice("y_axis", "down ", options[1]))
         .properties(width="container", height=240)
     )
-
-
-# The confirmation
 
 
 def _confirmation(explanation: Explanation) -> Part:
@@ -258,7 +247,7 @@ def _confirmation_chart(roles: tuple[str, ...]) -> Chart:
         .mark_point(filled=True, size=18, opacity=0.7, tooltip={"content": "data"})
         .encode(
             x=alt.X("time:Q", title="time us", scale=alt.Scale(zero=False)),
-            y=alt.Y("config:N", title=None, sort=sort, axis=alt.Axis(labelLimit=330)),
+            y=alt.Y("config:N", title=None, sort=sort, axis=alt.Axis(labelLimit=460)),
             yOffset="process:N",
             color=alt.Color("role:N", title=None, scale=colours(ROLES, roles)),
         )

@@ -33,11 +33,12 @@ from fp8tune.measure.engine import Group, TimedBlock, Turn
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
+from fp8tune.plan.selection import Selection
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 from fp8tune.revisions.git import checkouts
 
 VERSIONED = (PLANTED / "versioned.py").read_text()
-SHAPES = [NamedInts(M=300, K=64, E=1)]
+SELECTIONS = [Selection((NamedInts(M=300, K=64, E=1),))]
 CONFIG = NamedInts(BLOCK_SIZE=64, num_warps=4)
 
 
@@ -68,7 +69,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compared(repository: Path, revisions: str, *names: str, picks: str = "own") -> Comparison:
     both = sides(revisions, [f"{repository}/{name}.py:SPEC" for name in names])
-    *_, last = live.compare(both, SHAPES, picks, SimulatedBackend("simulated:1"))
+    *_, last = live.compare(both, SELECTIONS, picks, SimulatedBackend("simulated:1"))
     assert isinstance(last, Comparison)
     return last
 
@@ -243,7 +244,11 @@ def iter_value(value: Any) -> Any:
 
 def test_a_worker_has_the_kernels_of_one_side(session: live.Session) -> None:
     row = launches(session, "right", version("right"), version("right"))
-    worker, (one, two), arguments = Worker(), session.trees, ([NamedInts(M=8, K=8)], session.backend.device)
+    worker, (one, two), arguments = (
+        Worker(),
+        session.trees,
+        ([Selection((NamedInts(M=8, K=8),))], session.backend.device),
+    )
     try:
         declared = worker.call(60, within, one, checkout.declared, row.before.reference, *arguments)
         assert [problem.kernel for problem in declared.arms] == ["right"]

@@ -56,18 +56,14 @@ def test_an_unpaired_effect_is_welchs_and_yuens(count: int) -> None:
     assert effect.df == pytest.approx(theirs.df)
 
 
-def test_the_words() -> None:
+def test_each_verdict() -> None:
     assert verdicts.decide(Estimate(math.log(1.02), 0.001, 11)) is ChangeVerdict.REGRESSION
     assert verdicts.decide(Estimate(-math.log(1.02), 0.001, 11)) is ChangeVerdict.FASTER
     assert verdicts.decide(Estimate(0.0, 0.001, 4)) is ChangeVerdict.CLEAR
     assert verdicts.decide(Estimate(0.0, 0.02, 4)) is ChangeVerdict.OPEN
     assert verdicts.decide(Estimate(math.log(1.004), 0.0, 4)) is ChangeVerdict.CLEAR
-
-
-def test_more_rows_decided_together_need_more_proof() -> None:
-    effect = Estimate(math.log(1.013), 0.003, 11)
-    assert verdicts.decide(effect) is ChangeVerdict.REGRESSION
-    assert verdicts.decide(effect, tested=20) is not ChangeVerdict.REGRESSION
+    assert verdicts.decide(Estimate(math.log(1.013), 0.003, 11), tested=1) is ChangeVerdict.REGRESSION
+    assert verdicts.decide(Estimate(math.log(1.013), 0.003, 11), tested=20) is not ChangeVerdict.REGRESSION
 
 
 @given(st.floats(-0.05, 0.05), st.floats(0, 0.03), st.integers(1, 30))
@@ -94,17 +90,6 @@ def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
     )
     # the formula takes the error for known, as any power does
     assert stats.binomtest(found, 1000, verdicts.POWER).pvalue > 1e-4
-
-
-def test_a_slowdown_at_the_threshold_is_called_a_regression_in_5_percent_at_most() -> None:
-    random, sd, rounds = np.random.default_rng(7), 0.008, 12
-    called = sum(
-        verdicts.decide(verdicts.paired(list(verdicts.PROVEN + sd * random.standard_normal(rounds))))
-        is ChangeVerdict.REGRESSION
-        for _ in range(2000)
-    )
-    assert stats.binomtest(called, 2000, verdicts.ERROR, alternative="greater").pvalue > 1e-4
-    assert called > 20  # the test does reject
 
 
 def test_a_control_is_loud_only_outside_half_a_percent_and_beyond_chance() -> None:

@@ -33,6 +33,12 @@ from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
 
+@pytest.fixture(autouse=True)
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers find the simulated GPU."""
+    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
+
+
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     return str(tmp_path / "results.db")
@@ -89,11 +95,14 @@ def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends
 
 
 @pytest.mark.parametrize(("wrong", "without"), [("1", 2), ("0.4", 1)])
-def test_a_problem_that_no_config_is_right_on_is_named(db: str, wrong: str, without: int) -> None:
+def test_a_problem_that_no_config_is_right_on_is_named(
+    db: str, wrong: str, without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its unit is done, and no other worker would do better. A config that failed is not tried again."""
     plan = plan_of(2)
     queue(db, plan)
-    done = fp8tune("worker", "--db", db, "--timer", f"{DEVICE},wrong={wrong}")
+    monkeypatch.setenv("FP8TUNE_TIMER", f"{DEVICE},wrong={wrong}")
+    done = fp8tune("worker", "--db", db)
     lines = [line for line in done.stderr.splitlines() if "no config is right" in line]
     assert done.returncode == 1
     shapes = [of.problem.shape for of in plan.problems[:without]]
@@ -104,7 +113,7 @@ def test_a_problem_that_no_config_is_right_on_is_named(db: str, wrong: str, with
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
     assert [status.state for status in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
-    assert "done, but no config is right on some problems" in fp8tune("queue", "--db", db).stdout
+    assert "done, but no config is right on some problems" in fp8tune("worker", "--status", "--db", db).stdout
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
@@ -113,7 +122,7 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
         sweep = units.queued(plan)
         (unit,) = units.units_of(plan, sweep.key)
         store.add_units(sweep, [replace(unit, source_hash="0123456789abcdef", problems=("fedcba9876543210",))])
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    done = fp8tune("worker", "--db", db)
     assert done.returncode == 2
     assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
     with Store.open(db, writable=False) as store:
@@ -196,13 +205,13 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
 
     def work() -> None:
         os.environ["FP8TUNE_DB"] = db
-        sys.argv = ["fp8tune", "worker", "--timer", DEVICE, "--format", "json", "--kernel", kernel]
+        sys.argv = ["fp8tune", "worker", "--format", "json", "--kernel", kernel]
         cli.main()
 
     process = Forked(work)
     while '"event": "taken"' not in (line := process.line()):
         assert line, process.wait()
-    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("queue", "--db", db).stdout
+    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("worker", "--status", "--db", db).stdout
     os.kill(process.pid, signal.SIGTERM)
     code, said = process.wait()
     assert code == 143
@@ -213,20 +222,19 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
 
 
 def test_the_queue_says_what_there_is(db: str) -> None:
-    assert "does not exist" in fp8tune("queue", "--db", db).stderr
+    assert "does not exist" in fp8tune("worker", "--status", "--db", db).stderr
     sweep = queue(db, plan_of(3))
     with Store.open(db) as store:
         first, lease = (store.take_unit(DEVICE, name) for name in ("host-a:16", "host-a:17"))
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)
+        found = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
         assert sorted(unit["state"] for unit in found["units"]) == ["done", "running", "waiting"]
         store.fail_unit(replace(lease, attempt=9), "it broke")
-    shown = fp8tune("queue", "--db", db).stdout
+    shown = fp8tune("worker", "--status", "--db", db).stdout
     assert "it broke" in shown
     assert max(map(len, shown.splitlines())) <= 120
-    assert "1 units that had failed wait again" in fp8tune("queue", "--db", db, "--retry-failed").stderr
-    assert fp8tune("queue", "--db", db, "--forget", "nothing").returncode == 2
-    assert "3 units removed" in fp8tune("queue", "--db", db, "--forget", sweep.key).stderr
-    assert "no work is queued" in fp8tune("queue", "--db", db).stdout
+    assert fp8tune("db", "forget", "sweep:nothing", "--yes", "--db", db).returncode == 2
+    assert "1 queued sweep deleted" in fp8tune("db", "forget", f"sweep:{sweep.key}", "--yes", "--db", db).stdout
+    assert "sweep:" not in fp8tune("worker", "--status", "--db", db).stdout

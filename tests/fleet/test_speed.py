@@ -19,10 +19,10 @@ from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
 from fp8tune.records import NamedInts, Outcome, Problem
 from fp8tune.store.results import Store
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.picks import read
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.picks import read
+from fp8tune.sweeping.planning import Plan
 
 START_S, PROCESS_S, CHECK_S, BLOCK_S = 2.0, 0.6, 1.2, 0.015
 """Seconds of an H100: to the first trial of a coarse pass, to the first block of a fresh process, for the checks and

@@ -218,9 +218,9 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
         )
         store.mark_complete(sweep, Subject(VERSION, H100, Kind.MEASURED, PROBLEM), len(timed))
     path = gemm(tmp_path, **{"16": ONE, "512": ONE})
-    imported = fp8tune("import", path, "--kernel", NAME, "--db", db)
+    imported = fp8tune("db", "import", path, "--kernel", NAME, "--db", db)
     assert (imported.returncode, "2 rows added, 0 already there" in imported.stdout) == (0, True), imported.stderr
-    assert "0 rows added, 2 already there" in fp8tune("import", path, "--kernel", NAME, "--db", db).stdout
+    assert "0 results added, 2 already there" in fp8tune("db", "import", path, "--kernel", NAME, "--db", db).stdout
     (shown,) = json.loads(
         fp8tune("show", "--format", "json", "--db", db).stdout
     )  # a file without times decides nothing
@@ -229,9 +229,9 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):
     db = tmp_path / "results.db"
-    done = fp8tune("import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
+    done = fp8tune("db", "import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
     assert (done.returncode, done.stdout.count("1 rows added")) == (0, 2), done.stderr
     for arguments in ([], [tmp_path / "absent"], [gemm(tmp_path / "b")], [gemm(tmp_path / "c"), "--kernel", "a b"]):
-        done = fp8tune("import", *arguments, "--db", db)
+        done = fp8tune("db", "import", *arguments, "--db", db)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from fp8tune.output import progress as displays
 from fp8tune.output.progress import Display, SweepProgress
+from fp8tune.output.tables import notice
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.sweeping import events
@@ -97,6 +99,19 @@ def test_a_bar_fits_the_terminal_and_vanishes(width: int, monkeypatch: pytest.Mo
     assert any("so far 1.50x over today's configs" in line and "8.000 us" in line for line in lines)
     assert any("so far 1.10x over today's configs" in line and "10.00 us" in line for line in lines)
     assert lines[-1] == ""
+
+
+def test_a_message_is_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was printed below, where the next frame of the bar erased it."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Display() as display:
+        display.update("files", 0.5)
+        display._draw()
+        notice("a message")
+    assert "\x1b[2Ka message" in terminal.getvalue()
 
 
 def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

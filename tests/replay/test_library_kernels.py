@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    done = record(folder, "--jit", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    done = record(folder, "--kernel", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
     assert done.returncode == 0, done.stderr
     return done
 
@@ -139,7 +139,7 @@ PINNED = {
 @pytest.mark.parametrize("attribute", PINNED)
 def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: str) -> None:
     export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
-    done = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
+    done = fp8tune(*export, "--db", "timed.db", "--allow-quick", "-o", "tables", cwd=folder)
     assert done.returncode == 0, done.stderr
 
     def run() -> None:

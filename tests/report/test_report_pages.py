@@ -100,7 +100,7 @@ def test_published_rows_without_a_config_come_last(content: Any) -> None:
 
 def test_disturbed_rows_are_marked(content: Any) -> None:
     picks = rows_of(content, "overview", "picks")
-    marked = {row["href"] for row in rows_of(content, "limits", "memory") if row["quality"] == "disturbed"}
+    marked = {row["href"] for row in rows_of(content, "limits", "shares") if row["quality"] == "disturbed"}
     assert marked == {row["href"] for row in picks if row["disturbance"]}
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -350,56 +349,3 @@ def test_the_hash_of_a_kernel_without_a_spec(before: str, after: str, moves: boo
 
 def test_a_kernel_without_a_spec_is_called_by_where_it_lies() -> None:
     assert source.kernel_name("mine:_kernel@run.json?check=exact", {"mine.py": AUTOTUNED}.get) == "mine:_kernel"
-
-
-# Tidying the kernels of this project orphans no results
-
-
-def replace_everywhere(folder: Path, pattern: str, new: str) -> None:
-    texts = {path: path.read_text() for path in folder.rglob("*.py")}
-    changed = {path: re.sub(pattern, new, text) for path, text in texts.items() if re.search(pattern, text)}
-    assert changed
-    for path, text in changed.items():
-        path.write_text(text)
-
-
-def rename_a_helper(package: Path) -> None:
-    replace_everywhere(package / "quantize", r"\b_tile_width\b", "_columns_of_a_tile")
-
-
-def move_a_module(package: Path) -> None:
-    (package / "quantize" / "arithmetic.py").rename(package / "quantize" / "rounding.py")
-    replace_everywhere(package, r"(?<=[.\s])arithmetic(?= import)", "rounding")
-
-
-def split_a_file(package: Path) -> None:
-    whole = package / "quantize" / "rowwise_2d.py"
-    text = whole.read_text()
-    helpers = [
-        node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "_tile_width"
-    ]
-    moved = ast.get_source_segment(text, helpers[0])
-    assert moved
-    header = "from __future__ import annotations\n\nfrom collections.abc import Mapping\n\n\n"
-    (package / "quantize" / "rowwise_2d_width.py").write_text(f"{header}{moved}\n")
-    imported = "\nimport torch\nfrom .rowwise_2d_width import _tile_width\n"
-    whole.write_text(text.replace(moved, "").replace("\nimport torch\n", imported, 1))
-
-
-def change_a_constant(package: Path) -> None:
-    replace_everywhere(package / "quantize", r"float32_bits\(1e-12\)", "float32_bits(1e-11)")
-
-
-@pytest.mark.parametrize(
-    ("tidy", "changed"),
-    [(rename_a_helper, []), (move_a_module, []), (split_a_file, []), (change_a_constant, ["rowwise-2d", "colwise-3d"])],
-)
-def test_tidying_keeps_hashes(tmp_path: Path, tidy: Callable[[Path], None], changed: list[str]) -> None:
-    kernels = ("rowwise-2d", "colwise-3d", "mxfp8-dim0")  # the second launches the same function as the first
-    package = tmp_path / "fp8tune_kernels"
-    shutil.copytree(ROOT / "kernels" / "fp8tune_kernels", package, ignore=shutil.ignore_patterns("__pycache__"))
-    read = source.in_folder(tmp_path)
-    before = {kernel: source.source_hash(kernel, read) for kernel in kernels}
-    tidy(package)
-    read = source.in_folder(tmp_path)
-    assert [kernel for kernel in kernels if source.source_hash(kernel, read) != before[kernel]] == changed

@@ -18,7 +18,7 @@ from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
-from fp8tune.sweep import picks as kept_picks
+from fp8tune.sweeping import picks as kept_picks
 
 
 @pytest.fixture
