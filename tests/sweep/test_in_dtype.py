@@ -16,7 +16,7 @@ def test_only_problems_of_the_dtype_are_swept(dtype: str, tmp_path: Path) -> Non
     done = run(*arguments, *few, "--shapes", f"tiny,dtype={dtype}", "--db", str(tmp_path / "swept.db"))
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {row["in_dtype"] for row in rows if "in_dtype" in row} == {dtype}
+    assert {row["attributes"]["dtype"] for row in rows if "attributes" in row} == {dtype}
 
 
 def test_a_dtype_that_a_kernel_does_not_take_is_refused(tmp_path: Path) -> None:

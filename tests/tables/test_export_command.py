@@ -73,7 +73,7 @@ EVERY_FORMAT = """
 import sys
 from command_line import fp8tune
 for name in ("python", "hf", "diff"):
-    output = f"{sys.argv[1]}/{name}"
+    output = f"{sys.argv[1]}/{name}{'.diff' * (name == 'diff')}"
     command = ("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--allow-quick", "-o", output)
     ended = fp8tune(*command)
     assert ended.returncode == 0, ended.stderr

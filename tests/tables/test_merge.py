@@ -167,6 +167,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "checkout" / "tables"
     shutil.copytree(SHIPPED, folder)
     monkeypatch.setattr(tables, "__file__", str(folder / "__init__.py"))
+    monkeypatch.chdir(folder)
     return folder
 
 
