@@ -31,6 +31,7 @@ from unittest import mock
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, when the first kernel is imported
 
 from benchmarks import printed
+from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 from fp8tune_kernels import catalog
@@ -99,7 +100,7 @@ def simulated_sweeps() -> Values:
         run(f"sweep --kernel {kernel} {chosen} --timer simulated:{seed} --db simulated.db")
     with Store.open("simulated.db", writable=False) as store:
         for pick in picks.read(store):
-            sizes, config = ",".join(map(str, pick.problem.shape.items())), pick.config or {}
+            sizes, config = ",".join(map(str, pick.problem.shape.items())), pick.config or NamedInts()
             name = f"{pick.device.name} {pick.problem.kernel} {sizes} {pick.problem.input_layout[-6:]}"
             values[name] = f"{' '.join(map(str, config.values()))}: {pick.time_us:.3f} us {pick.verdict}"
     return values

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import fp8tune
@@ -32,41 +31,38 @@ def sweep(folder: Path, *options: str):
     return fp8tune("sweep", "--kernel", SOFTMAX, "--shapes", "rows.toml", *options, cwd=folder)
 
 
-def shown(folder: Path) -> list[dict[str, object]]:
-    return json.loads(fp8tune("show", "--db", "swept.db", "--format", "json", cwd=folder).stdout)
+def picks(folder: Path) -> list[dict[str, Any]]:
+    text = fp8tune("show", "softmax", "--db", "swept.db", "--format", "json", cwd=folder).stdout
+    return json.loads(text)["picks"]  # type: ignore[no-any-return]
 
 
 def test_each_shape_is_swept_with_each_dtype(folder: Path) -> None:
-    rows = shown(folder)
-    found = [(row["shape"]["n_rows"], row["in_dtype"]) for row in rows]
-    assert found == [(n, dtype) for n in (4096, 16384) for dtype in ("bfloat16", "float32")]
-    assert {(row["routing"], row["fp8_dtype"], row["scale_mode"], row["check"]) for row in rows} == {
-        ("none", None, None, "exact")
-    }
-    assert [row["flops"] for row in rows] == [5 * n * 1000 for n, _ in found]
+    rows = picks(folder)
+    sizes = [(row["size"]["n_rows"], row["attributes"]["dtype"]) for row in rows]
+    assert sizes == [(n, dtype) for n in (4096, 16384) for dtype in ("bfloat16", "float32")]
+    assert {(row["attributes"]["routing"], row["attributes"]["output"]) for row in rows} == {("none", "")}
 
 
 def test_a_table_names_its_dims_and_dtypes(folder: Path) -> None:
-    table = fp8tune("show", "--db", "swept.db", "--kernel", "softmax", cwd=folder).stdout
-    assert table.splitlines()[1].split()[:3] == ["n_rows", "n_cols", "dtype"]
-    assert "n_rows=4096 n_cols=1000 float32" in table
-    lines = list(csv.DictReader(io.StringIO(fp8tune("show", "--db", "swept.db", "--format", "csv", cwd=folder).stdout)))
-    assert {line["fp8_dtype"] for line in lines} == {""}
+    title, _, heading, *rows = fp8tune("show", "softmax", "--db", "swept.db", cwd=folder).stdout.splitlines()
+    assert "4 sizes with n_cols=1000" in title
+    assert heading.split()[:3] == ["n_rows", "dtype", "speedup"]
+    assert [row.split()[:2] for row in rows[:2]] == [["4096", "bf16"], ["4096", "fp32"]]
 
 
 def test_a_share_is_of_the_higher_bound(folder: Path) -> None:
+    peaks = {"bfloat16": 1e12, "float32": 1e15}
     with Store.open(str(folder / "swept.db")) as store:
         (device,) = {item.device for item in store.studies(kinds=[Kind.SIMULATED])}
         store.record_ceiling(1, device, 3000.0)
-        for dtype, flop_per_s in (("bfloat16", 1e12), ("float32", 1e15)):
+        for dtype, flop_per_s in peaks.items():
             store.record_calibration(1, device, FLOP_PER_S + dtype, flop_per_s)
-    rows = shown(folder)
+    rows = picks(folder)
     assert [row["bound"] for row in rows] == ["compute", "memory"] * 2
     for row in rows:
-        bytes_moved = (4 if row["in_dtype"] == "bfloat16" else 8) * row["flops"] / 5
-        bounds_us = 1e6 * row["flops"] / row["peak_flop_per_s"], bytes_moved / 3e6
-        assert row["ceiling_share"] == pytest.approx(max(bounds_us) / row["time_us"])
-    assert "compute" in fp8tune("show", "--db", "swept.db", cwd=folder).stdout
+        dtype, values = row["attributes"]["dtype"], row["size"]["n_rows"] * 1000
+        bounds_us = 1e6 * 5 * values / peaks[dtype], (4 if dtype == "bfloat16" else 8) * values / 3e6
+        assert row["peak_share"] == pytest.approx(max(bounds_us) / row["time_us"])
 
 
 def test_it_is_exported_with_its_dtype_in_the_key(folder: Path) -> None:

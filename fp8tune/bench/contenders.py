@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import warnings
 from collections.abc import Callable
@@ -110,7 +111,7 @@ def state_of(contender: Contender, torch_device: str) -> _State:
 def check(contender: Contender, torch_device: str = "cuda", *, is_profiled: bool = False) -> Check:
     """Compare a contender's outputs with the reference. Raises Poisoned if the process must not be used again."""
     try:
-        _tune_in_short_blocks()
+        _prepare_process()
         with warnings.catch_warnings(action="ignore"):  # compilers of others advise on their own code
             return _check(contender, torch_device, is_profiled)
     except (Unavailable, Fp8tuneError) as error:
@@ -152,7 +153,7 @@ def _check(contender: Contender, torch_device: str, is_profiled: bool) -> Check:
 def profile(step: Callable[[], object]) -> tuple[Part, ...]:
     """Return the kernel launches of a step with their mean times; none if steps differ in their launches."""
     import torch
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -178,6 +179,7 @@ def warm_up(contender: Contender, torch_device: str = "cuda") -> None:
     """
     from triton.runtime import driver
 
+    logging.disable(logging.CRITICAL)
     with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # fails again where it is timed
         driver.active.get_benchmarker = lambda: _one_launch
         state_of(contender, torch_device).call(contender.name).step()
@@ -188,10 +190,12 @@ def _one_launch(launch: Callable[[], Any], *_: object, **__: object) -> list[flo
     return [1.0, 1.0, 1.0]
 
 
-def _tune_in_short_blocks() -> None:
+def _prepare_process() -> None:
+    """Let autotuners of others finish in time, and keep compilers from printing the code that they refuse."""
     import torch
     from triton.runtime import driver
     from triton.testing import do_bench
 
+    logging.disable(logging.CRITICAL)
     if torch.cuda.is_available():
         driver.active.get_benchmarker = lambda: functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)

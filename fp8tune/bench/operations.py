@@ -119,7 +119,8 @@ def of_kernel(spec: KernelSpec) -> KernelOperation:
     def make_inputs(size: Size, torch_device: str) -> _Inputs:
         import torch
 
-        device = torch.device(torch_device, torch.cuda.current_device() if torch_device == "cuda" else None)
+        is_cuda = torch_device == "cuda"
+        device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device(torch_device)
         return _Inputs(size, spec.inputs(size, torch_device), device)
 
     return KernelOperation(

@@ -44,6 +44,7 @@ def import_(options: ImportOptions) -> None:
     from fp8tune.importing import files as importing
     from fp8tune.output.progress import Display
     from fp8tune.output.tables import notice
+    from fp8tune.output.text import counted
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks as deciding
     from fp8tune.sweeping import published
@@ -64,7 +65,8 @@ def import_(options: ImportOptions) -> None:
                 loaded[path] = importing.Loaded(path, rows=tuple(rows))
             with Display() as display:
                 report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
-            print(f"{visible(str(path))}: {report.added} results added, {report.already_there} already there")
+            added = counted(report.added, "result")
+            print(f"{visible(str(path))}: {added} added, {report.already_there} already there")
         deciding.keep_current(store)
 
 

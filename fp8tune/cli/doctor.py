@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BUDGET_S = 600.0
 
 
-@command(DoctorOptions, usage="[KERNEL]", epilog="$ fp8tune doctor colwise --budget 5m")
+@command(DoctorOptions, usage="[KERNEL]", epilog="$ fp8tune doctor --db results.db")
 def doctor(options: DoctorOptions) -> None:
     """Find problems with this machine, a database or tuned files.
 

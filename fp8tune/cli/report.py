@@ -34,13 +34,13 @@ def report(options: ReportOptions) -> None:
     with Display() as display:
         with databases.opened(options.db) as (reader, label):
             kernels = names.stored_kernels(options.kernel, reader) if options.kernel else []
-            found = contents.read(reader, label, kernels, options.device, display.update)
-        if options.device and not found.rows:
+            shown = contents.read(reader, label, kernels, options.device, display.update)
+        if options.device and not shown.rows:
             raise UsageError(f"no timed results of {options.device!r:.80} in {label}: fp8tune show lists the GPUs")
         if is_folder:
-            written = f"{files.write_figures(found, bool(kernels), output, display.update)} charts"
+            written = f"{files.write_figures(shown, bool(kernels), output, display.update)} charts"
         else:
             display.update("writing the page")
-            written = f"{files.write_html(found, kernels, output) / 1e6:.1f} MB"
-    counts = len(found.rows), len({row.kernel for row in found.rows}), len({row.device for row in found.rows})
+            written = f"{files.write_html(shown, kernels, output) / 1e6:.1f} MB"
+    counts = len(shown.rows), len({row.kernel for row in shown.rows}), len({row.device for row in shown.rows})
     print(f"{path_here(output)}: {written}, {{:,}} picks of {{}} kernels on {{}} devices".format(*counts))

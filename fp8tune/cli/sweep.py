@@ -73,9 +73,7 @@ def sweep(options: SweepOptions) -> None:
                 for event in session.run(store, plan, begun=begun):
                     progress.show(event)
                     if isinstance(event, events.Started):
-                        kernels = list(dict.fromkeys(size.problem.kernel for size in plan.problems))
-                        counts = event.problems, event.configs
-                        notice(screens.title(kernels, event.device, *counts, database.label(db)))
+                        notice(screens.title(plan, event.configs, database.label(db)))
                     if as_json and isinstance(event, events.Started):
                         print_json_line(screens.SweepStarted.of(event))
                     elif as_json and isinstance(event, events.TrialDone):
@@ -87,7 +85,7 @@ def sweep(options: SweepOptions) -> None:
         stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
         raise
     if finished is not None:
-        _print_end(options, plan, finished, studies, tallies, text, is_stored=not progress.stored)
+        _print_end(options, plan, finished, studies, tallies, is_stored=not progress.stored)
     wrong = sum(tally.counts[Status.WRONG] for tally in tallies)
     if (options.strict and wrong) or not all(tally.has_right for tally in tallies):
         raise typer.Exit(1)
@@ -99,7 +97,6 @@ def _print_end(
     finished: Finished,
     studies: Sequence[Study],
     tallies: Sequence[Tally],
-    text: str,
     *,
     is_stored: bool,
 ) -> None:
@@ -114,7 +111,7 @@ def _print_end(
 
     backend = plan.backend
     rows = [show.ListedPick.of(pick) for pick in picks.of(studies)]
-    kernels = list(dict.fromkeys(size.problem.kernel for size in plan.problems))
+    kernels = screens.kernels_of(plan)
     statuses = sum((tally.counts for tally in tallies), Counter[Status]())
     without = [tally.subject.problem.kernel for tally in tallies if not tally.has_right]
     if options.format == "json":
@@ -144,5 +141,5 @@ def _print_end(
         notice(f"{counted(wrong, 'config')} gave a wrong output: {command}")
     notice(*checks.failure_lines(tallies))
     unsettled = sum(study.choice.needs_more for study in studies)
-    for line in screens.next_lines(rows, unsettled, kernels, backend.kind, backend.device, text, options.db):
+    for line in screens.next_lines(rows, unsettled, plan, options.db):
         print(line)

@@ -94,14 +94,16 @@ class Session:
             self.end(row, ChangeVerdict.SAME_CODE)
 
         first = range(verdicts.STAGE_ONE_ROUNDS)
-        one = yield from time_rounds(self.backend, self.trees, changed, first)
-        left_open = [times for times in one if not times.failure and verdicts.is_open(verdicts.paired(times.changes))]
+        stage_one = yield from time_rounds(self.backend, self.trees, changed, first)
+        left_open = [
+            times for times in stage_one if not times.failure and verdicts.is_open(verdicts.paired(times.changes))
+        ]
         second = range(first.stop, first.stop + verdicts.STAGE_TWO_ROUNDS)
-        two = yield from time_rounds(self.backend, self.trees, [times.launches for times in left_open], second)
-        cleared = [times for times in one if times not in left_open]
-        for times in [*cleared, *two]:
-            self.decide(times, len(two) if times in two else 1, controls=len(one) + len(two))
-        yield self.comparison([cleared, two])
+        stage_two = yield from time_rounds(self.backend, self.trees, [times.launches for times in left_open], second)
+        cleared = [times for times in stage_one if times not in left_open]
+        for times in [*cleared, *stage_two]:
+            self.decide(times, len(stage_two) if times in stage_two else 1, controls=len(stage_one) + len(stage_two))
+        yield self.comparison([cleared, stage_two])
 
     def launches(self, kernel: Kernel) -> Steps[list[Launches]]:
         """Return the problems that both sides have, each with its configs; count those that only one side has.

@@ -97,7 +97,7 @@ def _paired(row: ComparedRow, before: Result | None, after: Result | None) -> Co
 def _why_unpaired(problem: Problem, device: Device, before: Picks, after: Picks, both: Sides) -> str:
     """Explain why one side lacks a problem on a device; results of other devices are never compared."""
     missing, picks = (both.after, after) if (problem, device) in before else (both.before, before)
-    elsewhere = [_differences(device, other) for of, other in picks if of == problem]
+    elsewhere = [_differences(device, candidate) for size, candidate in picks if size == problem]
     if not elsewhere:
         return f"no results of {missing} for this size: run fp8tune sweep there"
     nearest = min(elsewhere, key=len)

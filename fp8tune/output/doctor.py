@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from rich.text import Text
 
 from fp8tune.check.findings import Finding, Level
-from fp8tune.check.keys import VariationResult, varied_to
+from fp8tune.check.keys import KeyVerdict, VariationResult, varied_to
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
 from fp8tune.output.tables import console
@@ -23,7 +23,7 @@ INDENT = " " * 9
 class DoctorFinding(Document):
     """One thing that was checked."""
 
-    level: Literal["error", "warning", "ok"] = value("How bad it is.")
+    level: Level = value("How bad it is: error, warning or ok.")
     text: str = value("What was found.")
     fix: str = value("What to do about it; empty if there is nothing to do.")
 
@@ -40,7 +40,7 @@ class KeyVariation(Document):
     slowdown: float | None = value("Time of the pick over that of the rival; null if it was not timed.", "x")
     allowed: float = value("Slowdown that is allowed.", "x")
     processes: int = value("Fresh processes that timed both.")
-    verdict: Literal["holds", "open", "moves"] = value("Whether the pick holds there.")
+    verdict: KeyVerdict = value("Whether the pick holds there: holds, open or moves.")
 
 
 class DoctorReport(Document):
@@ -58,7 +58,7 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
     order = [*Level]
     return DoctorReport(
         findings=[
-            DoctorFinding(level=str(finding.level), text=redacted(finding.text), fix=redacted(finding.fix))
+            DoctorFinding(level=finding.level, text=redacted(finding.text), fix=redacted(finding.fix))
             for finding in sorted(findings, key=lambda finding: order.index(finding.level))
         ],
         variations=[_variation(result) for result in results],
@@ -77,7 +77,7 @@ def _variation(result: VariationResult) -> KeyVariation:
         slowdown=result.slowdown,
         allowed=subject.allowed,
         processes=result.processes,
-        verdict=str(result.verdict),
+        verdict=result.verdict,
     )
 
 
@@ -85,7 +85,7 @@ def print_findings(report: DoctorReport) -> None:
     """Print each finding, and its fix below it."""
     out = console()
     for finding in report.findings:
-        text = Text(f"{finding.level:<9}", STYLES[Level(finding.level)])
+        text = Text(f"{finding.level:<9}", STYLES[finding.level])
         out.print(text.append(_wrapped(finding.text, out.width, len(INDENT)), "default"), soft_wrap=True)
         if finding.fix:
             out.print(Text(f"{INDENT}-> {_wrapped(finding.fix, out.width, len(INDENT) + 3)}"), soft_wrap=True)

@@ -11,9 +11,10 @@ from fp8tune.output.documents import Document, value
 from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
 from fp8tune.output.tables import Screen
 from fp8tune.output.text import counted, db_option, listed, pairs, ratio
-from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.records import Kind, Row, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.sweeping.events import Finished, Started
+from fp8tune.sweeping.planning import Plan
 from fp8tune_kernels.catalog import KERNELS
 
 ROWS = 10
@@ -112,12 +113,18 @@ class SweepFinished(Document):
         )
 
 
-def title(kernels: Sequence[str], device: Device, sizes: int, configs: int, database: str) -> str:
+def title(plan: Plan, configs: int, database: str) -> str:
     """Return the first line of a sweep: ``colwise on NVIDIA H200: 12 sizes x 720 configs, results in fp8tune.db``."""
+    kernels, sizes, device = kernels_of(plan), len(plan.problems), plan.backend.device
     names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
     work = counted(sizes, "size")
     work += f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
     return f"{names} on {device.name or device.arch}: {work}, results in {database}"
+
+
+def kernels_of(plan: Plan) -> list[str]:
+    """Return the kernels of a sweep."""
+    return list(dict.fromkeys(size.problem.kernel for size in plan.problems))
 
 
 def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
@@ -140,26 +147,10 @@ def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
     return Screen([above, f"sizes with {pairs(shared)}:" if shared else ""], columns, below, rows)
 
 
-def next_lines(
-    picks: Sequence[ListedPick],
-    unsettled: int,
-    kernels: Sequence[str],
-    kind: Kind,
-    device: Device,
-    command: str,
-    db: str | None,
-) -> Iterator[str]:
-    """Yield the commands that come next.
-
-    Args:
-        picks: Picks of the sweep.
-        unsettled: Number of picks that more measurements could settle.
-        kernels: Kernels of the sweep.
-        kind: How configs were tried.
-        device: GPU of the sweep.
-        command: Command of the sweep.
-        db: Its ``--db``.
-    """
+def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str | None) -> Iterator[str]:
+    """Yield the commands that come next. More measurements could settle ``unsettled`` picks; ``db`` is ``--db``."""
+    kernels, kind, command = kernels_of(plan), plan.backend.kind, plan.options.command
+    device = plan.backend.device
     of_db, first = db_option(db), shlex.quote(kernels[0]) if kernels else ""
     if kind is Kind.INTERPRETER:
         yield "next: the same command on a machine with a GPU, which times what is right"

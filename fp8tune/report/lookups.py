@@ -41,7 +41,7 @@ def losses(rows: Sequence[Row]) -> Iterator[Loss]:
         yield from _losses_of_place(same_place[:HELD_OUT])
     for same_size in group_by(timed, lambda row: (row.study.problem, row.study.kind)).values():
         for row in same_size:
-            picks = {other.study.pick.config for other in same_size if other.device != row.device}
+            picks = {rival.study.pick.config for rival in same_size if rival.device != row.device}
             yield from (Loss(row, "other device", row.study.slowdowns.get(pick)) for pick in picks if pick is not None)
 
 
@@ -69,17 +69,17 @@ def _finite(slowdown: float | None) -> float | None:
 
 def page(contents: Contents) -> Page | None:
     """Return the page; None if nothing was timed here."""
-    found = list(losses(contents.rows))
-    if not found:
+    results = list(losses(contents.rows))
+    if not results:
         return None
     text = (
         "A lookup returns the row of a size's key; without one, the row of the nearest key or the fallback row for any "
         "size; without those, the declared default."
     )
-    return Page("lookups", "Lookups", text, (_losses(found),))
+    return Page("lookups", "Lookups", text, (_losses(results),))
 
 
-def _losses(found: Sequence[Loss]) -> Part:
+def _losses(results: Sequence[Loss]) -> Part:
     columns: list[Column[Loss]] = [
         *size_columns(lambda loss: loss.row),
         Column("rule", "rule", lambda loss: loss.rule),
@@ -91,7 +91,7 @@ def _losses(found: Sequence[Loss]) -> Part:
         "Loss of each rule",
         "Each measured size is left out in turn and looked up without it; other device: the pick of another device. "
         f"Of each kernel and device the first {HELD_OUT} sizes. Rows without a number: the config has no time there.",
-        table(columns, found[:LISTED], limit_note(len(found))),
+        table(columns, results[:LISTED], limit_note(len(results))),
         _losses_chart(),
     )
 

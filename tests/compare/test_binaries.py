@@ -1,4 +1,4 @@
-"""What decides that two sides run the same code: variations of a kernel, compiled for sm_90 here by one worker each."""
+"""Hashes of launched code: variations of a kernel, each compiled for sm_90 by a worker of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fp8tune.records import NamedInts, Problem
 
 def code(name):
     folder, worker = Path(sys.argv[1], name), Worker()
-    of = Tree(name, folder, folder / "cache", ("kernels",))
+    tree = Tree(name, folder, folder / "cache", ("kernels",))
     problem = Problem("rowwise-2d", NamedInts(M=300, K=512))
     config = NamedInts(BLOCK_SIZE=4 if name == "config" else 2, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=1)
     try:
-        return worker.call(100, within, of, launched_code, "rowwise-2d", problem, config, "sm_90")
+        return worker.call(100, within, tree, launched_code, "rowwise-2d", problem, config, "sm_90")
     finally:
         worker.close()
 
@@ -35,7 +35,7 @@ with ThreadPoolExecutor(usable_cores()) as threads:
 """
 CHANGES = {
     "as it is": ("", ""),
-    "comment": ("", "# said differently,\n# on two lines\n"),
+    "comment": ("", "# in other words,\n# on two lines\n"),
     "config": ("", ""),
     "binary": ("largest = magnitude(x)\n", "largest = magnitude(x) * 2\n"),
     "grid": ("launch_kernel(rowwise_2d_kernel, programs", "launch_kernel(rowwise_2d_kernel, programs + 1"),
@@ -46,7 +46,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each change of the kernel launches, as one hash. In processes whose Triton compiles."""
+    """Hash what each change of the kernel launches, in processes whose Triton compiles."""
     folder = tmp_path_factory.mktemp("checkouts")
     for name, (old, new) in CHANGES.items():
         shutil.copytree(ROOT / "kernels", folder / name / "kernels")
@@ -56,8 +56,8 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         file.write_text(text.replace(old, new, 1) if old else new + text)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", PROGRAM, str(folder), *CHANGES]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
-    return dict(json.loads(said))
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=environment).stdout
+    return dict(json.loads(output))
 
 
 def test_a_comment_changes_nothing(codes: dict[str, str]) -> None:

@@ -109,3 +109,7 @@ def test_the_interval_of_the_mean_covers_offsets_of_arms(arm_sd: float) -> None:
     intervals = [Session(random, H200, np.zeros(4), arm_sd).run()[1] for _ in range(RUNS)]
     excluded = sum(not low <= 1 <= high for low, high in intervals)
     assert binomtest(excluded, RUNS, 0.05, alternative="greater").pvalue > 1e-4
+
+
+def test_every_arm_has_every_position_equally_often() -> None:
+    assert verdicts.STAGE_ONE_ROUNDS % len(ORDERS) == verdicts.STAGE_TWO_ROUNDS % len(ORDERS) == 0

@@ -31,12 +31,12 @@ def test_a_paired_effect_is_students(values: list[float]) -> None:
 @given(many_logs)
 def test_from_seven_rounds_on_it_is_trimmed(values: list[float]) -> None:
     effect = verdicts.paired(values)
-    kept = len(values) - 2 * int(0.15 * len(values))
+    rest = len(values) - 2 * int(0.15 * len(values))
     winsorized = stats.mstats.winsorize(np.array(values), limits=(0.15, 0.15))
-    assert effect.df == kept - 1
+    assert effect.df == rest - 1
     assert effect.mean == pytest.approx(stats.trim_mean(values, 0.15), abs=1e-12)
     squares = np.var(winsorized) * len(values)
-    assert effect.error == pytest.approx(math.sqrt(squares / (kept * (kept - 1))), abs=1e-12)
+    assert effect.error == pytest.approx(math.sqrt(squares / (rest * (rest - 1))), abs=1e-12)
 
 
 def test_two_stalled_rounds_decide_nothing() -> None:
@@ -83,13 +83,13 @@ def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
     random, sd, rounds, tested = np.random.default_rng(5), 0.008, 12, 3
     error = sd / math.sqrt(rounds)
     true = math.log(verdicts.smallest_detectable(Estimate(0.0, error, rounds - 1), tested))
-    found = sum(
+    detected = sum(
         verdicts.decide(verdicts.paired(list(true + sd * random.standard_normal(rounds))), tested)
         is ChangeVerdict.REGRESSION
         for _ in range(1000)
     )
     # the formula takes the error for known, as any power does
-    assert stats.binomtest(found, 1000, verdicts.POWER).pvalue > 1e-4
+    assert stats.binomtest(detected, 1000, verdicts.POWER).pvalue > 1e-4
 
 
 def test_a_control_is_loud_only_outside_half_a_percent_and_beyond_chance() -> None:
@@ -100,22 +100,22 @@ def test_a_control_is_loud_only_outside_half_a_percent_and_beyond_chance() -> No
 
 
 def test_the_geometric_mean_is_over_rows_and_its_error_over_rounds() -> None:
-    """Rows that move together (here: are the same) tell no more than one of them."""
+    """Rows that move together (here: are the same) say no more than one of them."""
     changes = [0.01, 0.02, 0.0, 0.015, 0.005]
-    one, many = verdicts.geomean([[changes]]), verdicts.geomean([[changes] * 4])
-    assert (many.mean, many.error, many.df) == pytest.approx((one.mean, one.error, one.df))
+    single, many = verdicts.geomean([[changes]]), verdicts.geomean([[changes] * 4])
+    assert (many.mean, many.error, many.df) == pytest.approx((single.mean, single.error, single.df))
     both = verdicts.geomean([[changes] * 3, [[0.05, 0.05, 0.05]]])
     assert both.mean == pytest.approx((3 * 0.01 + 0.05) / 4)
-    assert both.error == pytest.approx(0.75 * one.error)
+    assert both.error == pytest.approx(0.75 * single.error)
 
 
 def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:
     """Five rounds say that the change is 1 % +- 0.02 %, and that the same code moved by 1 %, too."""
     changes = [0.0101, 0.0099, 0.01, 0.0102, 0.0098]
-    one, told = verdicts.geomean([[changes]]), verdicts.all_rows([[changes]], [[changes]])
-    assert told.mean == one.mean
-    assert one.lower(0.025) > 0 > told.lower(0.025)
-    assert told.df == pytest.approx(1, abs=0.01)
+    single, widened = verdicts.geomean([[changes]]), verdicts.all_rows([[changes]], [[changes]])
+    assert widened.mean == single.mean
+    assert single.lower(0.025) > 0 > widened.lower(0.025)
+    assert widened.df == pytest.approx(1, abs=0.01)
 
 
 def test_few_rounds_have_no_error() -> None:

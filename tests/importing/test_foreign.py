@@ -230,7 +230,7 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):
     db = tmp_path / "results.db"
     done = fp8tune("db", "import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
-    assert (done.returncode, done.stdout.count("1 results added")) == (0, 2), done.stderr
+    assert (done.returncode, done.stdout.count("1 result added")) == (0, 2), done.stderr
     for arguments in ([], [tmp_path / "absent"], [gemm(tmp_path / "b")], [gemm(tmp_path / "c"), "--kernel", "a b"]):
         done = fp8tune("db", "import", *arguments, "--db", db)
         assert done.returncode == 2

@@ -65,13 +65,13 @@ class Opened:
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """Start the system's browser, or skip the test."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
         pytest.skip("no Chromium: install it to test pages in a browser")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield browser
         browser.close()
 

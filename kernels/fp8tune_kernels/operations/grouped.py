@@ -67,7 +67,7 @@ def by_expert(inputs: Rows, multiply: Callable[..., Tensor]) -> tuple[Tensor, ..
         for expert, (start, end) in enumerate(itertools.pairwise([0, *accumulate(inputs.sizes)])):
             if start == end:
                 continue
-            places = (slice(start, end), *(expert for _ in inputs.weights))
+            places: list[Any] = [slice(start, end), *(expert for _ in inputs.weights)]
             operands = [leaf.detach()[at].float().requires_grad_() for leaf, at in zip(leaves, places, strict=True)]
             result = multiply(*operands)
             out[start:end] = result.detach()

@@ -72,8 +72,9 @@ def inputs(size: Size, device: str) -> Layer:
 
     x, router = normal(tokens, hidden, std=0.2), normal(experts, hidden, std=0.02)
     w13, w2 = normal(experts, 2 * expert, hidden, std=0.02), normal(experts, hidden, expert, std=0.02)
-    leaves = [leaf.requires_grad_() for leaf in (x, router, w13, w2)]
-    return Layer(*leaves, normal(tokens, hidden, std=0.2), top_k)
+    for leaf in (x, router, w13, w2):
+        leaf.requires_grad_()
+    return Layer(x, router, w13, w2, normal(tokens, hidden, std=0.2), top_k)
 
 
 def reference(layer: Layer, ids: Tensor | None = None) -> tuple[Tensor, ...]:

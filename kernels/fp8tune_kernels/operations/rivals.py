@@ -194,16 +194,19 @@ def _mxfp8(kernel: str, inputs: Tensors) -> Call:
         quantize = import_from("torchao.prototype.moe_training.kernels.mxfp8", "mxfp8_quantize_cuda_3d")
         call = functools.partial(quantize, x, scaling_mode=scale_mode, blocked_scale_output=False)
         return Call(call, read=lambda results: (results[0], results[1].mT))
+    along_rows = kernel == "mxfp8-dim0"
     if is_native:
-        name = "triton_to_mxfp8_dim0" if kernel == "mxfp8-dim0" else "triton_to_mxfp8_dim1"
-        along = functools.partial(import_from("torchao.prototype.mx_formats.kernels", name), scaling_mode=scale_mode)
+        name = "triton_to_mxfp8_dim0" if along_rows else "triton_to_mxfp8_dim1"
+        quantize, mode = import_from("torchao.prototype.mx_formats.kernels", name), scale_mode
     else:
-        to_mx = import_from("torchao.prototype.mx_formats.mx_tensor", "to_mx")
+        quantize = import_from("torchao.prototype.mx_formats.mx_tensor", "to_mx")
         mode = import_from("torchao.prototype.mx_formats.config", "ScaleCalculationMode")(scale_mode)
 
-        def along(x: Tensor) -> Tensors:
-            scales, codes = to_mx(x if kernel == "mxfp8-dim0" else x.mT.contiguous(), torch.float8_e4m3fn, 32, mode)
-            return (codes if kernel == "mxfp8-dim0" else codes.mT), scales
+    def along(x: Tensor) -> Tensors:
+        if is_native:
+            return tuple(quantize(x, scaling_mode=mode))
+        scales, codes = quantize(x if along_rows else x.mT.contiguous(), torch.float8_e4m3fn, 32, mode)
+        return (codes if along_rows else codes.mT), scales
 
     def via_2d() -> Tensors:
         """Quantize all experts as one (E*N, K) matrix, then part them: (E, N, K) with strides (N*K, 1, N)."""
@@ -224,18 +227,19 @@ def _mxfp8(kernel: str, inputs: Tensors) -> Call:
 def _gemm(kernel: str, inputs: Tensors) -> Call:
     """torch's grouped GEMM, which torchao calls. Its scales are the reciprocals of ours, inverted within the time."""
     a, b, offs, scale_a, scale_b = inputs[:5]
-    operands, ends = (a, b.mT), offs
-    if kernel == "grouped-contraction":
-        operands, ends = (a.t(), b), _aligned_ends(offs, inputs[5])
+    is_contraction = kernel == "grouped-contraction"
+    first, second = (a.t(), b) if is_contraction else (a, b.mT)
+    ends = _aligned_ends(offs, inputs[5]) if is_contraction else offs
 
     def launch() -> Tensor:
         if scale_a is None:
-            return torch._grouped_mm(*operands, offs=ends)
-        scales = torch._foreach_reciprocal([scale_a, scale_b])
-        return torch._scaled_grouped_mm(*operands, *scales, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True)
+            return torch._grouped_mm(first, second, offs=ends)
+        inverse_a, inverse_b = torch._foreach_reciprocal([scale_a, scale_b])
+        options: dict[str, Any] = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+        return torch._scaled_grouped_mm(first, second, inverse_a, inverse_b, offs=ends, **options)
 
     def read(out: Tensor) -> Tensors:
-        if kernel == "grouped-rows":
+        if not is_contraction:
             out[int(offs[-1]) :] = 0  # rows of no expert
         return (out,)
 
