@@ -33,12 +33,6 @@ from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
 
-@pytest.fixture(autouse=True)
-def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers find the simulated GPU."""
-    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
-
-
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
@@ -105,26 +99,16 @@ def test_a_problem_that_no_config_is_right_on_is_named(
     monkeypatch.setenv("FP8TUNE_TIMER", f"{DEVICE},wrong={wrong}")
     done = fp8tune("worker", "--db", db)
     assert done.returncode == 1
-<<<<<<< HEAD
-    shapes = [of.problem.shape for of in plan.problems[:without]]
-    assert all(f"no config is right on {shape}: wrong" in done.stderr for shape in shapes)
-    assert f"some sizes of {without} unit" in done.stderr
-=======
     named = [
         size.problem.shape for size in plan.problems if f"no config is right on {size.problem.shape}" in done.stderr
     ]
     assert named == [size.problem.shape for size in plan.problems[:without]]
->>>>>>> measure
     with Store.open(db, writable=False) as store:
         found = [status for status in store.queue().units if status.is_finding]
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
     assert [status.state for status in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
-<<<<<<< HEAD
-    assert "no config is right" in fp8tune("worker", "--status", "--db", db).stdout
-=======
     assert "no config is right on" in fp8tune("worker", "--status", "--db", db).stdout
->>>>>>> measure
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
@@ -246,12 +230,6 @@ def test_the_queue_says_what_there_is(db: str) -> None:
     shown = fp8tune("worker", "--status", "--db", db).stdout
     assert "it broke" in shown
     assert max(map(len, shown.splitlines())) <= 120
-<<<<<<< HEAD
-    assert fp8tune("db", "forget", "sweep:nothing", "--yes", "--db", db).returncode == 2
-    assert "1 queued sweep deleted" in fp8tune("db", "forget", f"sweep:{sweep.key}", "--yes", "--db", db).stdout
-    assert "sweep:" not in fp8tune("worker", "--status", "--db", db).stdout
-=======
     with Store.open(db) as store:
         assert store.forget_units(sweep.key) == 3
     assert "no work is queued" in fp8tune("worker", "--status", "--db", db).stdout
->>>>>>> measure

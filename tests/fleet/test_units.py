@@ -23,12 +23,6 @@ from fp8tune.sweeping import planning
 from fp8tune.sweeping.options import Options
 
 
-@pytest.fixture(autouse=True)
-def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers find the simulated GPU."""
-    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
-
-
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
