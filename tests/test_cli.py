@@ -131,7 +131,7 @@ def test_strict_makes_a_wrong_config_a_finding(tmp_path: Path) -> None:
     sweep += ("--timer", "simulated:3,wrong=0.2", "--db", str(tmp_path / "rows.db"))
     assert fp8tune(*sweep).returncode == 0
     strict = fp8tune(*sweep, "--strict")
-    assert (strict.returncode, "gave a wrong output" in strict.stdout) == (1, True)
+    assert (strict.returncode, "gave a wrong output" in strict.stderr) == (1, True)
 
 
 def test_a_program_that_records_nothing_says_why(tmp_path: Path) -> None:

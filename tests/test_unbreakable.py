@@ -24,8 +24,10 @@ COUNT = int(os.environ.get("FP8TUNE_COMMAND_LINES", "300"))
 
 # hostile values, and ones that are right for some option
 VALUES = [
-    "", "-1", "0", "nan", "1e400", "9" * 40, "x" * 300, "\udcff", "\x1b[2J", "--", "-", ".", "/", "/dev/null", "a=b", "=",
-    "K=1024", "M=16640,K=1024", "colwise", "colwse", "nowhere:SPEC", "missing.py:SPEC", "__main__:SPEC", "[/red]", "{0}",
+    "", "-1", "0", "nan", "1e400", "9" * 40, "x" * 300, "\udcff", "\x1b[2J", "--", "-", ".", "/",
+    "/dev/null", "a=b", "=",
+    "K=1024", "M=16640,K=1024", "colwise", "colwse", "nowhere:SPEC", "missing.py:SPEC", "__main__:SPEC",
+    "[/red]", "{0}",
     "tiny", "tiny,routing=zipf", "tiny,K", "lama4", "missing.toml", "rows.db", "missing.db", ":memory:", "sqlite://",
     "postgresql://me:secret@127.0.0.1:1/x", "mysql://x", "HEAD..HEAD", "HEAD", "a..b..c", "num_warps=4", "num_warp=4",
     "num_warps=", "exact", "1e-3,1e-3", "sm_90", "gfx942", "../x", "json", "table", "svg", "diff", "vllm", "90s", "2%",
