@@ -31,8 +31,8 @@ print('right', torch.allclose(y.float(), x / 2 * torch.sigmoid(x / 2), atol=1e-3
     "pinned": START
     + """
 import fp8tune
-fp8tune.pin(f.column_sum, {(n, 'torch.float32', 'torch.float32'): {'kwargs': {'B': 256}, 'num_warps': 2}
-                           for n in (16000, 160000)}, 'strict')
+fp8tune.pin({(n, 'torch.float32', 'torch.float32'): {'kwargs': {'B': 256}, 'num_warps': 2}
+                           for n in (16000, 160000)}, f.column_sum, unknown='strict')
 f.run_column_sum(); print('right', sorted(f.column_sum.cache))
 """,
 }

@@ -148,7 +148,7 @@ def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: s
         logging.basicConfig(force=True)
         pinning._device_name = lambda: "simulated:1"
         module.triton.testing.do_bench = None
-        pinning.pin(resolved(module, attribute), folder / "tables", "strict")
+        pinning.pin(folder / "tables", resolved(module, attribute), unknown="strict")
         exec(PINNED[attribute], vars(module))
 
     code, output = Forked(run).wait()

@@ -406,7 +406,7 @@ def test_configs_that_a_pruner_makes_are_swept_and_given_back(fits: Path, clock:
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         sys.path.insert(0, str(fits))
         module = importlib.import_module("fits")
-        pin(module.increment, table, unknown="strict")
+        pin(table, module.increment, unknown="strict")
         module.run(module.increment, 5000, 4096, 100)
 
     assert Forked(pinned).wait() == (0, "")
