@@ -143,6 +143,7 @@ def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
         reference=_function(named.reference) if named.reference else None,
         make_inputs=_function(named.inputs, "inputs") if named.inputs else None,
         only_recorded_sizes=named.sizes == "recorded",
+        shared=named.shared.split(",") if named.shared else (),
     )
 
 

@@ -263,11 +263,11 @@ def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
     where, _, attribute = kernel.name.rpartition(":")
     function = resolved(loading.imported_here(where), attribute)
     launcher = Launcher(kernel, function)
-    case = launcher.case(launch, "meta")
+    case = launcher.case([launch], "meta")
     config = triton_config(
         launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
     )
-    named = case.arguments(case.inputs(0), case.outputs())
+    (named,) = case.arguments(case.inputs(0), case.outputs())
     compiled = launcher.run(launch, config, named, grid=(1, 1, 1), warmup=True)
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 

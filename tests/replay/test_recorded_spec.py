@@ -152,10 +152,10 @@ def test_a_refused_kernel_has_no_spec() -> None:
 
 
 def made(*arguments: Tensor, zeroed: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
-    case = Case(Launch(arguments, Grid((), (((), (1,)),))), "cpu", zeroed, frozenset())
+    case = Case((Launch(arguments, Grid((), (((), (1,)),))),), "cpu", zeroed, frozenset())
     inputs, outputs = case.inputs(0), case.outputs()
     case.prepare(inputs, outputs)
-    return case.arguments(inputs, outputs)
+    return case.arguments(inputs, outputs)[0]
 
 
 @given(
@@ -318,7 +318,7 @@ def test_launches_of_a_bare_function_that_differ_in_blocks_are_one() -> None:
     own = Grid(("BLOCK",), (((128,), (2,)), ((64,), (4,))))
     spec = spec_of(replace(kernel, launches=(launch, replace(other, grid=own))))
     assert spec.configs == tuple(NamedInts(BLOCK=block, num_warps=2, num_stages=3) for block in (64, 128))
-    assert spec.launches[only(spec)].count == 2
+    assert spec.launches[only(spec)][0].count == 2
 
 
 @pytest.mark.parametrize("is_loaded", [True, None])
@@ -339,7 +339,7 @@ def test_a_constant_tensor_is_one_again(constant: Any, value: float) -> None:
     given = floats("x", 4, constant=constant, least=None, most=None, is_stored=True)
     launch = Launch((given,), Grid((), (((), (1,)),)))
     for is_exact in (False, True):
-        case = Case(launch, "cpu", frozenset(), frozenset(), is_exact)
+        case = Case((launch,), "cpu", frozenset(), frozenset(), is_exact)
         inputs, outputs = case.inputs(0), case.outputs()
         case.prepare(inputs, outputs)
         assert torch.equal(outputs[0], torch.full((4,), value)) or math.isnan(value)
@@ -372,7 +372,7 @@ def test_a_hook_sets_block_shapes_of_descriptors_for_its_own_config_alone() -> N
         outputs[0].zero_()
         spec.launch(NamedInts(BLOCK=block, num_warps=4, num_stages=3), inputs, outputs)
         assert torch.equal(outputs[0], inputs[0])
-    assert inputs[-1].arguments(inputs, outputs)["x"].block_shape == [1, 1]
+    assert inputs[-1].arguments(inputs, outputs)[0]["x"].block_shape == [1, 1]
 
 
 def test_constants_that_are_blocks_by_name_stay_when_sizes_do_not() -> None:
@@ -452,7 +452,7 @@ def test_data_that_varied_is_drawn_so_that_it_varies(seed: int, size: int, dtype
     """Nearly all zeros in a small tensor would be zeros alone, on which no kernel is timed."""
     sparse = floats("x", size, dtype=dtype, least=0.0, most=1.0, mean=1 - zeros, deviation=0.1, zeros=zeros)
     (launch,) = toy_recording.copies("plain", size).launches
-    case = Case(replace(launch, arguments=(sparse,)), "cpu", frozenset(), frozenset())
+    case = Case((replace(launch, arguments=(sparse,)),), "cpu", frozenset(), frozenset())
     tensor = case.inputs(seed)[0].float()
     assert tensor.unique().numel() > 1
     assert tensor.min() >= 0
