@@ -117,7 +117,7 @@ class Launcher:
         chosen = decoded(self.kernel, config)
         lists = () if self.kernel.pruner_configs else (launch.configs for launch in launches)
         is_listed = all(listed is None or chosen in listed for listed in lists)
-        return None if is_listed else "not in the list that the program set for this launch"
+        return None if is_listed else "no config that this launch was recorded with"
 
     def pruned(self, launches: Sequence[Launch], config: NamedInts) -> str | None:
         """Explain why the kernel itself does not run a config on launches; None if it does."""
@@ -128,7 +128,7 @@ class Launcher:
         if self._make_inputs is None and launch.grid.of(chosen.values) is None:
             return _gridless(launch, chosen)
         try:
-            triton_chosen, listed = triton_config(chosen, self._declared), self._listed(launch)
+            triton_chosen, listed = triton_config(chosen, self._declared), list(getattr(self.autotuner, "configs", ()))
         except UnknownHookError as error:
             return str(error)
         if getattr(self.autotuner, "early_config_prune", None) is None:
@@ -146,7 +146,7 @@ class Launcher:
         every: list[Any] = []
         adds_configs = False
         for launch in self.kernel.launches if prune is not None else ():
-            listed = self._listed(launch)
+            listed = list(getattr(self.autotuner, "configs", ()))
             try:
                 returned = self._unpruned(launch, listed, config_of(listed[0]))
                 every += [config for config in returned if config not in every]
@@ -167,11 +167,6 @@ class Launcher:
         (named,) = case.arguments(case.inputs(0), case.outputs())
         options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
         return list(self.autotuner.early_config_prune(listed, named, **{**named, **options}) or ())
-
-    def _listed(self, launch: Launch) -> list[Any]:
-        if launch.configs is None:
-            return list(getattr(self.autotuner, "configs", ()))
-        return [triton_config(item, self._declared) for item in launch.configs]
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
         """Return what the first config that can be launched gives, twice; as float64 where there is a bound.

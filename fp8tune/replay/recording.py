@@ -167,7 +167,7 @@ class Launch:
     config: Config | None = None
     """The config that run-time tuning picked; None if unknown."""
     configs: tuple[Config, ...] | None = None
-    """The autotuner's list at this launch, where the program had set another one than the declared."""
+    """Those that a bare kernel was launched with."""
     in_graph: bool = False
     """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
     is_traced: bool = False
@@ -243,7 +243,7 @@ class Kernel:
     key: tuple[str, ...] = ()
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
-    """Declared configs in their order; then those that a launch had beside them."""
+    """Declared configs in their order."""
     pruner_configs: tuple[Config, ...] = ()
     """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
     swept; empty in its file."""

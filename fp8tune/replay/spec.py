@@ -188,12 +188,10 @@ def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]
         declared = list(map(config_of, getattr(tuner_of(function), "configs", ())))
     except Unrecordable:
         return kernel, ()
-    beside = [config for launch in kernel.launches for config in launch.configs or () if config not in declared]
-    if not declared or [config for config in kernel.configs if config not in beside] == declared:
+    if not declared or list(kernel.configs) == declared:
         return kernel, ()
     notice = "it changed since it was recorded: its configs are taken from the code, its sizes from the recording"
-    configs = (*declared, *(config for config in kernel.configs if config in beside))
-    return replace(kernel, configs=configs), (notice,)
+    return replace(kernel, configs=tuple(declared)), (notice,)
 
 
 def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:

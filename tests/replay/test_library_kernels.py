@@ -116,7 +116,7 @@ def test_an_output_whose_size_nobody_tells_the_kernel_keeps_it(recorded: Recorde
     spec = load_spec(f"{MODULE}:column_sum@run.json")
     (odd,) = [edge.problem for edge in spec.edges(spec.recorded[0]) if edge.name == "odd sizes"]
     x, total, case = spec.inputs(odd, "cpu")
-    assert (x.numel() % 256 != 0, total.shape, case.launch.scalars["n"]) == (True, (32,), x.numel())
+    assert (x.numel() % 256 != 0, total.shape, case.launches[0].scalars["n"]) == (True, (32,), x.numel())
 
 
 def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) -> None:

@@ -276,31 +276,6 @@ def test_a_grid_that_may_follow_two_sizes_is_not_guessed() -> None:
     assert "follows no sizes" in str(sizes.odd(launch))
 
 
-def listed() -> Kernel:
-    """A kernel for which the program leaves one config of three before its second launch."""
-    kernel = toy_recording.copies("wrong_block", 256, (64, 128, 256))
-    own = toy_recording.copies("wrong_block", 192, (64, 128, 256)).launches[0]
-    return replace(kernel, launches=(kernel.launches[0], replace(own, configs=kernel.configs[1:2])))
-
-
-def test_a_launch_has_the_list_that_the_program_set_for_it() -> None:
-    spec = spec_of(listed())
-    every, fewer = spec.recorded
-    assert not any(grids.configs(spec, every, spec.axes, None).values())
-    found = grids.configs(spec, fewer, spec.axes, None)
-    assert [config["BLOCK"] for config, reason in found.items() if not reason] == [128]
-    assert set(filter(None, found.values())) == {"not in the list that the program set for this launch"}
-    asked = grids.configs(spec, fewer, grids.parse_grid(["BLOCK=64"], spec.axes), None)
-    assert [config["BLOCK"] for config, reason in asked.items() if not reason] == [64, 128]
-    assert spec.first(fewer)["BLOCK"] == 128
-
-
-def test_what_is_right_comes_from_the_launchs_own_list() -> None:
-    spec = spec_of(listed())
-    inputs = spec.inputs(spec.recorded[1], "cpu")
-    assert torch.equal(spec.reference(*inputs)[0], inputs[0] + 1)  # BLOCK=128 is the wrong one, and the only one
-
-
 def test_constants_of_a_bare_function_are_its_axes() -> None:
     spec = spec_of(toy_recording.bare())
     found = grids.configs(spec, only(spec), grids.parse_grid(["BLOCK=64,128"], spec.axes), None)

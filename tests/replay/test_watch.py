@@ -18,10 +18,9 @@ from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, encoded
 from fp8tune.replay.watch import patches
 from fp8tune.replay.watch.grids import grid_of
-from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel
+from fp8tune.replay.watch.kernel import WarmsUp, WatchedKernel, signature_of
 from fp8tune.replay.watch.memory import described, with_values
 from fp8tune.replay.watch.process import Process
-from fp8tune.replay.watch.signatures import WarmsUp, signature_of
 
 
 def signature(*args: Any, ignored: Collection[str] = (), **kwargs: Any) -> Hashable:
@@ -148,27 +147,6 @@ def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
         "half": 0.5,
         "mixed": None,
     }
-
-
-def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
-    declared, beside = [triton.Config({"BLOCK": block}) for block in (64, 128)], triton.Config({"BLOCK": 256})
-
-    def kernel(x: Any, BLOCK: tl.constexpr) -> None:
-        pass
-
-    tuner = triton.autotune(declared, key=[])(triton.jit(kernel))
-    DECLARED[tuner] = tuple(declared)
-    watched = WatchedKernel(tuner, is_autotuned=True)
-    for listed in (declared, [declared[1]], [beside]):
-        tuner.configs = listed
-        x = torch.zeros(len(watched.entries) + 1)
-        watched.run(lambda *args, **kwargs: None, (x,), {"grid": (1,)})
-    document = watched.document({})
-    every, fewer, other = document.launches
-    assert [config.kwargs["BLOCK"] for config in document.configs] == [64, 128, 256]
-    assert every.configs is None
-    assert fewer.configs == document.configs[1:2]
-    assert other.configs == document.configs[2:]
 
 
 def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:

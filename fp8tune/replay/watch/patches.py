@@ -11,8 +11,7 @@ from typing import Any
 
 from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
 from fp8tune.replay.watch import process
-from fp8tune.replay.watch.kernel import DECLARED, tuning_key
-from fp8tune.replay.watch.signatures import signature_of
+from fp8tune.replay.watch.kernel import DECLARED, signature_of, tuning_key
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
