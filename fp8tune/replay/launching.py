@@ -49,8 +49,8 @@ class Launcher:
 
     def case(self, launches: Sequence[Launch], device: str) -> Case:
         """Return launches on a device, with what the kernel declares of its arguments."""
-        declared = (getattr(self.autotuner, name, None) or () for name in ("reset_to_zero", "restore_value"))
-        return Case(tuple(launches), device, *map(frozenset, declared), self._is_exact)
+        zeroed, restored = (getattr(self.autotuner, name, None) or () for name in ("reset_to_zero", "restore_value"))
+        return Case(tuple(launches), device, frozenset(zeroed), frozenset(restored), self._is_exact)
 
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""

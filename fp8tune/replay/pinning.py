@@ -186,15 +186,13 @@ class _Pinned(dict[Key, Any]):
         self._looks_up = type(target).run is importlib.import_module("triton.runtime.autotuner").Autotuner.run
         self._configs = {device: self._triton_configs(rows) for device, rows in table.devices.items()}
         self._launching = threading.local()
-        self._run = target.run
         self._has_logged = False
 
     def _triton_configs(self, rows: Any) -> dict[Key, Any]:
-        from triton import Config
-
         source, declared = self.table.source, getattr(self.target, "configs", ())
+        make: Any = sys.modules["triton"].Config
         try:
-            configs = {_plain(key): Config(**row) for key, row in rows.items()}
+            configs = {_plain(key): make(**row) for key, row in rows.items()}
             for config in configs.values():
                 config.kwargs = decoded_items(config.kwargs)
                 config.pre_hook = hook_for(config, declared)
@@ -210,6 +208,7 @@ class _Pinned(dict[Key, Any]):
 
     def install(self) -> None:
         """Put this in the place of what the kernel had tuned."""
+        self._run = self.target.run
         if not self._looks_up:
             self.target.run = self._run_with_config
         else:
@@ -289,10 +288,8 @@ class _Pinned(dict[Key, Any]):
             _logger.warning("%s", line)
 
     def _is_allowed(self, config: Any) -> bool:
-        prune = getattr(self.target, "early_config_prune", None)
-        if not prune or not self._looks_up:
-            return True
-        return config in prune([config], self.target.nargs, **self._launching.kwargs)
+        prune = self.target.early_config_prune if self._looks_up else None
+        return not prune or config in prune([config], self.target.nargs, **self._launching.kwargs)
 
 
 _pins: dict[int, _Pinned] = {}
@@ -306,21 +303,23 @@ def _plain(key: Iterable[Any]) -> Key:
 
 def _distance(key: Key, known: Key) -> float:
     """Return the distance of two keys in powers of two; infinite where they differ in more than numbers."""
-    return math.fsum(map(_apart, key, known)) if len(key) == len(known) else math.inf
+
+    def power(number: float) -> float:  # defined for zero and below too
+        return math.copysign(math.log2(1 + abs(number)), number)
+
+    total = 0.0 if len(key) == len(known) else math.inf
+    for left, right in zip(key, known, strict=False):
+        if _is_finite(left) and _is_finite(right):
+            total += abs(power(left) - power(right))
+        elif type(left) is not type(right) or left != right:
+            return math.inf
+    return total
 
 
-def _apart(left: Any, right: Any) -> float:
-    if all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (left, right)):
-        return abs(_power(left) - _power(right))
-    return 0.0 if type(left) is type(right) and left == right else math.inf
-
-
-def _power(number: float) -> float:
-    """Return a size's power of two; defined for zero and below too."""
-    return math.copysign(math.log2(1 + abs(number)), number)
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "Triton interpreter"
+    cuda = sys.modules["torch"].cuda
+    return str(cuda.get_device_name()) if cuda.is_available() else "Triton interpreter"

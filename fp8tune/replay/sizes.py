@@ -152,7 +152,7 @@ class _Resizing:
         meanings = [(old, new) for old, news in self.meanings.items() for new in news]
         terms = {pair for old, new in meanings for pair in zip(*map(self._by_blocks, (old, new)), strict=True)}
         ones = (1,) * len(self.rows)
-        columns = []
+        columns: list[tuple[int, ...]] = []
         for dim, column in enumerate(zip(*(programs for _, programs in self.table.table), strict=True)):
             pairs = itertools.combinations_with_replacement([*terms, (ones, ones)], 2)
             fitting = {_times(left[1], right[1]) for left, right in pairs if _times(left[0], right[0]) == column}

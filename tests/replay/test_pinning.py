@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 from hypothesis import given
@@ -352,3 +353,16 @@ def test_the_package_is_imported_without_torch_and_offers_pin():
 
 def test_the_example_launches_what_its_table_says():
     assert runpy.run_path(str(ROOT / "docs" / "examples" / "pin_autotuned.py"))["main"]() == [1024, 1024, 2048]
+
+
+def test_a_later_pin_of_a_bare_kernel_takes_the_place_of_the_first(tmp_path):
+    for block_size in (64, 128):
+        text = VENDORED.replace("256", str(block_size)).replace("NVIDIA H200", "")
+        (tmp_path / f"{block_size}.py").write_text(text + 'KEY = ("n", "mode")\n')
+    bare = Launched()
+    for table in ("64.py", "128.py"):
+        fp8tune.pin(tmp_path / table, bare)
+    bare[(1,)](x=torch.empty(1, dtype=torch.bfloat16), n=4096, mode="fast")
+    assert [kwargs["BLOCK"] for kwargs in bare.seen] == [128]
+    fp8tune.unpin(bare)
+    assert "run" not in vars(bare)

@@ -275,8 +275,8 @@ class WatchedKernel:
             if entry.refusal:
                 skipped[entry.refusal] += entry.count
             elif entry.launch is not None:
-                measured = {"count": entry.count, "gpu_us": entry.samples.median_us()}
-                recorded.append(replace(entry.launch, **measured, code=_code(entry.compiled, codes)))
+                gpu_us, code = entry.samples.median_us(), _code(entry.compiled, codes)
+                recorded.append(replace(entry.launch, count=entry.count, gpu_us=gpu_us, code=code))
         configs: list[Config] = []
         try:
             configs = list(map(config_of, self._declared()))

@@ -47,7 +47,7 @@ class Samples:
                 events[-1].record()
 
         runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
-        hooks = [getattr(runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
+        hooks: list[Any] = [getattr(runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
         hooks = [hook for hook in hooks if hasattr(hook, "add")]  # older ones are single functions
         try:
             for hook in hooks:
