@@ -83,9 +83,10 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
 
 def unpin(kernel: Any = None) -> None:
     """Undo :func:`pin` for a kernel, or for all: Triton tunes it again, with what it had tuned before."""
-    ids = list(_pins) if kernel is None else [id(_target(kernel))]
-    for pinned in filter(None, [_pins.pop(number, None) for number in ids]):
-        pinned.uninstall()
+    for pinned in list(_pins.values()):
+        if kernel is None or pinned.target is _target(kernel):
+            del _pins[id(pinned.target)]
+            pinned.uninstall()
 
 
 def _target(kernel: Any) -> Any:
