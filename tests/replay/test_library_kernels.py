@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 MODULE = "foreign_ops"
+ADDRESSES = {"double_all": "at_ptr", "fill_at": "to"}
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +102,62 @@ def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
 def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
     said, store = checked
     assert f"{MODULE}:fails was launched in no process" in said
-    for name in kernels.keys() - {"fails"}:
+    for name in kernels.keys() - {"fails", "increment", *ADDRESSES}:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
         outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
         assert {(outcome.status, outcome.reason) for outcome in outcomes} == {(Status.OK, "")}, name
         assert len(outcomes) >= 1, name
+
+
+def test_addresses_of_the_recorded_process_are_never_swept(
+    checked: tuple[str, Store], kernels: dict[str, Kernel], folder: Path
+) -> None:
+    """Kernels that cast integers of a tensor, or a number, to pointers are named; the other kernels are swept."""
+    assert kernels["add_seed"].launches[0].addresses == ()
+    for kernel, argument in ADDRESSES.items():
+        assert kernels[kernel].launches[0].addresses == (argument,)
+        (line,) = [line for line in checked[0].splitlines() if line.startswith(f"{MODULE}:{kernel} ")]
+        assert f"{argument} holds addresses of the recorded process" in line
+        options = ("--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
+        alone = fp8tune("sweep", "--kernel", f"{MODULE}:{kernel}", *options, cwd=folder)
+        assert (alone.returncode, alone.stdout) == (2, "")
+        assert argument in alone.stderr
+
+
+@pytest.mark.parametrize("database", ["checked.db", "timed.db"])
+def test_configs_that_a_pruner_makes_are_swept(checked: tuple[str, Store], timed: str, database: str) -> None:
+    """Triton times whatever early_config_prune returns."""
+    assert "early_config_prune makes configs" in checked[0]
+    with Store.open(database, writable=False) as store:
+        rows = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows() if _is_increment(row)]
+    right = {(n, config["B"], config["EVEN"]) for n, config, status in rows if config and status is Status.OK}
+    assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
+
+
+def _is_increment(row: Any) -> bool:
+    return bool(row.problem.kernel == f"{MODULE}:increment")
+
+
+def test_configs_that_a_pruner_makes_are_in_no_diff(timed: str, folder: Path) -> None:
+    where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db")
+    done = fp8tune("export", "--for", "diff", *where, cwd=folder)
+    assert done.returncode == 2
+    assert "early_config_prune" in done.stderr
+
+
+def test_a_sweep_that_ends_without_a_pick_exits_with_1(
+    recorded: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every config of one problem is pruned where it is swept: it was exit code 0, without a word."""
+    monkeypatch.setenv("LARGEST", "1000")
+    options = ("--kernel", f"{MODULE}:limited", "--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
+    for _ in range(2):  # the second is answered from the database
+        swept = fp8tune("sweep", *options, cwd=folder)
+        assert swept.returncode == 1
+        start = f"{MODULE}:limited: every config is pruned"
+        (line,) = [line for line in swept.stderr.splitlines() if line.startswith(start)]
+        assert "on 1 of 2 problems, first n=5000" in line
+        assert "early_config_prune" in line
 
 
 def test_a_key_that_names_no_argument_is_reported(checked: tuple[str, Store]) -> None:
@@ -126,6 +179,7 @@ def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) ->
 
 
 PINNED = {
+    "increment": "run_pruned(increment, 5000, 4096, 100)",
     "column_sum": "run_column_sum()",
     "copy_rows": "run_copy_rows()",
     "fill": "run_fill()",
