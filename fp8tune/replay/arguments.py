@@ -6,6 +6,7 @@ Items of a tuple that holds tensors are arguments of their own, named ``parts[0]
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -75,6 +76,5 @@ def _in_memory(argument: Tensor, tensor: Any) -> Any:
     """Return a tensor, or the TensorDescriptor over it that was recorded."""
     if argument.descriptor is None:
         return tensor
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))
+    module = importlib.import_module("triton.tools.tensor_descriptor")
+    return module.TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))

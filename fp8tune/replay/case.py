@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8tune.replay.arguments import arguments_of
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Launch, Tensor
 from fp8tune.replay.values import decoded
 
@@ -46,8 +47,6 @@ class Storage:
 
     def empty(self, device: str) -> Any:
         """Allocate the memory, uninitialised."""
-        import torch
-
         size = max(map(_bytes_end, self.arguments))
         first = min(self.arguments, key=lambda item: item.offset * itemsize(item))
         # its address is to be aligned as it was and no better
@@ -67,8 +66,6 @@ class Storage:
 
     def filled(self, device: str, seed: int, is_exact: bool) -> Any:
         """Return the memory with contents; ``is_exact``: constants are powers of two, whose sums are exact."""
-        import torch
-
         memory = self.empty(device)
         if device != "meta":
             if self.is_flat:
@@ -163,8 +160,6 @@ class Case:
 
 def bits(tensor: Any) -> Any:
     """Return a tensor as integers of the same size."""
-    import torch
-
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
@@ -208,8 +203,6 @@ def _rounded(argument: Tensor) -> Tensor:
 
 def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
     """Write values of the recorded distribution into a tensor of any strides."""
-    import torch
-
     if not tensor.numel():
         return
     if tensor.dtype.is_complex:
@@ -221,8 +214,6 @@ def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
 
 def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Draw normal values with the recorded mean, deviation and range; standard normal where nothing is known."""
-    import torch
-
     dtype = tensor.dtype if tensor.element_size() > 1 else torch.float32  # float8 has no arithmetic
     values = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
     if (constant := _constant(described)) is not None:
@@ -240,8 +231,6 @@ def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
 
 def _integers(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Return the recorded elements, else numbers of the recorded range; zeros where nothing is known."""
-    import torch
-
     if (integers := described.integers) is not None:
         return torch.tensor(integers, dtype=torch.int64).view(tensor.shape).to(tensor.dtype).to(tensor.device)
     least, most = int(described.least or 0), int(described.most or 0)

@@ -12,6 +12,7 @@ from fp8tune.errors import UsageError, in_spec
 from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
 from fp8tune.replay.configs import decoded
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.naming import chain, tuner_of
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, decoded_items, triton_config
@@ -189,8 +190,6 @@ class Launcher:
         raise failure
 
     def _run_poisoned(self, config: NamedInts, inputs: tuple[Any, ...], poison: int) -> tuple[Any, ...]:
-        import torch
-
         case: Case = inputs[-1]
         case.untouched.clear()
         outputs = case.outputs()

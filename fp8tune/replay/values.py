@@ -25,6 +25,7 @@ from typing import Any
 
 from fp8tune.errors import UsageError
 from fp8tune.replay import naming
+from fp8tune.replay.lazy import triton
 from fp8tune.replay.recording import Config, Value
 
 DTYPES = (
@@ -116,8 +117,6 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
 
     Raises UnknownHookError for a config that is not declared where the hooks of those that are differ.
     """
-    import triton
-
     result = triton.Config(decoded_items(config.kwargs), **{"num_ctas": config.num_ctas, **config.options})
     result.pre_hook = hook_for(result, declared)
     return result

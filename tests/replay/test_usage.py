@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fp8tune.replay.recording import Grid, Kernel, Launch, Scalar, Tensor
-from fp8tune.replay.usage import Usage, Use, usage_of, usages
+from fp8tune.replay.ttir import usage_of
+from fp8tune.replay.usage import Usage, Use, usages
 
 MODULE = "compiled_kernels"
 READ, WRITTEN, BOTH, NEITHER = Use(is_loaded=True), Use(is_stored=True), Use(True, True), Use()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from fp8tune.replay.arguments import is_descriptor, tensor_in
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Tensor, pack
 from fp8tune.replay.values import Unrecordable, encoded
 
@@ -56,21 +57,18 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def with_values(described: Mapping[str, Tensor], tensors: Mapping[str, Any], stores: bool = True) -> dict[str, Tensor]:
     """Add statistics and, if ``stores``, the elements of integer tensors: one synchronization a tensor."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     result = dict(described)
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         for name, value in tensors.items():
             base = tensor_in(value)
             if isinstance(base, torch.Tensor) and base.numel():
                 with contextlib.suppress(Exception):  # a dtype that torch cannot compute with, such as four-bit floats
-                    known = _floats(torch, base) if base.dtype.is_floating_point else _integers(torch, base, stores)
+                    known = _floats(base) if base.dtype.is_floating_point else _integers(base, stores)
                     result[name] = replace(result[name], **known)
     return result
 
 
-def _integers(torch: Any, tensor: Any, stores: bool) -> dict[str, Any]:
+def _integers(tensor: Any, stores: bool) -> dict[str, Any]:
     """Return the range of integers, and all of them if they are few enough to be stored."""
     global _packed_bytes
     flat = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
@@ -89,7 +87,7 @@ def _integers(torch: Any, tensor: Any, stores: bool) -> dict[str, Any]:
     return {"packed": packed, **known} if len(packed) <= MOST_PACKED_BYTES else known
 
 
-def _floats(torch: Any, tensor: Any) -> dict[str, Any]:
+def _floats(tensor: Any) -> dict[str, Any]:
     """Return statistics of a sample, and the value of all elements if they are equal."""
     while tensor.numel() > SAMPLED:  # every n-th element of the longest dimension: nothing large is copied
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
