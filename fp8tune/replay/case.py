@@ -1,4 +1,4 @@
-"""The tensors of recorded launches, made anew: the same forms, storages and alignment; values as they were described.
+"""Tensors of recorded launches, made anew: the same forms, storages and alignment; values as they were described.
 
 Inputs are what the kernel reads, with the first contents of what it both reads and writes; outputs are what it writes.
 Arguments that share memory are views of one input or output. A tensor with one value throughout is an input of
@@ -42,7 +42,7 @@ class Storage:
 
     @property
     def name(self) -> str:
-        """The arguments' names."""
+        """Names of the arguments."""
         return " and ".join(argument.name for argument in self.arguments)
 
     def empty(self, device: str) -> Any:

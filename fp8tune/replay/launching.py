@@ -56,40 +56,42 @@ class Launcher:
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""
         case, config = inputs[-1], NamedInts(config)
-        for launch, named in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
             chosen, grid = self._choice(launch, config)
             if self._make_inputs is not None:
-                named |= self._inputs_for(launch, config, chosen, inputs, named)
-                grid = named.pop("grid", grid)
+                arguments |= self._inputs_for(launch, config, chosen, inputs, arguments)
+                grid = arguments.pop("grid", grid)
             if grid is None:
                 raise ValueError(_gridless(launch, decoded(self.kernel, config)))
-            self.run(launch, chosen, named, grid=grid, warmup=False)
+            self.run(launch, chosen, arguments, grid=grid, warmup=False)
 
-    def run(self, launch: Launch, chosen: Any, named: dict[str, Any], **how: Any) -> Any:
+    def run(self, launch: Launch, chosen: Any, arguments: dict[str, Any], **launch_options: Any) -> Any:
         """Launch, or only compile, with a config of Triton's and arguments by parameter."""
         options = _options(launch)
         for node in self._heuristics:
             for name, heuristic in node.values.items():
-                named[name] = heuristic({**named, **options})
+                arguments[name] = heuristic({**arguments, **options})
         options |= chosen.all_kwargs()
         if chosen.pre_hook is not None:
             # a config's hook may set the block shape of a TensorDescriptor
-            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in named]
-            named |= {name: _copied(named[name]) for name in descriptors}
-            chosen.pre_hook({**named, **options})
-        return self._fn.run(**{**named, **options}, **how)
+            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in arguments]
+            arguments |= {name: _copied(arguments[name]) for name in descriptors}
+            chosen.pre_hook({**arguments, **options})
+        return self._fn.run(**{**arguments, **options}, **launch_options)
 
-    def _inputs_for(self, launch: Launch, config: NamedInts, chosen: Any, inputs: Any, named: Any) -> dict[str, Any]:
+    def _inputs_for(
+        self, launch: Launch, config: NamedInts, chosen: Any, inputs: Any, arguments: Any
+    ) -> dict[str, Any]:
         """Return the inputs of the user's function, made once for a config. Raises UsageError if they are none."""
         place = launch.id, config
         if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:
             assert self._make_inputs is not None
             try:
-                own = dict(self._make_inputs(chosen.all_kwargs(), **named))
+                own = dict(self._make_inputs(chosen.all_kwargs(), **arguments))
             except Exception as error:
                 raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
             written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-            if strange := [name for name in own if name != "grid" and (name not in named or name in written)]:
+            if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
                 message = f"inputs gives {strange[0]!r}, which the kernel does not only read"
                 raise UsageError(f"{self.kernel.name}: {message}")
             self._own_inputs[place] = inputs, own
@@ -101,9 +103,9 @@ class Launcher:
         A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
         """
         case: Case = inputs[-1]
-        for launch, named in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
             chosen, _ = self._choice(launch, NamedInts(config))
-            self.autotuner.pre_hook({**named, **_options(launch), **chosen.all_kwargs()})
+            self.autotuner.pre_hook({**arguments, **_options(launch), **chosen.all_kwargs()})
 
     def _choice(self, launch: Launch, config: NamedInts) -> tuple[Any, tuple[int, ...] | None]:
         """Return a config as Triton has it, and its programs."""
@@ -165,9 +167,9 @@ class Launcher:
     def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         case = self.case([launch], "meta")
-        (named,) = case.arguments(case.inputs(0), case.outputs())
+        (arguments,) = case.arguments(case.inputs(0), case.outputs())
         options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
-        return list(self.autotuner.early_config_prune(listed, named, **{**named, **options}) or ())
+        return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
         """Return what the first config that can be launched gives, twice; as float64 where there is a bound.

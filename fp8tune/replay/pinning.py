@@ -69,10 +69,10 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
     if kernel is None:
         pairs = [(_kernel_named(item), item) for item in tables]
     else:  # of a table alone the kernel may have moved to another module since
-        named = [item for item in tables if _is_of(kernel, item)] or (tables if len(tables) == 1 else [])
-        if not named:
+        matching = [item for item in tables if _is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+        if not matching:
             raise UsageError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
-        pairs = [(kernel, named[0])]
+        pairs = [(kernel, matching[0])]
     for pinned in [_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs]:
         unpin(pinned.target)
         if mode == "off":
@@ -100,7 +100,7 @@ def _target(kernel: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Table:
-    """The configs of one kernel."""
+    """Configs of one kernel."""
 
     source: str
     devices: Mapping[str, Mapping[Key, Any]]
@@ -173,7 +173,7 @@ def _is_of(kernel: Any, table: _Table) -> bool:
 
 
 class _Pinned(dict[Key, Any]):
-    """The autotuner's dictionary: keys that were launched -> configs. The first launch of a key asks the table."""
+    """Stand-in for the autotuner's dictionary: keys that were launched -> configs, which a first launch looks up."""
 
     def __init__(self, target: Any, table: _Table, mode: str) -> None:
         super().__init__()
@@ -230,20 +230,22 @@ class _Pinned(dict[Key, Any]):
 
     def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
         """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        named = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
-        key = tuning_key(self.target, args, kwargs) if self._is_tuner else self._bare_key(named)
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
+        key = tuning_key(self.target, args, kwargs) if self._is_tuner else self._bare_key(arguments)
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        named |= config.all_kwargs()
+        arguments |= config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook(named)
-        return (self.target.fn.run if self._is_tuner else self._run)(**named)
+            config.pre_hook(arguments)
+        return (self.target.fn.run if self._is_tuner else self._run)(**arguments)
 
-    def _bare_key(self, named: Mapping[str, Any]) -> Key:
-        arguments = (item for name in self.target.arg_names if name in named for item in flattened(name, named[name]))
-        tensors = filter(lambda tensor: tensor is not None, (tensor_in(value) for _, value in arguments))
-        sizes = (named[name] for name in self.table.names if name in named)
+    def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
+        flat = (
+            item for name in self.target.arg_names if name in arguments for item in flattened(name, arguments[name])
+        )
+        tensors = filter(lambda tensor: tensor is not None, (tensor_in(value) for _, value in flat))
+        sizes = (arguments[name] for name in self.table.names if name in arguments)
         return (*sizes, *(str(tensor.dtype) for tensor in tensors))
 
     def __contains__(self, key: object) -> bool:
@@ -259,7 +261,7 @@ class _Pinned(dict[Key, Any]):
 
     @functools.cached_property
     def _rows(self) -> Mapping[Key, Any]:
-        """The configs of the device that launches first."""
+        """Configs of the device that launches first."""
         device = "" if "" in self._configs else _device_name()
         rows = self._configs.get(device, {})
         where = device or "any device"

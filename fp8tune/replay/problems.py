@@ -1,4 +1,4 @@
-"""The launches of a recorded kernel as problems: sizes by name, and a layout that stands for all else."""
+"""Launches of a recorded kernel as problems: sizes by name, and a layout that stands for all else."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def key(kernel: Kernel, shared: Sequence[str] = ()) -> tuple[str, ...]:
     """
     tensors = {argument.name for launch in kernel.launches for argument in launch.tensors}
     scalars = [launch.scalars for launch in kernel.launches]
-    named = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
-    return tuple(shared) or (*named, *(f"{name}_dtype" for name in _differing(kernel.launches)))
+    key_names = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
+    return tuple(shared) or (*key_names, *(f"{name}_dtype" for name in _differing(kernel.launches)))
 
 
 def problems(kernel: Kernel, shared: Sequence[str] = ()) -> dict[Problem, tuple[Launch, ...]]:

@@ -121,10 +121,10 @@ def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Ker
         for launch in kernel.launches
         if launch.code in codes or (not kernel.refusal and may_point(launch))
     ]
-    known: dict[tuple[str, str], usage.Usage] = {}
+    uses_by_launch: dict[tuple[str, str], usage.Usage] = {}
     with contextlib.suppress(MachineError):
         uses = usage.usages(work) if work else []
-        known = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=True)}
+        uses_by_launch = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=True)}
 
     def with_use(launch: Launch, uses: usage.Usage) -> Launch:
         def marked(tensor: Tensor) -> Tensor:
@@ -136,7 +136,8 @@ def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Ker
 
     return tuple(
         replace(
-            kernel, launches=tuple(with_use(item, known.get((kernel.name, item.id), {})) for item in kernel.launches)
+            kernel,
+            launches=tuple(with_use(item, uses_by_launch.get((kernel.name, item.id), {})) for item in kernel.launches),
         )
         for kernel in kernels
     )

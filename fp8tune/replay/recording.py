@@ -191,12 +191,12 @@ class Launch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The arguments in memory."""
+        """Arguments in memory."""
         return [item for item in self.arguments if isinstance(item, Tensor)]
 
     @property
     def scalars(self) -> dict[str, Value]:
-        """The other arguments by name."""
+        """Arguments that are no memory, by name."""
         return {item.name: item.value for item in self.arguments if isinstance(item, Scalar)}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Launch:

@@ -37,7 +37,7 @@ def odd(launch: Launch) -> Launch | str:
 
 
 class _Resizing:
-    """The new value of each number of a launch."""
+    """New values of the numbers of a launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.names = {argument.name for argument in launch.arguments}

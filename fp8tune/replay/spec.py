@@ -42,7 +42,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class RecordedSpec(KernelSpec):
-    """The spec of a kernel that has none."""
+    """Spec of a kernel that declares none."""
 
     kernel: Kernel = field(default_factory=lambda: Kernel(""))
     """The recorded kernel; a bare function has the configs of its launches."""
@@ -65,7 +65,7 @@ class RecordedSpec(KernelSpec):
 
     @property
     def check_text(self) -> str:
-        """The check as rows name it. Without a reference nothing is computed in float64."""
+        """Return the check as rows name it. Without a reference nothing is computed in float64."""
         if not self.agrees:
             return super().check_text
         return f"{super().check_text.removesuffix(' of float64')} to the first config"
@@ -215,7 +215,7 @@ def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Work:
-    """The functions of a spec, with what they share."""
+    """Functions of a spec, with the data that they share."""
 
     kernel: Kernel
     launcher: Launcher

@@ -190,11 +190,11 @@ class _Graph:
 
     def sources(self, values: Iterable[int]) -> set[int]:
         """Return the values, and all that they are derived from."""
-        result, left = set[int](), list(values)
-        while left:
-            if (value := left.pop()) not in result:
+        result, waiting = set[int](), list(values)
+        while waiting:
+            if (value := waiting.pop()) not in result:
                 result.add(value)
-                left.extend(self._derived[value])
+                waiting.extend(self._derived[value])
         return result
 
     def address_sources(self) -> set[int]:
@@ -224,15 +224,15 @@ def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
             return usage_of(text, signature)
         except ValueError as error:  # the code of another Triton version
             print(f"{kernel.name}: {error}", file=sys.stderr)
-    where, _, attribute = kernel.name.rpartition(":")
-    function = resolved(loading.imported_here(where), attribute)
+    module_name, _, attribute = kernel.name.rpartition(":")
+    function = resolved(loading.imported_here(module_name), attribute)
     launcher = Launcher(kernel, function)
     case = launcher.case([launch], "meta")
     config = triton_config(
         launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
     )
-    (named,) = case.arguments(case.inputs(0), case.outputs())
-    compiled = launcher.run(launch, config, named, grid=(1, 1, 1), warmup=True)
+    (arguments_by_name,) = case.arguments(case.inputs(0), case.outputs())
+    compiled = launcher.run(launch, config, arguments_by_name, grid=(1, 1, 1), warmup=True)
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 
 

@@ -91,12 +91,15 @@ def decoded(value: Value) -> Any:
         return float(text)
     if kind == "tuple":
         return decoded(text)
-    where, _, name = text.rpartition(":" if kind == "function" else ".")
-    if kind != "function" and where not in ("torch", "tl"):  # a recording may come from elsewhere: import nothing else
+    module_name, _, name = text.rpartition(":" if kind == "function" else ".")
+    if kind != "function" and module_name not in (
+        "torch",
+        "tl",
+    ):  # a recording may come from elsewhere: import nothing else
         raise UsageError(f"the recording has the dtype {text!r:.80}, which is none of torch or triton.language")
     try:
-        module = importlib.import_module("triton.language" if where == "tl" else where)
-        if where == "tl" and not hasattr(module, name):
+        module = importlib.import_module("triton.language" if module_name == "tl" else module_name)
+        if module_name == "tl" and not hasattr(module, name):
             return module.dtype(name)  # tl.float32 calls itself fp32
         return naming.resolved(module, name)
     except (ImportError, AttributeError, LookupError, ValueError, AssertionError):
@@ -125,8 +128,8 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:
     """Return the ``pre_hook`` of a Triton config: that of the same declared config, else the one that all have."""
     same = [item for item in declared if item.all_kwargs() == config.all_kwargs()]
-    alike = [item for item in declared if item.kwargs == config.kwargs]
-    hooks = [item.pre_hook for item in same[:1] or alike or declared]
+    equal_kwargs = [item for item in declared if item.kwargs == config.kwargs]
+    hooks = [item.pre_hook for item in same[:1] or equal_kwargs or declared]
     if len(set(map(_behaviour, hooks))) > 1:
         raise UnknownHookError("its pre_hook is unknown: it is not declared, and the pre_hooks of the declared differ")
     return next(iter(hooks), None)

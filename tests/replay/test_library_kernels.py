@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    done = record(folder, "--jit", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
-    assert done.returncode == 0, done.stderr
-    return done
+    ended = record(folder, "--jit", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    assert ended.returncode == 0, ended.stderr
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -68,19 +68,19 @@ def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
         patched.setenv("TRITON_INTERPRET", "1")
         patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patched.syspath_prepend(str(folder))
-        done = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
-    assert done.returncode == 0, done.stderr
+        ended = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
-        yield done.stderr, store
+        yield ended.stderr, store
 
 
 @pytest.fixture(scope="module")
 def timed(folder: Path, recorded: Recorded) -> str:
     """Output of a sweep of everything on a simulated GPU."""
     options = ("--timer", "simulated:1", "--quick", "--db", "timed.db")
-    done = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    ended = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
 
 
 def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None:
@@ -93,15 +93,15 @@ def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None
 
 def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
     (launch,) = kernels["blend"].launches
-    assert [one.name for one in launch.arguments] == ["parts[0]", "parts[1][0]", "parts[1][1]", "weights", "y", "n"]
-    uses = [(one.is_loaded, one.is_stored) for one in launch.arguments if isinstance(one, Tensor)]
+    assert [item.name for item in launch.arguments] == ["parts[0]", "parts[1][0]", "parts[1][1]", "weights", "y", "n"]
+    uses = [(item.is_loaded, item.is_stored) for item in launch.arguments if isinstance(item, Tensor)]
     assert uses == [(True, False), (True, False), (False, True)]
     assert launch.arguments[2:4] == (Scalar("parts[1][1]", 5), Scalar("weights", {"tuple": (2, 3)}))
 
 
 def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
-    said, store = checked
-    assert f"{MODULE}:fails was launched in no process" in said
+    printed, store = checked
+    assert f"{MODULE}:fails was launched in no process" in printed
     for name in kernels.keys() - {"fails", "increment", *ADDRESSES}:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
         outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
@@ -140,9 +140,9 @@ def _is_increment(row: Any) -> bool:
 
 def test_configs_that_a_pruner_makes_are_in_no_diff(timed: str, folder: Path) -> None:
     where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db")
-    done = fp8tune("export", "--for", "diff", *where, cwd=folder)
-    assert done.returncode == 2
-    assert "early_config_prune" in done.stderr
+    ended = fp8tune("export", "--for", "diff", *where, cwd=folder)
+    assert ended.returncode == 2
+    assert "early_config_prune" in ended.stderr
 
 
 def test_a_sweep_that_ends_without_a_pick_exits_with_1(
@@ -193,8 +193,8 @@ PINNED = {
 @pytest.mark.parametrize("attribute", PINNED)
 def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: str) -> None:
     export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
-    done = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    ended = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
 
     def run() -> None:
         module = importlib.import_module(MODULE)
@@ -232,20 +232,20 @@ def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
     recorded: Recorded, folder: Path, tmp_path: Path
 ) -> None:
     program = ("env", "TRITON_INTERPRET=0", sys.executable, "-c", COMPILED)
-    done = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
-    assert done.recording is not None, done.stderr
-    (kernel,) = done.recording.kernels
+    ended = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
+    assert ended.recording is not None, ended.stderr
+    (kernel,) = ended.recording.kernels
     (launch,) = kernel.launches
     assert (kernel.name, launch.is_traced, launch.in_graph) == (f"{MODULE}:cast", True, True)
-    assert [(one.dtype, one.shape, one.is_stored) for one in launch.tensors] == [
+    assert [(item.dtype, item.shape, item.is_stored) for item in launch.tensors] == [
         ("float32", (4096,), False),
         ("float16", (4096,), True),
     ]
     assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
     options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
-    said = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
-    assert "torch.compile launches copies of it: the kernel itself is swept" in said
-    assert "1 pick" in said
+    printed = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
+    assert "torch.compile launches copies of it: the kernel itself is swept" in printed
+    assert "1 pick" in printed
 
 
 def test_configs_come_from_the_code_after_a_change(recorded: Recorded, kernels: dict[str, Kernel]) -> None:

@@ -36,7 +36,7 @@ from fp8tune.tables.picks import KernelPicks, Pick
 
 
 class Launched(KernelInterface):
-    """What a ``triton.jit`` function is to its autotuner; launches nothing."""
+    """Stand-in for a ``triton.jit`` function; launches nothing."""
 
     arg_names = ("x", "n", "mode", "BLOCK")
 
@@ -58,7 +58,7 @@ CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 2
 
 
 def tuner(times: Callable[[int], float] | None = None, configs: Any = CONFIGS, **options: Any) -> Autotuner:
-    """Whose benchmark gives these times for a BLOCK; without them it may not run."""
+    """Return a tuner whose benchmark gives these times for a BLOCK; without them it may not run."""
     launched = Launched()
 
     def do_bench(call: Callable[[], None], quantiles: object) -> list[float]:
@@ -70,7 +70,7 @@ def tuner(times: Callable[[int], float] | None = None, configs: Any = CONFIGS, *
 
 
 def block(kernel: Any, n: Any = 4096, mode: Any = "fast") -> int:
-    """What a launch takes."""
+    """Launch and return the BLOCK."""
     kernel[(1,)](Bf16(), n, mode=mode)
     launched = kernel
     while not isinstance(launched, Launched):
@@ -147,17 +147,17 @@ NUMBERS = st.integers(0, 2**40) | st.floats(-1e9, 1e9)
     st.dictionaries(st.tuples(NUMBERS, st.sampled_from(["a", "b"])), st.sampled_from([64, 128]), min_size=1), st.data()
 )
 def test_every_rank_finds_the_same_nearest_key_in_whatever_order_it_read_them(rows, data):
-    table = {key(*one): {"kwargs": {"BLOCK": size}} for one, size in rows.items()}
+    table = {key(*item): {"kwargs": {"BLOCK": size}} for item, size in rows.items()}
     other = dict(data.draw(st.permutations(list(table.items()))))
-    wanted = (data.draw(NUMBERS), next(iter(rows))[1])
-    found = []
+    expected = (data.draw(NUMBERS), next(iter(rows))[1])
+    results = []
     for each in (table, other):
         kernel = tuner()
         fp8tune.pin(each, kernel, unknown="nearest")
-        found.append(block(kernel, *wanted))
-    assert found[0] == found[1]
-    if wanted in rows:
-        assert found[0] == rows[wanted]
+        results.append(block(kernel, *expected))
+    assert results[0] == results[1]
+    if expected in rows:
+        assert results[0] == rows[expected]
 
 
 def test_heuristics_around_the_autotuner_and_dtypes_in_key_and_config():
@@ -323,14 +323,16 @@ def test_a_declared_config_keeps_its_pre_hook_and_another_gets_the_one_that_all_
 def test_threads_that_launch_first_together_agree(caplog):
     kernel = tuner()
     fp8tune.pin(TABLE, kernel, unknown="nearest")
-    found: list[bool] = []
-    wanted = [key(n) for n in range(1, 200)]
-    threads = [threading.Thread(target=lambda: found.extend(one in kernel.cache for one in wanted)) for _ in range(8)]
+    results: list[bool] = []
+    expected = [key(n) for n in range(1, 200)]
+    threads = [
+        threading.Thread(target=lambda: results.extend(item in kernel.cache for item in expected)) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 8 * 199
+    assert results == [True] * 8 * 199
     assert caplog.text.count("is pinned to") == 1
     assert len(kernel.cache) == 199
 
@@ -346,8 +348,8 @@ def test_a_lookup_costs_less_than_a_microsecond():
 def test_the_package_is_imported_without_torch_and_offers_pin():
     code = "import fp8tune, sys; from fp8tune import pin, unpin; assert callable(pin); assert fp8tune.pin is pin; "
     code += "assert not {'torch', 'triton'} & set(sys.modules); fp8tune.none"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'none'"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'none'"
     assert pinning.MODES == ("off", "strict", "nearest", "tune")
 
 

@@ -87,9 +87,9 @@ def test_the_exit_code_is_the_programs_and_json_is_all_of_stdout(recorded: Recor
     assert recorded.returncode == 3, recorded.stderr
     assert "the program's own output ['--lr', '3']" in recorded.stderr
     assert "no GPU here" in recorded.stderr
-    said = told(recorded)
-    assert set(said) == {"recording", "device", "arch", "processes", "kernels", "next"}
-    assert "--recording" in str(said["next"])
+    output = told(recorded)
+    assert set(output) == {"recording", "device", "arch", "processes", "kernels", "next"}
+    assert "--recording" in str(output["next"])
 
 
 def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
@@ -163,11 +163,11 @@ def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict
 def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(QUICK + '\nif __name__ == "__main__":\n    run(640)\n')
     for program, name in (((PYTHON, "mine.py"), "mine.py"), ((PYTHON, "-m", "mine"), "mine")):
-        done = record(tmp_path, program=program)
-        assert done.recording is not None, done.stderr
-        (kernel,) = done.recording.kernels
+        ended = record(tmp_path, program=program)
+        assert ended.recording is not None, ended.stderr
+        (kernel,) = ended.recording.kernels
         assert (kernel.name, kernel.refusal) == (f"{name}:quick", "")
-        assert f"fp8tune sweep --kernel {name}:quick --recording" in done.stdout
+        assert f"fp8tune sweep --kernel {name}:quick --recording" in ended.stdout
 
 
 def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
@@ -184,25 +184,25 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
         "else:\n"
         "    os._exit(0)\n"
     )
-    done = record(quick, program=(PYTHON, "ranks.py"))
-    assert quick_count(done) == 3
-    assert done.recording is not None
-    assert done.recording.processes == 3
+    ended = record(quick, program=(PYTHON, "ranks.py"))
+    assert quick_count(ended) == 3
+    assert ended.recording is not None
+    assert ended.recording.processes == 3
 
 
 def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
     (quick / "own").mkdir()
     (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
     program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
-    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
-    assert str(quick / "own" / "sitecustomize.py") in done.stdout
-    assert quick_count(done) == 1
+    ended = record(quick, program=program, PYTHONPATH=str(quick / "own"))
+    assert str(quick / "own" / "sitecustomize.py") in ended.stdout
+    assert quick_count(ended) == 1
 
 
 def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
-    done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
-    assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
-    assert "no process of the program imported Triton" in done.stderr
+    ended = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
+    assert (ended.returncode, ended.recording, ended.stdout) == (2, None, "1\n")
+    assert "no process of the program imported Triton" in ended.stderr
 
 
 def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
@@ -225,15 +225,15 @@ def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> No
 
 
 def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    done = record(tmp_path, program=("./no-such-program",))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "cannot run './no-such-program'" in done.stderr
+    ended = record(tmp_path, program=("./no-such-program",))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "cannot run './no-such-program'" in ended.stderr
 
 
 def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
-    done = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
-    assert (done.returncode, done.stderr.count("\n")) == (137, 1)
-    assert "was killed before its recording was first written" in done.stderr
+    ended = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
+    assert (ended.returncode, ended.stderr.count("\n")) == (137, 1)
+    assert "was killed before its recording was first written" in ended.stderr
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -33,10 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
     shutil.copy(ROOT / "docs/examples/shared_config.py", folder)
     program = (sys.executable, "-c", "import shared_config; shared_config.main()")
-    done = record(folder, "--jit", "shared_config:*", program=program)
-    assert "120 tokens: right" in done.stdout, done.stderr
-    assert done.recording is not None
-    assert len(done.recording.kernels[0].launches) == 4
+    ended = record(folder, "--jit", "shared_config:*", program=program)
+    assert "120 tokens: right" in ended.stdout, ended.stderr
+    assert ended.recording is not None
+    assert len(ended.recording.kernels[0].launches) == 4
     return folder
 
 
@@ -83,12 +83,12 @@ def _is_right(arguments: dict[str, torch.Tensor], y: torch.Tensor) -> bool:
 
 
 def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder: Path) -> None:
-    done = fp8tune("sweep", *GRID, "--kernel", NAME, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "2 picks" in done.stderr
+    ended = fp8tune("sweep", *GRID, "--kernel", NAME, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 picks" in ended.stderr
     where = ("--arch", "simulated", "--kernel", KERNEL, "--db", "rows.db")
-    done = fp8tune("export", "--for", "python", *where, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    ended = fp8tune("export", "--for", "python", *where, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
     (rows,) = runpy.run_path(str(folder / "expert_mm_simulated.py"))["TABLE"].values()
     configs = {tokens: [row for key, row in rows.items() if key[0] == tokens] for tokens in (60, 120)}
     assert [key[:2] for key in rows] == [(60, 64), (60, 32), (120, 64), (120, 32)]
@@ -96,8 +96,8 @@ def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder:
 
 
 def test_right_configs_pass_on_the_interpreter(folder: Path) -> None:
-    done = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    ended = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(KERNEL))]
     statuses = [outcome.status for tally in tallies for outcome in tally.outcomes.values()]

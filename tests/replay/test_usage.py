@@ -1,4 +1,4 @@
-"""Which arguments a kernel reads and writes is told from its code, and too much rather than too little."""
+"""Arguments that a kernel reads and writes, from its code: too many rather than too few."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _launch(kernel: str) -> tuple[Kernel, Launch]:
     numbers += [name for name in EXPECTED[kernel] if name in ("to", "seed")]
     sizes = {"BLOCK": 16, "to": 2**46, "seed": 2**46}
     arguments = (*tensors, *(Scalar(name, sizes.get(name, 64)) for name in numbers))
-    parameters = tuple(one.name for one in arguments)
+    parameters = tuple(item.name for item in arguments)
     return Kernel(f"{MODULE}:{kernel}", is_autotuned=False, parameters=parameters), Launch(arguments, Grid((), ()))
 
 

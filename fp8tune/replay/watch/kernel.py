@@ -36,7 +36,7 @@ _SCALARS = frozenset({int, bool, float, str, type(None)})
 
 
 class WarmsUp(Exception):  # noqa: N818 - no error
-    """The call compiles and launches nothing."""
+    """Raised for a call that compiles and launches nothing."""
 
 
 def signature_of(

@@ -63,8 +63,8 @@ def with_values(described: Mapping[str, Tensor], tensors: Mapping[str, Any], sto
             base = tensor_in(value)
             if isinstance(base, torch.Tensor) and base.numel():
                 with contextlib.suppress(Exception):  # a dtype that torch cannot compute with, such as four-bit floats
-                    known = _floats(base) if base.dtype.is_floating_point else _integers(base, stores)
-                    result[name] = replace(result[name], **known)
+                    facts = _floats(base) if base.dtype.is_floating_point else _integers(base, stores)
+                    result[name] = replace(result[name], **facts)
     return result
 
 
@@ -77,14 +77,14 @@ def _integers(tensor: Any, stores: bool) -> dict[str, Any]:
         flat = flat.reshape(-1).to(torch.int64).cpu()
     least, most = flat.aminmax()
     is_sorted = flat.dim() == 1 and bool((flat[1:] >= flat[:-1]).all())
-    known = {"least": float(least), "most": float(most), "is_sorted": is_sorted}
+    facts = {"least": float(least), "most": float(most), "is_sorted": is_sorted}
     if is_whole and count <= LISTED:
-        return {"values": tuple(flat.tolist()), **known}
+        return {"values": tuple(flat.tolist()), **facts}
     if not is_whole or _packed_bytes > MOST_BYTES_IN_ALL:
-        return known
+        return facts
     packed = pack(ctypes.string_at(flat.data_ptr(), 8 * count))  # NumPy may be missing
     _packed_bytes += len(packed)
-    return {"packed": packed, **known} if len(packed) <= MOST_PACKED_BYTES else known
+    return {"packed": packed, **facts} if len(packed) <= MOST_PACKED_BYTES else facts
 
 
 def _floats(tensor: Any) -> dict[str, Any]:
@@ -109,5 +109,5 @@ def _floats(tensor: Any) -> dict[str, Any]:
     *numbers, value, is_constant = torch.stack(
         [n.double() for n in (*statistics.values(), first, is_constant)]
     ).tolist()
-    known = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
-    return known | ({"constant": encoded(value, "")} if is_constant else {})
+    facts = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
+    return facts | ({"constant": encoded(value, "")} if is_constant else {})

@@ -67,12 +67,12 @@ def patch_torch_compile(module: ModuleType) -> None:
     original = wrapper.__call__
 
     @functools.wraps(original)
-    def call(self: Any, **given: Any) -> Any:
+    def call(self: Any, **arguments: Any) -> Any:
         try:
-            _add_trace(module.kernel_side_table, **given)
+            _add_trace(module.kernel_side_table, **arguments)
         except Exception as error:
             _say_once(f"a kernel that torch.compile launches is not recorded: {error!r}")
-        return original(self, **given)
+        return original(self, **arguments)
 
     wrapper.__call__ = call
 
