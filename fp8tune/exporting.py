@@ -14,7 +14,7 @@ from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.layers import Reader
 from fp8tune.studies import decided, read_studies
-from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launches
+from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Options, load
 from fp8tune.tables.picks import KernelPicks
@@ -52,7 +52,7 @@ def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None)
     notices += [f"{study.problem.shape} {left_out}" for study in here if not study.is_usable]
     if not usable:
         raise UsageError(f"no problem of {kernel} was swept to the end on {name or arch}: run fp8tune sweep again")
-    launches = {problem: recorded_launches(text) for problem, text in store.recorded_launches(kernel).items()}
+    launches = {problem: recorded_launch(text) for problem, text in store.recorded_launches(kernel).items()}
     newest = max(usable, key=lambda study: study.newest)
     recorded = launches[newest.problem][0] if newest.problem in launches else None
     alike = [study for study in usable if _is_of(recorded, launches.get(study.problem))]
@@ -67,10 +67,8 @@ def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None)
             count = f"{wrong} of {wrong + len(study.times_us)} configs are wrong"
             advice = "see that what they were compared with is right, or sweep with --reference"
             notices.append(f"{study.problem.shape}: {count}: {advice}")
-        evidence = _evidence_line(store, study)
-        # launches that share a config may have different keys
-        shared = launches[study.problem][1] if study.problem in launches else [None]
-        picks += [TablePick(study, evidence, launch) for launch in shared]
+        launch = launches[study.problem][1] if study.problem in launches else None
+        picks += TablePick(study, _evidence_line(store, study), launch).by_launch()
     return KernelPicks(kernel, newest.device, tuple(picks), recorded, tuple(dict.fromkeys(notices)))
 
 
@@ -123,8 +121,8 @@ def _named_studies(store: Reader, arch: str, kernel: str) -> list[Study]:
     return studies
 
 
-def _is_of(recorded: Kernel | None, launch: tuple[Kernel, Sequence[Launch]] | None) -> bool:
-    """Return True for launches of the same kernel: configs of another declaration have other numbers."""
+def _is_of(recorded: Kernel | None, launch: tuple[Kernel, Launch] | None) -> bool:
+    """Return True for a launch of the same kernel: configs of another declaration have other numbers."""
     if recorded is None or launch is None:
         return recorded is None and launch is None
     return (launch[0].configs, launch[0].key) == (recorded.configs, recorded.key)

@@ -23,7 +23,7 @@ from fp8tune.tables.current import (
     completed,
     find_today,
     recorded_configs,
-    recorded_launches,
+    recorded_launch,
 )
 
 NO_CONFIGS: Mapping[Problem, NamedInts] = {}
@@ -50,7 +50,7 @@ def _in_words(study: Study, document: str) -> Study:
     """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
     with contextlib.suppress(DatabaseError):
         if document:
-            return replace(study, problem=in_words(study.problem, recorded_launches(document)[1][0]))
+            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
     return study
 
 

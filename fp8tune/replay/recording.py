@@ -175,6 +175,8 @@ class Launch:
     addresses: tuple[str, ...] | None = None
     """Arguments whose integers become pointers in the compiled code (None: unknown). Such a launch cannot be repeated:
     the addresses are those of a process that has ended."""
+    shared: tuple[Launch, ...] = ()
+    """Launches that share its config, where a sweep stored it; empty in a recording."""
     code: str = ""
     """Key of the compiled code in ``Recording.codes``, in the parts that single processes write."""
 

@@ -77,11 +77,11 @@ class RecordedSpec(KernelSpec):
     def document(self, problem: Problem) -> str:
         """Return the launches of a problem as JSON, without the values of tensors; empty for one at other sizes."""
         launches = self.launches.get(replace(problem, seed=0), ())
-        texts = [as_json(replace(launch.without_values(), addresses=None)) for launch in launches]
-        if not texts:
+        light = [replace(launch.without_values(), addresses=None) for launch in launches]
+        if not light:
             return ""
-        document = {"kernel": as_json(replace(self.kernel, launches=())), "launch": texts[0]}
-        return json.dumps(document | ({"shared": texts[1:]} if len(texts) > 1 else {}))
+        launch = replace(light[0], shared=tuple(light[1:]))
+        return json.dumps({"kernel": as_json(replace(self.kernel, launches=())), "launch": as_json(launch)})
 
     def first(self, problem: Problem) -> NamedInts:
         """Return the config listed first of those that the kernel does not prune."""

@@ -80,16 +80,15 @@ def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded:
     return Today(result.config) if recorded is None else Today(recorded, Origin.RECORDING)
 
 
-def recorded_launches(document: str) -> tuple[Kernel, tuple[Launch, ...]]:
-    """Parse the stored JSON of a recorded launch, or of those that share a config.
+def recorded_launch(document: str) -> tuple[Kernel, Launch]:
+    """Parse the stored JSON of a recorded launch.
 
     Raises:
         DatabaseError: The text is damaged.
     """
     try:
         parts = json.loads(document)
-        launches = [recording.from_json(part, Launch) for part in (parts["launch"], *parts.get("shared", ()))]
-        return recording.from_json(parts["kernel"], Kernel), tuple(launches)
+        return recording.from_json(parts["kernel"], Kernel), recording.from_json(parts["launch"], Launch)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DatabaseError(f"a recorded launch is damaged ({error}): record the kernel and sweep it again") from None
 
@@ -100,7 +99,7 @@ def recorded_configs(documents: Mapping[Problem, str]) -> dict[Problem, NamedInt
     for problem, document in documents.items():
         # A damaged launch and a config outside of the declared list leave the default as today's config.
         with contextlib.suppress(DatabaseError, ValueError):
-            kernel, (launch, *_) = recorded_launches(document)
+            kernel, launch = recorded_launch(document)
             if launch.config is not None:
                 configs[problem] = encoded(kernel, launch.config)
     return configs

@@ -22,7 +22,19 @@ CONFIG = Config({"BLOCK": 64, "MODE": VALUE}, 8, 2, 2, 128, True)
 LAUNCH = Launch(
     (TENSOR, Scalar("n", VALUE, True)),
     Grid(("BLOCK", "MODE"), (((64, VALUE), (8, 1)), ((128, None), ()))),
-    *((VALUE, "torch.int32"), {"num_warps": 8}, 3, 1.5, CONFIG, (CONFIG,), True, True, ("parts[0]",), "code"),
+    *(
+        (VALUE, "torch.int32"),
+        {"num_warps": 8},
+        3,
+        1.5,
+        CONFIG,
+        (CONFIG,),
+        True,
+        True,
+        ("parts[0]",),
+        (Launch((), Grid((), ())),),
+        "code",
+    ),
 )
 KERNEL = Kernel(
     *(
