@@ -17,7 +17,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton._C.libtriton import ir
 from triton.backends import backends
@@ -50,15 +50,14 @@ def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
             module = ir.parse_mlir_module(file.name, context)
         except RuntimeError as error:
             raise ValueError(f"the text cannot be parsed: {error}") from None
-    graph = _Graph()
-    module.walk(graph.add)
-    if not graph.functions:
+    flow = _Flow(module)
+    if not flow.functions:
         raise ValueError("the text declares no kernel")
-    arguments, names = graph.arguments(module.get_entry_func_name()), list(_argument_names(signature))
+    arguments = flow.arguments(flow.functions[module.get_entry_func_name()])
+    names = list(_argument_names(signature))
     if len(names) != len(arguments):
         raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
-    graph.link()
-    loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
+    loaded, stored, addresses = flow.sources(flow.loaded), flow.sources(flow.stored), flow.address_sources()
     result: dict[str, Use] = {}
     for name, (value, kind) in zip(names, arguments, strict=True):
         if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
@@ -83,13 +82,29 @@ _PURE = re.compile(
 )
 """Operations that only compute with the pointers they take."""
 
+_ENDS = ("scf.yield", "scf.condition", "tt.return")
+"""Operations that hand their operands on to where their region is."""
 
-class _Graph:
-    """Values, and what each is derived from. Operations come with the inner ones first."""
 
-    def __init__(self) -> None:
-        self.functions: dict[str, int] = {}
-        """Name -> region."""
+class _Operation(NamedTuple):
+    """An operation; values, regions and blocks are numbers."""
+
+    name: str
+    operands: list[int]
+    results: list[int]
+    regions: list[int]
+    region: int
+    """The region that it is in."""
+    symbol: str
+    """The function that it declares or calls."""
+    addresses: list[int]
+    """Operands that inline assembly may use as addresses."""
+
+
+class _Flow:
+    """Values of a module, and what each is derived from."""
+
+    def __init__(self, module: Any) -> None:
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
         self._derived: defaultdict[int, set[int]] = defaultdict(set)
@@ -101,55 +116,65 @@ class _Graph:
         """Result of a load -> the pointer that it was loaded from."""
         self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
         """Region -> its blocks -> their arguments, as (value, type)."""
-        self._handed_on: defaultdict[int, list[list[int]]] = defaultdict(list)
-        """Region -> operands of the operations that end it."""
-        self._branched: defaultdict[int, list[int]] = defaultdict(list)
-        """Region -> operands of its branches: which block each goes to the bindings do not tell."""
-        self._calls: list[tuple[str, list[int], list[int]]] = []
+        operations: list[_Operation] = []
+        module.walk(lambda operation: operations.append(self._read(operation)))
+        self.functions = {item.symbol: item.regions[0] for item in operations if item.name == "tt.func"}
+        ends: defaultdict[int, list[list[int]]] = defaultdict(list)  # region -> operands of what ends it
+        for item in operations:
+            if item.name in _ENDS:
+                ends[item.region].append(item.operands[item.name == "scf.condition" :])
+        for item in operations:
+            self._follow(item, ends)
 
-    def arguments(self, function: str) -> list[tuple[int, str]]:
-        """Return the arguments of a function, as (value, type)."""
-        return next(iter(self._blocks[self.functions[function]].values()))
-
-    def add(self, operation: Any) -> None:
-        """Add an operation of a walk through a module."""
-        name = operation.get_name()
-        operands = [operation.get_operand(index).id() for index in range(operation.get_num_operands())]
-        results = [operation.get_result(index).id() for index in range(operation.get_num_results())]
-        regions = [operation.get_region(index).id() for index in range(operation.get_num_regions())]
-        block = operation.get_block()
-        parent = block.get_parent().id() if block is not None else 0
-        if block is not None and block.id() not in self._blocks[parent]:
+    def _read(self, operation: Any) -> _Operation:
+        name, block = operation.get_name(), operation.get_block()
+        operands = [operation.get_operand(index) for index in range(operation.get_num_operands())]
+        region = block.get_parent().id() if block is not None else 0
+        if block is not None and block.id() not in self._blocks[region]:
             arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
-            self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
-        if name == "tt.func":
-            self.functions[operation.get_str_attr("sym_name")] = regions[0]
-        elif name in ("scf.yield", "scf.condition", "tt.return"):
-            self._handed_on[parent].append(operands[name == "scf.condition" :])
-        elif name == "tt.call":
-            self._calls.append((operation.get_flat_symbol_ref_attr("callee"), operands, results))
-        elif name in ("cf.br", "cf.cond_br"):
-            self._branched[parent] += operands
-        elif name.startswith("scf.") and regions:
-            self._join(name, operands, results, regions)
-        else:
-            self._compute(name, operands, results)
-            self._note_addresses(operation, name, operands, results)
+            self._blocks[region][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
+        symbol = operation.get_str_attr("sym_name") if name == "tt.func" else ""
+        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
+        return _Operation(
+            name,
+            [item.id() for item in operands],
+            [operation.get_result(index).id() for index in range(operation.get_num_results())],
+            [operation.get_region(index).id() for index in range(operation.get_num_regions())],
+            region,
+            operation.get_flat_symbol_ref_attr("callee") if name == "tt.call" else symbol,
+            [item.id() for item in operands if is_assembly and "i64" in str(item.get_type())],
+        )
 
-    def _join(self, name: str, operands: list[int], results: list[int], regions: list[int]) -> None:
-        """Join a loop or a branch: results come from what its regions hand on, which a loop begins with again."""
-        begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
-        passes = [handed for region in regions for handed in self._handed_on[region]]
-        for handed in [begin, *passes] if begin else passes:
-            self._derive(results, handed)
-        for region in regions:
-            for arguments in self._blocks[region].values():
-                carried = [value for value, _ in arguments][name == "scf.for" :]
-                for handed in [begin, *passes]:
-                    self._derive(carried, handed)
+    def arguments(self, region: int) -> list[tuple[int, str]]:
+        """Return the arguments of a function, as (value, type)."""
+        return next(iter(self._blocks[region].values()))
+
+    def _follow(self, item: _Operation, ends: Mapping[int, list[list[int]]]) -> None:
+        """Note what an operation hands on, else what it does to memory, or computes."""
+        name, operands, results = item.name, item.operands, item.results
+        if name == "tt.call":
+            callee = self.functions[item.symbol]
+            self._derive([value for value, _ in self.arguments(callee)], operands)
+            for returned in ends.get(callee, ()):
+                self._derive(results, returned)
+        elif name in ("cf.br", "cf.cond_br"):  # the bindings do not tell which block each operand goes to
+            _, *others = self._blocks[item.region].values()
+            for value in (value for arguments in others for value, _ in arguments):
+                self._derived[value].update(operands)
+        elif name.startswith("scf.") and item.regions:
+            # results come from what the regions hand on, with which a loop begins again
+            begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
+            passes = [begin, *(handed for region in item.regions for handed in ends.get(region, ()))]
+            for handed in passes if begin else passes[1:]:
+                self._derive(results, handed)
+            for arguments in (arguments for region in item.regions for arguments in self._blocks[region].values()):
+                for handed in passes:
+                    self._derive([value for value, _ in arguments][name == "scf.for" :], handed)
+        elif name not in _ENDS and name != "tt.func":
+            self._compute(name, operands, results)
+            self._addresses.update(item.addresses)
 
     def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
-        """Note what an operation does to memory, else what it computes."""
         short, address, others = name.partition(".")[2], operands[:1], operands[1:]
         if "atomic" in short or short.endswith(("descriptor_reduce", "tma_reduce")):
             self._touch([*address, *others], True, True)
@@ -164,29 +189,12 @@ class _Graph:
                 self._touch(operands, True, True)
             for result in results:
                 self._derived[result].update(operands)
-
-    def _note_addresses(self, operation: Any, name: str, operands: list[int], results: list[int]) -> None:
-        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
         if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
             self._addresses.update(operands)
-        elif is_assembly:  # its memory operand may be an integer
-            values = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-            self._addresses.update(item.id() for item in values if "i64" in str(item.get_type()))
         elif name.endswith("ptr_to_int"):
             self._based.update(results)
         elif "load" in name:
-            self._read_from |= dict.fromkeys(results, operands[:1])
-
-    def link(self) -> None:
-        """Connect calls with functions and branches with blocks, once all are known."""
-        for callee, operands, results in self._calls:
-            self._derive([value for value, _ in self.arguments(callee)], operands)
-            for returned in self._handed_on[self.functions[callee]]:
-                self._derive(results, returned)
-        for region, operands in self._branched.items():
-            _, *others = self._blocks[region].values()
-            for value in (value for arguments in others for value, _ in arguments):
-                self._derived[value].update(operands)
+            self._read_from |= dict.fromkeys(results, address)
 
     def sources(self, values: Iterable[int]) -> set[int]:
         """Return the values, and all that they are derived from."""
