@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fp8tune.replay.arguments import arguments_of
 from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Launch, Tensor
-from fp8tune.replay.values import decoded
+from fp8tune.replay.values import arguments_of, decoded
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.replay.arguments import flattened, tensor_in
 from fp8tune.replay.naming import chain, function_name, is_kernel, resolved, tuner_of
-from fp8tune.replay.values import UnknownHookError, decoded_items, hook_for
+from fp8tune.replay.values import UnknownHookError, decoded_items, flattened, hook_for, tensor_in
 from fp8tune.replay.watch.kernel import tuning_key
 
 MODES = ("off", "strict", "nearest", "tune")

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune.errors import one_line
-from fp8tune.replay.arguments import flattened, is_descriptor, is_tensor, tensor_in
 from fp8tune.replay.naming import chain, place_of, python_function
 from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
-from fp8tune.replay.values import Unrecordable, config_of, encoded
+from fp8tune.replay.values import Unrecordable, config_of, encoded, flattened, is_descriptor, is_tensor, tensor_in
 from fp8tune.replay.watch import memory, times
 from fp8tune.replay.watch.grids import grid_of
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fp8tune.replay.arguments import is_descriptor, tensor_in
 from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Tensor, pack
-from fp8tune.replay.values import Unrecordable, encoded
+from fp8tune.replay.values import Unrecordable, encoded, is_descriptor, tensor_in
 
 LISTED = 64
 """Integers that a recording lists one by one; more are packed."""
