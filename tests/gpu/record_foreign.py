@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from fp8tune.errors import UsageError
 from fp8tune.records import Problem
 from fp8tune.replay import program
 from fp8tune.replay.loading import load_spec
@@ -91,5 +92,7 @@ if __name__ == "__main__":
                 uses = [f"{one.name}:{'r' * bool(one.is_loaded)}{'w' * bool(one.is_stored)}" for one in launch.tensors]
                 kind = "traced" if launch.is_traced else f"{launch.gpu_us} us"
                 print(f"  {launch.key} x{launch.count}, {kind}, {uses}, addresses {launch.addresses}")
-            if kernel.launches:
+            try:
                 print("  repeatable:", len(repeatable(kernel)[0].launches), "of", len(kernel.launches))
+            except UsageError as error:
+                print(f"  {error}")
