@@ -1,11 +1,10 @@
-"""Recorded behaviour: picks, tables, planted faults and JSON of the commands, to compare while the code is rewritten.
+"""Recorded behaviour: picks of simulated sweeps, tables and planted faults, to compare while the code is rewritten.
 
     python -m benchmarks.behaviour             # compare with behaviour.json; exit code 1 where anything differs
     python -m benchmarks.behaviour --record    # store what this checkout does
     python -m benchmarks.behaviour tables      # one section
 
-Needs no GPU and takes about three minutes. A value in the record is short text, or a hash of a longer document. Tables
-are hashed row by row of each kernel, documents field by field, so that a difference names its place.
+Needs no GPU and takes about two minutes. Tables are hashed by kernel, so that a difference names its place.
 """
 
 from __future__ import annotations
@@ -32,107 +31,26 @@ from unittest import mock
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it once, when the first kernel is imported
 
 from benchmarks import printed
+from fp8tune.store.results import Store
+from fp8tune.sweeping import picks
 from fp8tune_kernels import catalog
 from fp8tune_kernels.runtime import user_tables
 
 RECORD = Path(__file__).with_suffix(".json")
-
-DELETED_KERNELS = frozenset(
-    f"grouped-mm-{name}" for name in ("forward", "input-gradient", "weight-gradient")
-)  # methods of passes, which are no kernels: another change removes them
 
 ARCHES = ("sm_90", "gfx942")
 EMPTIED = "import fp8tune_kernels.tables.{arch} as table; table.ROWS = table.NEAREST = (); "
 """Python before a command, which then sees an empty table."""
 
 SEEDS = range(1, 21)
-FORMATS = {
-    "python": "",
-    "hf": "--size M=elements --size N=1 --size E=1",
-    "triton-cache": "",
-    "diff": "",
-}
-"""Format -> its options for the recorded kernel."""
-
 SIZES = "[[rows]]\nM = 4096\nK = 2048\nN = 2048\nE = 8\nG = 8\n"
 GRID = "--grid num_warps=4 --grid BLOCK_SIZE=64,128 --grid BLOCK_SIZE_ITER=64,128 --grid num_stages=1,2"
-
-PROGRAM = "import torch, swiglu; swiglu.swiglu(torch.ones(4096), torch.ones(4096))\n"
-
-COMMANDS = {
-    "explain": "explain colwise M=16640,K=5120,G=16 --device H100 --format json --db results.db",
-    "show, markdown": "show --kernel rowwise --device H200 --format markdown --db results.db",
-    "export": "export --arch sm_90 --kernel colwise --output colwise.py --format json --db results.db",
-    "sweep": f"sweep --kernel colwise --shapes 1.toml --timer simulated:1 {GRID} --db a.db --format json",
-    "quick sweep": f"sweep --kernel rowwise --quick --shapes 1.toml --timer simulated:1 {GRID} --db a.db --format json",
-    "queue": f"sweep --kernel rowwise --shapes 1.toml --timer simulated:2 {GRID} --db a.db --on queue --format json",
-    "queue, before": "queue --db a.db --format json",
-    "worker": "worker --db a.db --timer simulated:2 --format json",
-    "queue, after": "queue --db a.db --format json",
-    "show, small": "show --db a.db --format json",
-    "calibrate": "calibrate --timer simulated:3 --db a.db --format json",
-    "import": "import sweeps/published/kernels.csv --db b.db --format json",
-    "import, database": "import a.db --db b.db --format json",
-    "forget": "forget --unreadable --db b.db --format json",
-    "bench": "bench --kernel colwise --timer simulated:1 --format json",
-    "compare": "compare HEAD..HEAD --repo ROOT --kernel colwise --shapes tiny --timer simulated:1 --format json",
-    "lint": f"lint colwise --shapes 1.toml --timer simulated:1 {GRID} --format json",
-    "record": "record -o run.json --format json -- python small.py",
-    "unknown kernel": "sweep --kernel colwse",
-    "unknown arch": "export --arch sm_9 --db results.db",
-}
-"""Name -> command; all run in one folder, in this order."""
-
-_VOLATILE = (
-    (re.compile(r"\b(?=\d*[a-f])[0-9a-f]{7,64}\b"), "HASH"),
-    (re.compile(r"\b[\w.-]+:\d{3,}\b(?=[\" ]|$)"), "WORKER"),
-    (re.compile(r"(/[\w.+-]+){2,}"), "PATH"),
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*"), "DATE"),
-)
-_DURATIONS = ("_s", "seconds", "bytes_before", "bytes_after", "archive_bytes", "commit", "torch", "triton", "worker")
-
 
 Values = dict[str, str]
 
 
-def digest(value: object) -> str:
-    """Return a short hash of a document. Dictionaries may be in any order."""
-    text = json.dumps(_stable(value), sort_keys=True)
-    for pattern, substitute in _VOLATILE:
-        text = pattern.sub(substitute, text)
-    return _hashed([text])
-
-
 def _hashed(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
-
-
-def by_field(document: object) -> Values:
-    """Return a hash of each field: over all objects of a list, in any order of the objects."""
-    if isinstance(document, Mapping):
-        return {f"{name}": digest(value) for name, value in document.items() if not name.endswith(_DURATIONS)}
-    if not isinstance(document, list):
-        return {"": digest(document)}
-    fields: dict[str, list[str]] = defaultdict(list)
-    for item in document:
-        if not isinstance(item, Mapping):
-            fields[""].append(digest(item))
-        elif item.get("kernel") not in DELETED_KERNELS:
-            identity = digest([item.get(name) for name in ("kernel", "device", "shape", "routing", "input_layout")])
-            for name, value in by_field(item).items():
-                fields[name].append(f"{identity} {value}")
-    return {"count": str(len(document)), **{name: _hashed(sorted(values)) for name, values in fields.items()}}
-
-
-def _stable(value: object) -> object:
-    """Round floats to six digits and leave out durations."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {str(name): _stable(item) for name, item in value.items() if not str(name).endswith(_DURATIONS)}
-    if isinstance(value, list | tuple):
-        return [_stable(item) for item in value]
-    return value
 
 
 def run(command: str) -> tuple[int, str, str]:
@@ -151,18 +69,6 @@ def document(text: str) -> Any:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def committed_picks() -> Values:
-    """Hash the rows of ``show`` on the committed database, by field and by kernel and device."""
-    _, text, _ = run("show --format json --db results.db")
-    rows = [row for row in json.loads(text) if row["kernel"] not in DELETED_KERNELS]
-    groups: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        facts = [row[name] for name in ("shape", "routing", "input_layout", "in_dtype", "scale_mode", "config")]
-        groups[f"picks of {row['kernel']} on {row['device']} ({row['kind']})"].append(digest([*facts, row["time_us"]]))
-    fields = {f"field {name}": value for name, value in by_field(rows).items()}
-    return {**fields, **{name: f"{len(group)} {_hashed(sorted(group))}" for name, group in groups.items()}}
-
-
 def tables() -> Values:
     """Hash the rows of exported tables by kernel: with the committed table as the current one, and without a table."""
     values: Values = {}
@@ -175,11 +81,10 @@ def tables() -> Values:
         command = [sys.executable, "-c", program, "export", "--arch", arch, "--output", f"{path}", "--db", "results.db"]
         subprocess.run(command, check=True, capture_output=True, cwd=Path.cwd())
         table = user_tables.parsed(path.read_text())
-        values[f"{arch}, {origin}: NEAREST"] = " ".join(sorted({*table.nearest} - DELETED_KERNELS))
+        values[f"{arch}, {origin}: NEAREST"] = " ".join(sorted(table.nearest))
         groups: dict[str, list[str]] = defaultdict(list)
         for kernel, device, key, config in table.rows:
-            if kernel not in DELETED_KERNELS:
-                groups[kernel].append(json.dumps([device, key, sorted(config)]))
+            groups[kernel].append(json.dumps([device, key, sorted(config)]))
         for kernel, group in groups.items():
             values[f"{arch}, {origin}: {kernel}"] = f"{len(group)} {_hashed(sorted(group))}"
     return values
@@ -192,36 +97,18 @@ def simulated_sweeps() -> Values:
         kernel = "swiglu:kernel" if seed > 15 else ("colwise", "rowwise")[seed % 2]
         chosen = "--recording swiglu.json" if seed > 15 else f"--shapes 1.toml {GRID}"
         run(f"sweep --kernel {kernel} {chosen} --timer simulated:{seed} --db simulated.db")
-    _, text, _ = run("show --db simulated.db --format json")
-    for row in json.loads(text):
-        sizes = ",".join(f"{name}={value}" for name, value in row["shape"].items())
-        config = " ".join(map(str, row["config"].values()))
-        outcome = f"{config}: {row['time_us']:.3f} us {row['verdict']}"
-        values[f"{row['device']} {row['kernel']} {sizes} {row['input_layout'][-6:]}"] = outcome
-    return values
-
-
-def formats() -> Values:
-    """Hash the files of each format, from one of the simulated sweeps; call after :func:`simulated_sweeps`."""
-    if not Path("simulated.db").exists():
-        run("sweep --kernel swiglu:kernel --recording swiglu.json --timer simulated:16 --db simulated.db")
-    values: Values = {}
-    for name, options in FORMATS.items():
-        output = Path(f"files-{name}")
-        target = output / "configs.diff" if name == "diff" else output
-        output.mkdir()
-        arguments = f"--arch simulated --kernel swiglu:kernel --device simulated:16 --db simulated.db {options}"
-        code, _, messages = run(f"export --for {name} {arguments} --output {target}")
-        values[f"{name}: exit code"] = f"{code} {messages}" if code else "0"
-        for path in sorted(file for file in output.rglob("*") if file.is_file()):
-            values[f"{name}: {path.relative_to(output)}"] = digest(path.read_text())
+    with Store.open("simulated.db", writable=False) as store:
+        for pick in picks.read(store):
+            sizes, config = ",".join(map(str, pick.problem.shape.items())), pick.config or {}
+            name = f"{pick.device.name} {pick.problem.kernel} {sizes} {pick.problem.input_layout[-6:]}"
+            values[name] = f"{' '.join(map(str, config.values()))}: {pick.time_us:.3f} us {pick.verdict}"
     return values
 
 
 def planted_faults() -> Values:
     """List what the checks say of planted faults: of a kernel in plain torch, and of copies of our kernels."""
     folder = printed.ROOT / "tests"
-    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --trial-timeout 20 --format json"
+    command = f"sweep --kernel {folder}/planted/faults.py:SPEC --shapes 1.toml --format json"
     _, text, _ = run(f"{command} --db faults.db")
     rows = [row for row in document(text) if "config" in row]
     values = {f"FAULT={row['config']['FAULT']}": f"{row['status']}: {_plain(row['reason'])}" for row in rows}
@@ -240,27 +127,10 @@ def _plain(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "0", text)[:120]
 
 
-def commands() -> Values:
-    """Hash what commands print, field by field, on small inputs."""
-    values: Values = {}
-    for name, command in COMMANDS.items():
-        code, text, messages = run(command)
-        values[f"{name}: exit code"] = str(code)
-        try:
-            fields = by_field(document(text)) if text.strip() else {"message": _plain(messages.strip())}
-        except ValueError:
-            fields = {"text": digest(text)}
-        values |= {f"{name}: {field}": value for field, value in fields.items()}
-    return values
-
-
 SECTIONS: dict[str, Callable[[], Values]] = {
-    "picks": committed_picks,
     "tables": tables,
     "sweeps": simulated_sweeps,
-    "formats": formats,
     "faults": planted_faults,
-    "commands": commands,
 }
 
 
@@ -269,7 +139,6 @@ def _folder() -> Iterator[None]:
     """An empty folder with the inputs of the commands."""
     with printed.folder(), mock.patch.dict(os.environ, {"FP8TUNE_BASE": ""}):
         Path("1.toml").write_text(SIZES)
-        Path("small.py").write_text(PROGRAM)
         printed.run("cp docs/examples/swiglu.py docs/examples/swiglu.json .")
         yield
 

@@ -1,6 +1,6 @@
 """README and documentation print what commands print: nothing between two markers is typed by hand.
 
-    <!-- begin: fp8tune show --kernel colwise --arch sm_90 | head -6 -->
+    <!-- begin: fp8tune show colwise --device H100 | head -6 -->
     (what it prints)
     <!-- end -->
 

@@ -4,7 +4,7 @@
     fp8tune sweep --kernel module:kernel --recording run1.json --db real.db
     python -m benchmarks.real_kernels --db real.db run1.json run2.json run3.json --output study
 
-Needs no GPU; ``benchmarks/real/run_on_gpu.sh`` made what it reads. All recordings are of one program. The database may
+Needs no GPU. All recordings are of one program. The database may
 hold other kernels too.
 """
 
@@ -14,14 +14,13 @@ import argparse
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fp8tune.errors import Fp8tuneError
+from fp8tune.output.tables import Column, markdown_lines, notice
 from fp8tune.records import Kind, NamedInts, Subject
-from fp8tune.render.report import Report, left, right
-from fp8tune.render.terminal import notice
 from fp8tune.replay import recording
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Kernel, Launch, Recording
@@ -203,14 +202,14 @@ HEADERS = (
 )
 
 
-def as_report(studied: Sequence[Studied]) -> Report[tuple[str, ...]]:
-    """The table."""
-
-    def cell(place: int) -> Callable[[tuple[str, ...]], str]:
-        return lambda row: row[place]
-
-    columns = [(right if place else left)(header, cell(place)) for place, header in enumerate(HEADERS)]
-    return Report("Autotuned kernels of other libraries", columns, list(rows(studied)))
+def table(studied: Sequence[Studied]) -> str:
+    """Return the table as Markdown."""
+    cells = list(rows(studied))
+    columns = [
+        Column(header, [row[place] for row in cells], align="right" if place else "left")
+        for place, header in enumerate(HEADERS)
+    ]
+    return "\n".join(markdown_lines(columns)) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Fp8tuneError as error:
         notice(f"fp8tune: {error}")
         return error.exit_code
-    as_report(studied).print("markdown")
+    print(table(studied))
     for each in studied:
         for config, launches in each.not_right.items():
             reason = next(one.failures[config] for one in each.launches if config in one.failures)
@@ -234,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.output:
         given.output.mkdir(parents=True, exist_ok=True)
         (given.output / "study.json").write_text(json.dumps([asdict(each) for each in studied], indent=1) + "\n")
-        (given.output / "study.md").write_text(as_report(studied).markdown())
+        (given.output / "study.md").write_text(table(studied))
     return 0
 
 

@@ -1,7 +1,6 @@
 """Whether picks hold on this device: sweeps from scratch, and re-sweeps with the table that the first of them gave.
 
-    fp8tune calibrate --db calibrated.db
-    python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4 --calibration calibrated.db
+    python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4
 
 Each sweep goes into a database of its own: without a table or, for the re-sweeps, with the first one's.
 """
@@ -12,29 +11,24 @@ import argparse
 import difflib
 import itertools
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune.errors import Fp8tuneError, UsageError
+from fp8tune.errors import Fp8tuneError
 from fp8tune.exporting import select_rows
-from fp8tune.records import Device, NamedInts, Problem
-from fp8tune.render.terminal import notice
-from fp8tune.stats.calibration import is_calibrated
+from fp8tune.output.tables import notice
+from fp8tune.records import NamedInts, Problem
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import read_studies
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import expanded, planned
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import expanded, planned
 from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune_kernels.tables import Table
-
-TOGETHER_S = 1.0
-"""Trials that come within so long are stored in one commit: a sweep that is broken off counts for nothing here."""
 
 AGREEING = 0.90
 """Rows on which two sweeps from scratch come to the same pick, at least."""
@@ -74,32 +68,16 @@ class Repeats:
         return 0 if self.same_tables == self.resweeps and agree else 1
 
 
-def swept(options: Options, folder: Path, calibration: str | None, tables: CurrentTables) -> Outcome:
+def swept(options: Options, folder: Path, tables: CurrentTables) -> Outcome:
     """Sweep into a new database in a folder, and make the table of it alone."""
     plan = expanded(planned(options), tables)
-    database = folder / f"{len(list(folder.iterdir()))}.db"
-    if calibration:
-        shutil.copy(calibration, database)
-    with Store.open(str(database), create=True) as store:
-        if calibration:
-            check_calibration(store, plan.backend.device)
-        with store.adding_together(TOGETHER_S):
-            for _ in sweep(store, plan):
-                pass
+    with Store.open(str(folder / f"{len(list(folder.iterdir()))}.db"), create=True) as store:
+        for _ in sweep(store, plan):
+            pass
         table = select_rows(store, plan.backend.device.arch, tables=tables).table
         studies = read_studies(store, arch=plan.backend.device.arch, tables=NO_TABLES)
-    found = {study.problem: study for study in studies if study.is_usable}
-    return Outcome(
-        table.render(), Table(tuple(entry.row for entry in table.entries), tuple(sorted(table.nearest))), found
-    )
-
-
-def check_calibration(store: Store, device: Device) -> None:
-    """Raises UsageError unless a database holds a calibration of the device, and no rows."""
-    if store.counts():
-        raise UsageError("--calibration takes a database that nothing was swept into")
-    if not is_calibrated(store.calibration(device)):
-        raise UsageError("--calibration has none of this device: fp8tune calibrate --db calibrated.db")
+    rows = Table(tuple(entry.row for entry in table.entries), tuple(sorted(table.nearest)))
+    return Outcome(table.render(), rows, {study.problem: study for study in studies if study.is_usable})
 
 
 def run(given: argparse.Namespace, folder: Path) -> Repeats:
@@ -115,7 +93,7 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
                 notice(f"time is up: {count - number + 1} of {count} {what} are left out")
                 return
             options = Options((given.kernel,), shapes=tuple(given.shapes), timer=next(clocks), command="repeats")
-            outcome = swept(options, folder, given.calibration, tables)
+            outcome = swept(options, folder, tables)
             took_s = time.monotonic() - begun
             notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")
             yield outcome
@@ -158,18 +136,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scratch", type=int, default=10, help="sweeps without a committed table (default: 10)")
     parser.add_argument("--resweeps", type=int, default=20, help="sweeps with the first one's table (default: 20)")
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="begin none that would end later")
-    parser.add_argument("--calibration", metavar="DB", help="fp8tune calibrate of this device; each sweep goes by it")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every database in this new folder")
     parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU, each sweep with noise of its own")
     given = parser.parse_args(arguments)
     given.shapes = given.shapes or ["llama4"]
     with tempfile.TemporaryDirectory() as temporary:
         if given.keep:
-            try:
-                given.keep.mkdir(parents=True)
-            except OSError as error:
-                said = f"{given.keep}: {error.strerror}. --keep takes a folder that is not there yet"
-                raise UsageError(said) from None
+            given.keep.mkdir(parents=True)
         told = run(given, given.keep or Path(temporary))
     print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
     apart = 100 * (told.worst - 1)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
+from fp8tune.output.tables import Column, Screen, notice, number
+from fp8tune.output.text import microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem
-from fp8tune.render.report import Report, left, right
-from fp8tune.render.terminal import microseconds, notice
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import geomean
 from fp8tune.stats.study import Study
@@ -95,22 +94,21 @@ def look_up(found: Iterable[Study], specs: Mapping[str, KernelSpec], exported: T
 
 
 def show(found: Lookups) -> None:
-    """A table a kernel, and the geometric means."""
-    headers = ("shape", "device", "looked up", "us", "best there", "us", "slower")
-    columns = [(right if h in ("us", "slower") else left)(h, itemgetter(i)) for i, h in enumerate(headers)]
-    kernels = dict.fromkeys(each.problem.kernel for each in found.unseen)
-    for kernel in kernels:
-        Report(kernel, columns, [_cells(each) for each in found.unseen if each.problem.kernel == kernel]).print()
-    for name, mean in {**{kernel: found.geomean(kernel) for kernel in kernels}, "all": found.geomean()}.items():
-        if mean is not None:
-            print(f"{name}: {100 * (mean - 1):.1f} % slower in the geometric mean")
-
-
-def _cells(each: Lookup) -> list[str]:
-    layout = "" if each.problem.input_layout == "contiguous" else f" {each.problem.input_layout}"
-    slower = "does not run" if each.slowdown is None else f"{100 * (each.slowdown - 1):+.1f} %"
-    cells = [f"{each.problem.shape}{layout}", each.device, str(each.config), microseconds(each.time_us)]
-    return [*cells, str(each.best), microseconds(each.best_us), slower]
+    """Print a table for each kernel, and the geometric means."""
+    for kernel in dict.fromkeys(each.problem.kernel for each in found.unseen):
+        rows = [each for each in found.unseen if each.problem.kernel == kernel]
+        losses = ["does not run" if row.slowdown is None else ratio(row.slowdown) for row in rows]
+        columns = [
+            Column("size", [f"{pairs(row.problem.shape)} {row.problem.input_layout}" for row in rows]),
+            Column("device", [row.device for row in rows]),
+            Column("looked up", [str(row.config) for row in rows]),
+            number("us", [microseconds(row.time_us) for row in rows]),
+            Column("best there", [str(row.best) for row in rows]),
+            number("us", [microseconds(row.best_us) for row in rows]),
+            number("slower", losses),
+        ]
+        Screen([f"{kernel}: {ratio(found.geomean(kernel))} slower (geometric mean)"], columns).print()
+    print(f"all: {ratio(found.geomean())} slower (geometric mean)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """fp8tune: check, time, record and export launch configs of Triton kernels.
 
-The names of the Python API (:mod:`fp8tune.api`) are here too. Each is loaded when it is first asked for.
+The names of the Python API (:mod:`fp8tune.api`) are here too. Each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fp8tune.api import Exported as Exported
+    from fp8tune.api import CompareOptions as CompareOptions
+    from fp8tune.api import Comparison as Comparison
+    from fp8tune.api import Export as Export
     from fp8tune.api import Lookup as Lookup
     from fp8tune.api import Results as Results
-    from fp8tune.api import Swept as Swept
+    from fp8tune.api import SweepOptions as SweepOptions
+    from fp8tune.api import SweepResult as SweepResult
+    from fp8tune.api import compare as compare
     from fp8tune.api import export as export
     from fp8tune.api import lookup as lookup
     from fp8tune.api import open as open
@@ -24,23 +28,20 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    **dict.fromkeys(("pin", "unpin"), "fp8tune.replay.pinning"),
-    **dict.fromkeys(("open", "export", "lookup", "Results", "Lookup", "Swept", "Exported"), "fp8tune.api"),
+    **dict.fromkeys(("open", "sweep", "compare", "lookup", "export"), "fp8tune.api"),
+    **dict.fromkeys(("Results", "SweepResult", "Comparison", "Lookup", "Export"), "fp8tune.api"),
+    **dict.fromkeys(("SweepOptions", "CompareOptions"), "fp8tune.options"),
+    **dict.fromkeys(("pin", "unpin"), "fp8tune.replay.pinning"),  # loads no pandas
     "Fp8tuneError": "fp8tune.errors",
 }
-"""Where a name lives that programs use."""
-
-_CALLABLE = ("sweep",)
-"""A package that is a function of the API, too: see :mod:`fp8tune.calling`."""
+"""Names that programs use -> the module that has them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE:
-        return importlib.import_module(f"fp8tune.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_CALLABLE})
+    return sorted({*globals(), *_MODULES})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from fp8tune import names
 from fp8tune.errors import UsageError
-from fp8tune.records import Kind, Status, Subject
+from fp8tune.records import Kind, NamedInts, Status, Subject
 from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.means import group_by
 from fp8tune.stats.rank import competing
@@ -16,14 +17,25 @@ from fp8tune.store.layers import Reader
 from fp8tune.studies import decided, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
-from fp8tune.tables.formats import Options, load
+from fp8tune.tables.formats import DIFF, Options, diff, load
+from fp8tune.tables.launch_table import Entry
 from fp8tune.tables.picks import KernelPicks
 from fp8tune.tables.picks import Pick as TablePick
 from fp8tune.tables.select import Selection, select
 from fp8tune.text import visible
 
+# verdicts of picks that are not exported unless they are asked for, or already in the table
+UNCONFIRMED = ("quick", "stale")
 
-def select_rows(store: Reader, arch: str, kernels: Collection[str] = (), tables: CurrentTables = SHIPPED) -> Selection:
+
+def select_rows(
+    store: Reader,
+    arch: str,
+    kernels: Collection[str] = (),
+    tables: CurrentTables = SHIPPED,
+    *,
+    allow_quick: bool = True,
+) -> Selection:
     """Select the rows of an arch's table.
 
     Args:
@@ -31,27 +43,60 @@ def select_rows(store: Reader, arch: str, kernels: Collection[str] = (), tables:
         arch: The arch.
         kernels: Kernels to select; empty for all.
         tables: Tables whose configs stay until beaten.
+        allow_quick: Also select picks that were not confirmed. Otherwise they keep the rows that they have, and neither
+            add nor change one.
     """
     studies = store.studies(arch=arch, keep=competing)
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
-    return select(decided(studies, tables), compiled, arch, tables.current(arch))
+    picked, current = decided(studies, tables), tables.current(arch)
+    if allow_quick:
+        return select(picked, compiled, arch, current)
+    quick = [study for study in picked if _is_unconfirmed(study)]
+
+    def row(kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
+        return current.config(kernel, device, key) or current.config(kernel, "", key)
+
+    new = [study for study in quick if row(study.problem.kernel, study.device.name, study.lookup_key) is None]
+    selection = select([study for study in picked if study not in new], compiled, arch, current)
+    keys = {(study.problem.kernel, study.lookup_key) for study in quick}
+
+    def is_kept(entry: Entry) -> bool:
+        key = None if entry.key is None else NamedInts(entry.key)
+        return (entry.kernel, key) not in keys or row(entry.kernel, entry.device, key) == NamedInts(entry.config)
+
+    kept = tuple(entry for entry in selection.table.entries if is_kept(entry))
+    left_out = len(new) + len(selection.table.entries) - len(kept)
+    notices = (quick_notice(left_out), *selection.notices) if left_out else selection.notices
+    return replace(selection, table=replace(selection.table, entries=kept), notices=notices)
 
 
-def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None) -> KernelPicks:
-    """Read the picks of a kernel on one device: the one named, else the one with the most problems.
+def quick_notice(count: int) -> str:
+    """Return the warning that unconfirmed picks were left out."""
+    return f"{count} quick picks left out: confirm them with fp8tune sweep, or add --allow-quick"
 
-    Raises:
-        UsageError: Nothing was swept to the end, there is no such device, or several have as many problems.
-    """
-    studies = _named_studies(store, arch, kernel)
-    name, notices = _chosen_device(group_by(studies, lambda study: study.device.name), device)
-    here = [study for study in studies if study.device.name == name]
+
+def _is_unconfirmed(study: Study) -> bool:
+    is_measured = study.kind in (Kind.MEASURED, Kind.SIMULATED) and study.is_usable
+    return is_measured and study.choice.verdict in UNCONFIRMED
+
+
+def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_quick: bool) -> KernelPicks:
+    """Return the picks of a kernel on one device. Raises UsageError if there is none."""
+    place, notices = here[0].device.name or here[0].device.arch, list[str]()
     usable = [study for study in here if study.is_usable]
     left_out = "left out, not swept to the end: run fp8tune sweep again"
     notices += [f"{study.problem.shape} {left_out}" for study in here if not study.is_usable]
     if not usable:
-        raise UsageError(f"no problem of {kernel} was swept to the end on {name or arch}: run fp8tune sweep again")
+        raise UsageError(f"no problem of {kernel} was swept to the end on {place}: run fp8tune sweep again")
+    if not allow_quick and (quick := [study for study in usable if _is_unconfirmed(study)]):
+        usable = [study for study in usable if study not in quick]
+        notices.append(quick_notice(len(quick)))
+        if not usable:
+            raise UsageError(
+                f"nothing to export of {kernel} for {place}: no pick is proven, open or published; sweep without "
+                "--quick, or add --allow-quick"
+            )
     launches = {problem: recorded_launch(text) for problem, text in store.recorded_launches(kernel).items()}
     newest = max(usable, key=lambda study: study.newest)
     recorded = launches[newest.problem][0] if newest.problem in launches else None
@@ -72,44 +117,44 @@ def read_picks(store: Reader, arch: str, kernel: str, device: str | None = None)
     return KernelPicks(kernel, newest.device, tuple(picks), recorded, tuple(dict.fromkeys(notices)))
 
 
-def read_picks_of_devices(store: Reader, arch: str, kernel: str) -> list[KernelPicks]:
-    """Read the picks of a kernel on each device of an arch; a device without complete sweeps becomes a notice.
+def read_for_format(store: Reader, arch: str, kernels: Sequence[str], *, allow_quick: bool = True) -> list[KernelPicks]:
+    """Read the picks of one kernel on each device of an arch, that with the most first.
 
     Raises:
-        UsageError: No device has a complete sweep.
+        UsageError: No device has a pick.
     """
+    names.check_arch(arch, store)
+    (kernel,) = names.stored_kernels(kernels, store)
     picks, refused = [], []
-    for name in sorted({study.device.name for study in _named_studies(store, arch, kernel)}):
+    for _, here in sorted(group_by(_named_studies(store, arch, kernel), lambda study: study.device.name).items()):
         try:
-            picks.append(read_picks(store, arch, kernel, name))
+            picks.append(_device_picks(store, kernel, here, allow_quick=allow_quick))
         except UsageError as error:
             refused.append(str(error))
     if not picks:
         raise UsageError(refused[0])
-    return [replace(picks[0], notices=(*picks[0].notices, *refused)), *picks[1:]]
+    first, *others = sorted(picks, key=lambda device: -len(device.picks))
+    return [replace(first, notices=(*first.notices, *refused)), *others]
 
 
-def read_for_format(
-    store: Reader, arch: str, kernels: Sequence[str], device: str | None, name: str
-) -> list[KernelPicks]:
-    """Read the picks of one kernel, for each device that one file of a format holds."""
-    names.check_arch(arch, store)
-    (kernel,) = names.stored_kernels(kernels, store)
-    if load(name).has_all_devices and device is None:
-        return read_picks_of_devices(store, arch, kernel)
-    return [read_picks(store, arch, kernel, device)]
-
-
-def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) -> list[File]:
-    """Return the files of a format.
+def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) -> tuple[list[File], list[str]]:
+    """Return the files of a format, and notices. A format of one file holds the device with the most picks.
 
     Raises:
         UsageError: The format cannot hold these picks.
     """
-    written = load(name).write(kernels, options)
-    if not written:
+    notices = [line for kernel in kernels for line in kernel.notices]
+    if name == DIFF:
+        if len(kernels) > 1:
+            notices.append(f"the diff is for {kernels[0].device.name}, which has the most sizes of {len(kernels)} GPUs")
+        shrunk = diff.shrink(kernels[0], options.within)
+        return [File(PurePosixPath("configs.diff"), shrunk.diff)], [*notices, *shrunk.notes]
+    form = load(name)
+    groups = [kernels] if form.has_all_devices else [[kernel] for kernel in kernels]
+    files = [file for group in groups for file in form.write(group, replace(options, notice=notices.append))]
+    if not files:
         raise UsageError(f"{kernels[0].kernel} has no pick that --for {name} can hold: run fp8tune sweep")
-    return list(written)
+    return files, notices
 
 
 def _named_studies(store: Reader, arch: str, kernel: str) -> list[Study]:
@@ -126,20 +171,6 @@ def _is_of(recorded: Kernel | None, launch: tuple[Kernel, Launch] | None) -> boo
     if recorded is None or launch is None:
         return recorded is None and launch is None
     return (launch[0].configs, launch[0].key) == (recorded.configs, recorded.key)
-
-
-def _chosen_device(by_name: Mapping[str, Sequence[Study]], device: str | None) -> tuple[str, list[str]]:
-    """Return the name of the device to export, and a notice where there are others."""
-    counts = ", ".join(f"{name or 'not named'} ({len(studies)})" for name, studies in sorted(by_name.items()))
-    if device is not None:
-        if device not in by_name:
-            raise UsageError(f"no rows of a device {device!r}: name one of these, with their problems: {counts}")
-        return device, []
-    most = max(map(len, by_name.values()))
-    first, *others = (name for name, studies in by_name.items() if len(studies) == most)
-    if others:
-        raise UsageError(f"as many problems were swept on several devices: name one with --device: {counts}")
-    return first, [f"{first or 'not named'}, which has the most problems of {counts}"] if len(by_name) > 1 else []
 
 
 def _evidence_line(store: Reader, study: Study) -> str:

@@ -17,6 +17,7 @@ PRELOAD = [
     "torch.fx.experimental.symbolic_shapes",  # a second, where a tensor is made on "meta"
     "fp8tune.measure.trial",
     "fp8tune.measure.compiling",
+    "fp8tune.measure.forked",
 ]
 """Imported once, in the server. None of them touches a GPU at import."""
 

@@ -1,226 +1,233 @@
-"""The options of the commands: what a field takes, and how ``--help`` describes it.
+"""Options of all commands, each declared once: the command line and the Python API take the same dataclasses.
 
-A command's options are one frozen dataclass, whose annotated fields declare them:
-
-    @dataclass(frozen=True, kw_only=True)
-    class SweepOptions:
-        shapes: Shapes = ("llama4",)
-        again: Annotated[bool, Option("--again", "Measure anew what already has a row.")] = False
-
-:func:`fp8tune.commands.options.as_command` makes parameters of a typer command of them. Planning and measuring import
-this, so it imports no terminal library.
+A field of type ``tuple[str, ...]`` may be given repeatedly, a ``bool`` is a flag, and one without an :class:`Option` is
+a positional argument. ``fp8tune.cli.adapter`` makes parameters of Typer from them; this module imports no terminal
+library, because planning and the API import it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal
 
 from fp8tune.errors import UsageError
-from fp8tune.records import Published
 
-DATABASE = "$FP8TUNE_DB, ./fp8tune.db if it exists, else fp8tune.db in your data folder"
-"""The user's own database, as ``--help`` says it; :mod:`fp8tune.store.location` finds it."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-LARGEST_SEED = 2**63 - 1
-"""What the database and torch hold."""
-
-LONGEST_S = 1e7
-"""Sixteen weeks: a longer time is a typing error."""
-
-
-class Group(enum.StrEnum):
-    """The headings of ``--help``, in its order."""
-
-    WHAT = "What"
-    RIGHT = "What is right"
-    WHERE = "Where"
-    HOW_LONG = "How long"
-    OUTPUT = "Output"
-
-
-class Names(enum.StrEnum):
-    """What a shell completes the values of an option with."""
-
-    KERNEL = "kernel"
-    ARCH = "arch"
-    SHAPES = "shapes"
-    VERDICT = "verdict"
-
-
-@dataclass(frozen=True)
-class Example:
-    """A command line that ``--help`` ends with, and what it is for."""
-
-    what: str
-    command: str
-
-
-def examples(*pairs: tuple[str, str]) -> Callable[[Function], Function]:
-    """Give a command its examples, each what it is for and the command line; tests parse them."""
-
-    def given(function: Function) -> Function:
-        function.examples = tuple(Example(*pair) for pair in pairs)  # type: ignore[attr-defined]
-        return function
-
-    return given
+LONGEST_S = 1e7  # sixteen weeks: a longer budget is a typing error
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option. A field of type ``tuple[str, ...]`` takes it repeatedly, a ``bool`` is a flag."""
-
-    flag: str
-    """``--output``, or ``-o, --output``."""
-    help: str
-    shown: str = ""
-    """What ``--help`` gives as the default, if it is not the field's own."""
-    parse: Callable[[str | float], object] | None = None
-    """The value of a text. Raises ValueError. Its name is the placeholder in ``--help``."""
-    check: Callable[[Any], Any] | None = None
-    """The value, checked. Raises ValueError, which names the option to the user, or UsageError, which does not."""
-    group: Group = Group.WHAT
-    """The heading it stands under in ``--help``."""
-    placeholder: str = ""
-    """What stands for its value in ``--help``; by its type, if empty."""
-    completes: Names | None = None
-    """What a shell completes its value with."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One positional argument; a ``tuple[str, ...]`` takes all."""
+    """How an option is written and described."""
 
     help: str
-    metavar: str | None = None
-    completes: Names | None = None
+    metavar: str = ""
+    """Placeholder of the value in ``--help``; empty for a flag."""
+    names: str = ""
+    """``-o, --output``; by default ``--`` and the field's name."""
+    default: str = ""
+    """Default in ``--help``, if it is not the field's."""
+    parse: Callable[[str], Any] | None = None
+    """Convert the text. Raises ValueError."""
 
 
-def seconds(text: str | float) -> float:
-    """A time in seconds. Raises ValueError for one that is negative, endless or no number."""
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text) <= LONGEST_S:
-            return float(text)
-    raise ValueError(f"{text!r} is no time: give seconds, from 0 to {LONGEST_S:.0f}")
+def seconds(text: str) -> float:
+    """Convert ``90``, ``90s``, ``10m`` or ``2h`` to seconds. Raises ValueError."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh]?)", text.strip(), re.ASCII)
+    if match and (value := float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]) <= LONGEST_S:
+        return value
+    raise ValueError(f"{text!r:.80} is not a time of at most 2777h: write 90s, 10m or 2h")
 
 
-def seed(value: int) -> int:
-    """A seed that can be stored. Raises ValueError."""
-    if abs(value) > LARGEST_SEED:
-        raise ValueError(f"{value} is too large for a seed: keep it below 2^63")
-    return value
-
-
-def module_path(path: Path | None) -> Path | None:
-    """Check that a table may be written to a path. Raises UsageError for a folder."""
-    if path is not None and (path.is_dir() or not path.name):
-        raise UsageError(f"{path} is a folder: name the module to write, such as {path / 'sm_90.py'}")
-    return path
-
-
-def database(url: str | None) -> str | None:
-    """A database that outlives the command. Raises UsageError for one without a name, which is in memory."""
-    if url is not None and is_in_memory(url):
-        raise UsageError(f"--db {url!r} is a database in memory, gone when the command ends: give a file")
-    return url
-
-
-def is_in_memory(url: str) -> bool:
-    """Whether a database is gone when the command ends."""
-    return url in ("", ":memory:") or url.rstrip("/") == "sqlite:" or url.endswith("/:memory:")
-
-
-def database_option(shown: str, help: str = "") -> Option:
-    """``--db``; ``shown`` is what it is by default."""
-    help = help or "The results: an SQLite file, or postgresql://USER@HOST/NAME."
-    return Option("--db", help, shown, check=database, group=Group.OUTPUT, placeholder="DATABASE")
+def share(text: str) -> float:
+    """Convert ``2%`` to 0.02. Raises ValueError."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?) ?%", text.strip(), re.ASCII)
+    if match and float(match[1]) <= 100:
+        return float(match[1]) / 100
+    raise ValueError(f"{text!r:.80} is not a percentage: write 2%")
 
 
 Kernels = Annotated[
-    tuple[str, ...],
-    Option(
-        "--kernel",
-        "One of fp8tune's, or module:ATTRIBUTE or path.py:ATTRIBUTE of your own (names: fp8tune sweep -h). Repeatable.",
-        "all kernels",
-        placeholder="NAME",
-        completes=Names.KERNEL,
-    ),
+    tuple[str, ...], Option("colwise, module:name or file.py:name. Repeatable.", "NAME", names="--kernel")
 ]
-"""Names of kernels or specs; empty: all."""
-
-Shapes = Annotated[
-    tuple[str, ...],
-    Option("--shapes", "A shape set or a path.toml. Repeatable.", placeholder="SET", completes=Names.SHAPES),
-]
-Routing = Annotated[
-    str,
-    Option(
-        "--routing",
-        "How rows spread over groups: balanced, jagged, zipf, one-giant, empty or ragged.",
-        placeholder="NAME",
-    ),
-]
-ScaleMode = Annotated[
-    str | None, Option("--scale-mode", "power-of-two or exact.", "the kernel's first", placeholder="MODE")
-]
-InDtype = Annotated[
-    str | None,
-    Option(
-        "--in-dtype",
-        "Only problems with inputs of this dtype, such as bfloat16.",
-        "all of the kernel",
-        placeholder="DTYPE",
-    ),
-]
-Seed = Annotated[int, Option("--seed", "Seeds values and group layouts.", check=seed)]
-Timer = Annotated[
-    str | None,
-    Option(
-        "--timer",
-        "simulated:SEED runs on a fake GPU, SEED.NOISE with other noise; ,gpu=NUMBER tells GPUs of one seed apart.",
-        "do_bench",
-        group=Group.WHERE,
-    ),
-]
-TimeBudget = Annotated[
-    float | None,
-    Option(
-        "--time-budget",
-        "Start no new problem after this many seconds; say what was left out.",
-        parse=seconds,
-        group=Group.HOW_LONG,
-    ),
-]
-Arch = Annotated[
-    str | None, Option("--arch", "A GPU arch such as sm_90 or gfx942.", group=Group.WHERE, completes=Names.ARCH)
-]
-WrittenDatabase = Annotated[str | None, database_option(DATABASE)]
-ReadDatabase = Annotated[str | None, database_option(f"{DATABASE}; over the rows that come with fp8tune")]
+Shapes = Annotated[tuple[str, ...], Option("Shape set or TOML file. Repeatable.", "SET")]
+Device = Annotated[str, Option("GPU name or arch: H200, sm_90.", "TEXT")]
+Budget = Annotated[float | None, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)]
+Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
+Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
+TableOrJson = Annotated[Literal["table", "json"], Option("table or json.", "FORMAT")]
 
 
-class TableFormat(enum.StrEnum):
-    """What most commands print."""
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Options of ``fp8tune record``."""
 
-    TABLE = "table"
-    JSON = "json"
+    command: tuple[str, ...] = ()
+    kernel: Annotated[
+        tuple[str, ...],
+        Option("Only matching kernels, with or without an autotuner: 'my_ops:*'. Repeatable.", "PATTERN"),
+    ] = ()
+    output: Annotated[str, Option("The recording.", "FILE", names="-o, --output")] = "run.json"
 
 
-JsonOrTable = Annotated[TableFormat, Option("--format", "A table, or JSON for a program.", group=Group.OUTPUT)]
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of ``fp8tune sweep``."""
+
+    kernel: Kernels = ()
+    shapes: Shapes = ("llama4",)
+    recording: Annotated[str | None, Option("Sweep the launches that fp8tune record saw.", "FILE")] = None
+    grid: Annotated[tuple[str, ...], Option("Values of one axis: num_warps=4,8. Repeatable.", "AXIS=VALUES")] = ()
+    tolerance: Annotated[str, Option("exact, exact-sums, auto or RTOL,ATOL.", "RULE")] = "auto"
+    reference: Annotated[str | None, Option("module:function that computes the expected outputs.", "FUNC")] = None
+    strict: Annotated[bool, Option("Exit 1 if any config is wrong.")] = False
+    quick: Annotated[bool, Option("Coarse pass only; picks are not confirmed.")] = False
+    again: Annotated[bool, Option("Repeat configs that have a result or failed.")] = False
+    budget_s: Budget = None
+    on: Annotated[
+        Literal["queue", "ray"] | None, Option("Leave the work to workers, or use all GPUs of Ray.", "queue|ray")
+    ] = None
+    arch: Annotated[str | None, Option("Compile only, for this arch: gfx942, sm_100.", "ARCH")] = None
+    timer: Timer = None
+    db: Database = None
+    format: TableOrJson = "table"
 
 
-class OperationName(enum.StrEnum):
-    """What the kernels are for: ``bench`` times it, ``show`` has published figures of it."""
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """Options of ``fp8tune show``."""
 
-    GROUPED_MM = "grouped-mm"
-    MXFP8_GROUPED_MM = "mxfp8-grouped-mm"
-    MOE_MLP = "moe-mlp"
+    kernel: str | None = None
+    size: str | None = None
+    device: Device = ""
+    verdict: Annotated[tuple[str, ...], Option("Only this verdict (below). Repeatable.", "WORD")] = ()
+    failed: Annotated[bool, Option("Configs that failed, and why.")] = False
+    sort: Annotated[Literal["size", "speedup", "time", "peak"], Option("size, speedup, time or peak.", "KEY")] = "size"
+    top: Annotated[int | None, Option("Only the first N rows.", "N")] = None
+    wide: Annotated[bool, Option("All columns.")] = False
+    db: Database = None
+    format: Annotated[
+        Literal["table", "markdown", "json", "csv"], Option("table, markdown, json or csv.", "FORMAT")
+    ] = "table"
 
-    def covers(self, row: Published) -> bool:
-        """Whether a published row is of this operation: ``grouped-mm`` is one in any recipe."""
-        return self in (row.operation, f"{row.recipe}-{row.operation}")
+    def __post_init__(self) -> None:
+        if self.top is not None and self.top < 1:
+            raise UsageError(f"--top must be at least 1, got {self.top}: leave it out to see all rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Options of ``fp8tune export``."""
+
+    arch: Annotated[str | None, Option("sm_90, gfx942, ... Default: the only one there is.", "ARCH")] = None
+    kernel: Kernels = ()
+    format: Annotated[
+        str | None, Option("diff, python, triton-cache, vllm, sglang or hf.", "FORMAT", names="--for")
+    ] = None
+    size: Annotated[tuple[str, ...], Option("vllm, sglang, hf: E=8 or M=num_tokens. Repeatable.", "NAME=VALUE")] = ()
+    within: Annotated[
+        float | None, Option("diff: slowdown allowed for fewer configs.", "PERCENT", default="2%", parse=share)
+    ] = None
+    allow_quick: Annotated[bool, Option("Also export quick picks.")] = False
+    check: Annotated[bool, Option("Write nothing; exit 1 if a file is out of date.")] = False
+    output: Annotated[str | None, Option("File or folder to write.", "PATH", names="-o, --output")] = None
+    db: Database = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Options of ``fp8tune compare``."""
+
+    revisions: str = ""
+    kernel: Kernels = ()
+    shapes: Shapes = ("llama4",)
+    picks: Annotated[Literal["own", "same", "retune"], Option("own (each side's), same (A's) or retune.", "WHICH")] = (
+        "own"
+    )
+    all: Annotated[bool, Option("Print all rows, not only changed and open ones.")] = False
+    timer: Timer = None
+    db: Annotated[str | None, Option("Compare what is recorded here; time nothing.", "DB")] = None
+    format: Annotated[
+        Literal["table", "markdown", "json", "html"], Option("table, markdown, json or html.", "FORMAT")
+    ] = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Options of ``fp8tune report``."""
+
+    kernel: Kernels = ()
+    device: Device = ""
+    output: Annotated[str, Option("HTML file, or FOLDER/ of SVGs.", "PATH", names="-o, --output")] = "report.html"
+    db: Database = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of ``fp8tune bench``."""
+
+    kernel: Kernels = ()
+    op: Annotated[str | None, Option("grouped-mm, mxfp8-grouped-mm, moe-mlp, moe-layer.", "NAME")] = None
+    shapes: Annotated[str | None, Option("Shape set or TOML file.", "SET", default="starting-line")] = None
+    against: Annotated[tuple[str, ...], Option("torch.compile, torchao, sonicmoe, none. Repeatable.", "NAME")] = ()
+    format: Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")] = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """Options of ``fp8tune doctor``."""
+
+    kernel: str | None = None
+    configs: Annotated[str | None, Option("Check tuned files of vLLM, SGLang or HF kernels.", "FOLDER")] = None
+    budget_s: Annotated[
+        float | None,
+        Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds),
+    ] = None
+    db: Database = None
+    format: TableOrJson = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Options of ``fp8tune worker``."""
+
+    status: Annotated[bool, Option("Show queued sweeps and workers, and exit.")] = False
+    wait: Annotated[bool, Option("Wait for more work instead of exiting.")] = False
+    kernel: Annotated[
+        tuple[str, ...],
+        Option(
+            "A kernel of yours that queued sweeps may import here; those of fp8tune need no permission. Repeatable.",
+            "NAME",
+        ),
+    ] = ()
+    budget_s: Budget = None
+    db: Database = None
+    format: TableOrJson = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions:
+    """Options of ``fp8tune db import``."""
+
+    paths: tuple[str, ...] = ()
+    kernel: Annotated[str, Option("The kernel, where a file does not name it.", "NAME")] = ""
+    device: Annotated[str, Option("The GPU, where a file does not name it.", "TEXT")] = ""
+    db: Database = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Options of ``fp8tune db prune``."""
+
+    archive: Annotated[str | None, Option("First write everything here, compressed.", "FILE")] = None
+    db: Database = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetOptions:
+    """Options of ``fp8tune db forget``."""
+
+    targets: tuple[str, ...] = ()
+    yes: Annotated[bool, Option("Do not ask.")] = False
+    db: Database = None

@@ -47,9 +47,9 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The device's memory did not suffice."""
     CRASHED = "crashed"
-    """It took its worker process down; not tried again until ``--retry-failed``."""
+    """It took its worker process down; not tried again until ``--again``."""
     TIMEOUT = "timeout"
-    """It did not end in time; not tried again until ``--retry-failed``."""
+    """It did not end in time; not tried again until ``--again``."""
     UNTIMED = "untimed"
     """Right by the kernel's check, but its inputs are nothing that a GPU may be timed on."""
     PRUNED = "pruned"
@@ -277,8 +277,8 @@ class Pick:
     """Stage that timed it beside the pick: ``final`` or ``screen``."""
     stage: str
     """What decided: ``final`` or ``screen``."""
-    verdict: str | None
-    """None for published rows."""
+    verdict: str
+    """How far the pick can be trusted, as :class:`fp8tune.stats.study.Verdict` names it."""
     time_us: float
     """Of finals the geometric mean over processes, of a screen the median."""
     processes: int
@@ -305,6 +305,8 @@ class Pick:
     """Its time; None where it was not timed."""
     speedup_ratio: float | None
     """Its time over the pick's, paired by process in finals; 1 if the pick is in use."""
+    default_ratio: float | None
+    """The declared default's time over the pick's; None where no stage timed both."""
     is_default: bool
     """Whether it is the declared default."""
     is_incumbent: bool

@@ -7,15 +7,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.records import Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, Verdict, process_us
 from fp8tune.store.layers import Reader
+from fp8tune.store.read import Conditions
 from fp8tune.tables.current import (
     NO_TABLES,
     SHIPPED,
@@ -35,23 +37,22 @@ def read_studies(
     arch: str | None = None,
     kinds: Collection[Kind] | None = None,
     *,
-    problems: Collection[Problem] | None = None,
-    device: Device | None = None,
     tables: CurrentTables = SHIPPED,
+    **conditions: Unpack[Conditions],
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
-    studies = store.studies(kernel, arch, kinds, problems=problems, device=device, keep=competing)
+    studies = store.studies(kernel, arch, kinds, keep=competing, **conditions)
     documents = store.recorded_launches(kernel)
     studies = decided(studies, tables, recorded_configs(documents))
-    return [_in_words(study, documents.get(study.problem, "")) for study in studies]
+    return [replace(study, problem=with_words(study.problem, documents.get(study.problem, ""))) for study in studies]
 
 
-def _in_words(study: Study, document: str) -> Study:
-    """Return the study with sizes that print as the recorded arguments do, if it is of a recorded launch."""
+def with_words(problem: Problem, document: str) -> Problem:
+    """Return the problem with sizes that print as the recorded arguments do, if there is a recorded launch."""
     with contextlib.suppress(DatabaseError):
         if document:
-            return replace(study, problem=in_words(study.problem, recorded_launch(document)[1]))
-    return study
+            return in_words(problem, recorded_launch(document)[1])
+    return problem
 
 
 def decided(
@@ -114,7 +115,7 @@ def _summary(kernel: str, picks: Sequence[Pick]) -> KernelSummary:
         picks=len(picks),
         devices=tuple(sorted({pick.device.name or pick.device.arch for pick in picks})),
         ceiling_share=median(shares) if shares else None,
-        verdicts=dict(Counter(str(pick.verdict or Verdict.PUBLISHED) for pick in picks).most_common()),
+        verdicts=dict(Counter(pick.verdict for pick in picks).most_common()),
         newest=max(pick.newest for pick in picks),
     )
 
@@ -123,6 +124,7 @@ def pick_of(study: Study) -> Pick:
     """Return a study's decision as the store keeps it."""
     decision, pick, rival, ceiling = study.choice, study.pick, study.next_best, ceiling_of(study)
     today = study.rival(study.today.config) if study.today else None
+    default = study.rival(study.default) if study.version else None
     is_bounded = rival is not None and rival.config == decision.runner_up
     return Pick(
         problem=study.problem,
@@ -137,7 +139,7 @@ def pick_of(study: Study) -> Pick:
         runner_up=rival.config if rival else None,
         runner_up_stage=str(rival.stage) if rival else None,
         stage=str(pick.stage),
-        verdict=None if decision.verdict is Verdict.PUBLISHED else str(decision.verdict),
+        verdict=str(decision.verdict),
         time_us=decision.time_us,
         processes=decision.processes,
         ceiling_share=ceiling.share if ceiling else None,
@@ -151,6 +153,7 @@ def pick_of(study: Study) -> Pick:
         today_origin=str(study.today.origin) if study.today else None,
         today_us=today.time_us if today else None,
         speedup_ratio=study.speedup,
+        default_ratio=default.ratio if default else None,
         is_default=pick.config is not None and pick.config == study.default,
         is_incumbent=pick.config is not None and pick.config == study.current,
         is_complete=study.complete,

@@ -53,3 +53,8 @@ def quoted_formula(cell: str) -> str:
 def unquoted_formula(cell: str) -> str:
     """What :func:`quoted_formula` was given."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def short_dtype(name: str) -> str:
+    """Return the short name of a dtype, such as ``bf16`` or ``e4m3``."""
+    return name.removeprefix("float8_").removesuffix("fn").replace("bfloat", "bf").replace("float", "fp")

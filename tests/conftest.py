@@ -1,7 +1,6 @@
 """Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
 
 import contextlib
-import functools
 import gc
 import logging
 import os
@@ -157,31 +156,6 @@ def same_import_path() -> Iterator[None]:
     before = [*sys.path]
     yield
     sys.path[:] = before
-
-
-@pytest.fixture(autouse=True, scope="session")
-def json_as_declared() -> Iterator[None]:
-    """Whatever a test has printed as JSON holds the declared fields, no more and no less: the reference is true."""
-    from fp8tune.render import contracts
-    from fp8tune.render.documents import DOCUMENTS
-    from fp8tune.render.fields import faults
-
-    def checked(name: str, make: Callable[..., object]) -> Callable[..., object]:
-        declared = [DOCUMENTS[each].fields for each in DOCUMENTS if each in (name, f"{name}_row")]
-
-        def made(*args: object, **kwargs: object) -> object:
-            found = make(*args, **kwargs)
-            for each in found if isinstance(found, list) else [found]:
-                wrong = min(([*faults(fields, each)] for fields in declared), key=len)
-                assert not wrong, f"{name} of fp8tune/render/documents.py: {'; '.join(wrong)}"
-            return found
-
-        return functools.wraps(make)(made)
-
-    with pytest.MonkeyPatch.context() as patched:
-        for name in DOCUMENTS.keys() & vars(contracts).keys():
-            patched.setattr(contracts, name, checked(name, getattr(contracts, name)))
-        yield
 
 
 @pytest.fixture

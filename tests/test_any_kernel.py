@@ -70,7 +70,7 @@ def test_a_share_is_of_the_higher_bound(folder: Path) -> None:
 
 
 def test_it_is_exported_with_its_dtype_in_the_key(folder: Path) -> None:
-    done = fp8tune("export", "--arch", "simulated", "--db", "swept.db", "--output", "table.py", cwd=folder)
+    done = fp8tune("export", "--arch", "simulated", "--db", "swept.db", "--allow-quick", "-o", "table.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     table = (folder / "table.py").read_text()
     assert "'in_dtype', 2" in table.replace('"', "'")
@@ -94,8 +94,8 @@ def test_it_is_benched(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--scale-mode", "exact"), "--scale-mode exact: softmax has no scale modes"),
-        (("--routing", "zipf"), "--routing zipf: softmax has no groups"),
+        (("--shapes", "rows.toml,scale=exact"), "scale=exact: softmax has no scale modes"),
+        (("--shapes", "rows.toml,routing=zipf"), "routing=zipf: softmax has no groups"),
         (
             ("--shapes", "tiny"),
             "its problems ask for n_rows, and the shapes have M, K, N, E; give others with --shapes",

@@ -58,8 +58,13 @@ def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_pa
     path, new = str(tmp_path / "published.db"), str(tmp_path / "new.db")
     with Store.open(path, create=True) as store:
         import_file(store, PUBLISHED, lookup_key=lambda problem: None)
-    light = [["--help"], ["show", "--help"], ["export", "--help"], ["import", str(PUBLISHED_OPERATIONS), "--db", new]]
-    readers = ["show", "show --op grouped-mm", "export --arch gfx942 --check", "doctor"]
+    light = [
+        ["--help"],
+        ["show", "--help"],
+        ["export", "--help"],
+        ["db", "import", str(PUBLISHED_OPERATIONS), "--db", new],
+    ]
+    readers = ["show", "show colwise", "export --arch gfx942 --check", "doctor"]
     commands = [
         *((command, [*HEAVY, "pandas", "scipy"]) for command in light),
         *(([*command.split(), "--db", path], HEAVY) for command in readers),

@@ -19,16 +19,16 @@ from unittest import mock
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, finished_sweep, problem, row
-from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
+from places import PUBLISHED, PUBLISHED_OPERATIONS
 
 from fp8tune import cli
 from fp8tune.check import tables
-from fp8tune.compare import live, sides
-from fp8tune.compare.comparison import Revision
-from fp8tune.compare.sides import Kernel, Sides
+from fp8tune.comparing import sides
+from fp8tune.comparing.sides import Kernel, Sides
+from fp8tune.comparing.verdicts import Revision
 from fp8tune.importing.files import import_file
 from fp8tune.records import Code, Device, Facts, Kind
-from fp8tune.report import page
+from fp8tune.report import html
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA
 
@@ -40,7 +40,7 @@ COMMANDS = (
     ("export", "--arch", "sm_90", "--output", "table.py"),
     ("doctor",),
     ("report", "--output", "report.html"),
-    ("compare", "HEAD..HEAD", "--from-db", "--repo", str(ROOT)),
+    ("compare", "HEAD..HEAD"),
 )
 JUNK = (
     None,
@@ -99,13 +99,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
-    assert live.sides is sides.sides  # imported before, or it would keep the planted one after this test
     monkeypatch.setattr(sides, "sides", _planted_sides)
     # what no database changes: today's hashes, the shipped tables and the script of a report take as long as all else
     monkeypatch.setattr(tables, "current_hashes", dict)
     no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
     monkeypatch.setattr(tables, "check_tables", no_tables)
-    monkeypatch.setattr(page, "_library", lambda: "")
+    monkeypatch.setattr(html, "_library", lambda: "")
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False
     yield tmp_path / "results.db"
@@ -135,7 +134,7 @@ def run_half(number: int, capsys: pytest.CaptureFixture[str], database: Path, em
         assert code in (0, 1, 2, 3), (command, said)
         assert code != 2 or len([line for line in said.splitlines() if line.startswith("fp8tune: ")]) == 1
     empty.unlink(missing_ok=True)
-    assert fp8tune(capsys, "import", str(database), "--db", str(empty))[0] in (0, 2)
+    assert fp8tune(capsys, "db", "import", str(database), "--db", str(empty))[0] in (0, 2)
 
 
 @pytest.mark.parametrize("mutant", range(MUTANTS))

@@ -1,27 +1,24 @@
-"""Which databases a command takes that is not told: own rows over those that come with fp8tune, which none writes."""
+"""Databases without ``--db``: ``$FP8TUNE_DB`` or ``./fp8tune.db``, read with the results that come with fp8tune."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
-from places import ROOT
+from places import PUBLISHED_OPERATIONS, ROOT
 
-from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.report import page
+from fp8tune.errors import UsageError
 from fp8tune.store import location
 from fp8tune.store.results import Store
 
 SWEEP = ("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--timer", "simulated:1", "--quick")
 SMALL = ("--grid", "BLOCK_SIZE=1", "--grid", "num_warps=8", "--grid", "num_stages=1")
-SHOW = ("show", "--kernel", "colwise", "--format", "json")
 
 
 def git(*arguments: str) -> str:
@@ -29,222 +26,132 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def said_by(function: object, *given: object) -> tuple[object, list[str]]:
-    """What a function of ``location`` returns, and its notices."""
-    said: list[str] = []
-    assert callable(function)
-    return function(*given, said.append), said
-
-
 def filled(path: Path | str, times: dict[int, float]) -> None:
-    """A database with a finished sweep of one config on each of some problems: K -> microseconds."""
+    """Make a database with one config on each of some sizes: K -> microseconds."""
     with Store.open(str(path), create=True) as store:
         finished_sweep(store, {problem(K=K): {config(32): time_us} for K, time_us in times.items()})
 
 
-def shown() -> dict[int, float]:
-    """K -> the time of the pick."""
-    code, out, error = fp8tune(*SHOW)
+def shown(*options: str) -> dict[int, float]:
+    """Return K -> the time of the pick."""
+    code, out, error = fp8tune("show", "colwise", "--format", "json", *options)
     assert code == 0, error
-    return {row["shape"]["K"]: row["time_us"] for row in json.loads(out)}
+    return {row["size"]["K"]: row["time_us"] for row in json.loads(out)["picks"]}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's data folder, not made yet; the commands run in an empty folder, and no variable names a database."""
-    monkeypatch.delenv(location.VARIABLE)
-    monkeypatch.setenv(location.BASE_VARIABLE, "")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def base(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The rows that come with fp8tune: two problems, in a file elsewhere."""
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results that come with fp8tune: two sizes. Commands run in an empty folder, and no variable names a database."""
     path = tmp_path / "base.db"
     filled(path, {1024: 100.0, 2048: 200.0})
+    monkeypatch.delenv(location.VARIABLE)
     monkeypatch.setenv(location.BASE_VARIABLE, str(path))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     return path
 
 
 @pytest.fixture
-def checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a committed ``results.db`` of one problem, and the ignored files of this one."""
-    monkeypatch.delenv(location.BASE_VARIABLE)
+def checkout(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose committed ``results.db`` comes with fp8tune."""
     filled("results.db", {1024: 100.0})
+    monkeypatch.setenv(location.BASE_VARIABLE, "results.db")
     shutil.copy(ROOT / ".gitignore", ".")
     git("init", "--quiet")
     git("add", ".")
-    git("commit", "--quiet", "-m", "rows")
+    git("commit", "--quiet", "-m", "results")
     return Path.cwd()
 
 
-def test_own_rows_are_read_over_the_base_and_alone_where_they_are_named(base: Path) -> None:
+def test_own_results_win_and_db_reads_one_alone(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown() == {1024: 100.0, 2048: 200.0}
     filled("fp8tune.db", {1024: 90.0})
     assert shown() == {1024: 90.0, 2048: 200.0}
-    code, out, error = fp8tune(*SHOW, "--db", "fp8tune.db")
-    assert (code, len(json.loads(out)), error) == (0, 1, "")
-
-
-def test_the_first_line_on_stderr_says_which_rows_are_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def line() -> str:
-        return fp8tune(*SHOW).stderr.splitlines()[0]
-
-    assert line() == f"rows are those that come with fp8tune, {base}"
-    filled("fp8tune.db", {1024: 90.0})
-    assert line() == f"rows are those of fp8tune.db over {base}; --db reads one alone"
-    monkeypatch.setenv(location.VARIABLE, "none.db")
-    assert line() == f"none.db, which FP8TUNE_DB names, is not there yet: rows are those that come with fp8tune, {base}"
+    assert shown("--db", "fp8tune.db") == {1024: 90.0}
+    filled("mine.db", {2048: 50.0})
+    monkeypatch.setenv(location.VARIABLE, "mine.db")
+    assert shown() == {1024: 100.0, 2048: 50.0}
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        SHOW,
-        ("export", "--arch", "sm_90", "--output", "table.py"),
-        ("report", "--output", "report.html"),
-        ("compare", "--from-db", "HEAD..HEAD", "--repo", str(ROOT), "--kernel", "colwise"),
+        ("show",),
+        ("export", "--arch", "sm_90", "--allow-quick", "-o", "table.py"),
+        ("compare", "HEAD..HEAD", "--kernel", "colwise"),
         ("doctor",),
     ],
     ids=lambda command: command[0],
 )
-def test_reading_makes_no_database(
-    base: Path, home: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "_library", lambda: "")  # of a report: to pack it takes as long as all else
+def test_reading_makes_and_changes_no_database(base: Path, command: tuple[str, ...]) -> None:
     before = base.read_bytes()
-    ended = fp8tune(*command)
-    assert ended.stderr.startswith("rows are those that come with fp8tune") or command == ("doctor",)
-    assert not home.exists()
+    assert "Traceback" not in fp8tune(*command).stderr
     assert not list(Path.cwd().glob("*.db*"))
     assert base.read_bytes() == before
 
 
-@pytest.mark.parametrize("place", ["variable", "folder", "data"])
-def test_a_sweep_writes_ones_own_database_and_says_so_first(
-    base: Path, home: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {"variable": "mine.db", "folder": "fp8tune.db", "data": str(home / "fp8tune" / "fp8tune.db")}[place]
-    if place == "variable":
-        monkeypatch.setenv(location.VARIABLE, own)
-    if place == "folder":
-        Store.open(own, create=True).close()
+@pytest.mark.parametrize("variable", [None, "mine.db"])
+def test_a_sweep_writes_ones_own_database(base: Path, variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if variable:
+        monkeypatch.setenv(location.VARIABLE, variable)
     before = base.read_bytes()
-    done = fp8tune(*SWEEP, *SMALL)
-    assert done.returncode == 0
-    assert done.stderr.splitlines()[0] == f"rows go into {own}"
+    assert fp8tune(*SWEEP, *SMALL).returncode == 0
     assert base.read_bytes() == before
-    with Store.open(own, writable=False) as store:
+    with Store.open(variable or "fp8tune.db", writable=False) as store:
         assert store.kernels() == ["rowwise-2d"]
 
 
-def test_commands_that_write_leave_the_committed_database_as_it_is(checkout: Path, home: Path) -> None:
+def test_the_three_commands_of_the_mission_run_in_one_empty_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TABLES", "tables")
     assert fp8tune(*SWEEP, *SMALL).returncode == 0
-    assert fp8tune("import", str(ROOT / "sweeps" / "published" / "grouped_mm.csv")).returncode == 0
-    assert fp8tune("calibrate", "--timer", "simulated:1").returncode == 0
-    assert fp8tune("forget", "results:1").returncode == 0
+    assert fp8tune("show").returncode == 0
+    assert fp8tune("export", "--arch", "sm_90", "--allow-quick").returncode == 0
+    assert Path("tables", "sm_90.py").exists()
+
+
+def test_the_committed_database_is_written_only_if_it_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fp8tune(*SWEEP, *SMALL).returncode == 0
+    assert fp8tune("db", "import", PUBLISHED_OPERATIONS).returncode == 0
+    assert fp8tune("db", "forget", "rowwise-2d", "--yes").returncode == 0
     assert git("status", "--porcelain") == ""
-    assert (home / "fp8tune" / "fp8tune.db").exists()
-    again = fp8tune(*SWEEP, *SMALL)
-    assert again.returncode == 0
-    assert shown() == {1024: 100.0}
-
-
-def test_a_sweep_writes_into_what_it_is_told(checkout: Path, home: Path) -> None:
+    monkeypatch.setenv(location.VARIABLE, "results.db")
+    code, out, error = fp8tune(*SWEEP, *SMALL)
+    assert (code, out, "write into it with --db results.db" in error) == (2, "", True)
     assert fp8tune(*SWEEP, *SMALL, "--db", "results.db").returncode == 0
     assert git("status", "--porcelain").split() == ["M", "results.db"]
-    assert not home.exists()
-
-
-def test_the_base_is_written_only_if_it_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Path("results.db").read_bytes()
-    said = "results.db has the rows that come with fp8tune: write into it with --db results.db"
-    monkeypatch.setenv(location.VARIABLE, "results.db")
-    assert fp8tune(*SWEEP, *SMALL) == (2, "", f"fp8tune: {said}\n")
-    monkeypatch.delenv(location.VARIABLE)
-    os.symlink("results.db", "fp8tune.db")
-    with pytest.raises(UsageError, match=r"fp8tune\.db has the rows that come with fp8tune"):
-        said_by(location.to_write, None)
-    assert shown() == {1024: 100.0}
-    assert Path("results.db").read_bytes() == before
 
 
 def test_a_tracked_database_is_written_only_if_it_is_named(checkout: Path) -> None:
     shutil.copy("results.db", "fp8tune.db")
     git("add", "--force", "fp8tune.db")
     before = Path("fp8tune.db").read_bytes()
-    said = "fp8tune: git tracks fp8tune.db: write into it with --db fp8tune.db, or into another with --db PATH\n"
-    assert fp8tune(*SWEEP, *SMALL) == (2, "", said)
+    code, out, error = fp8tune(*SWEEP, *SMALL)
+    assert (code, out, "git tracks fp8tune.db: write into it with --db fp8tune.db" in error) == (2, "", True)
     assert Path("fp8tune.db").read_bytes() == before
-    assert said_by(location.to_write, "fp8tune.db") == ("fp8tune.db", [])
 
 
-def test_without_any_database_an_error_names_ones_own(home: Path) -> None:
-    own = home / "fp8tune" / "fp8tune.db"
-    assert said_by(location.to_read, None) == (location.Databases(str(own)), [])
-    assert said_by(location.to_read, "other.db") == (location.Databases("other.db"), [])
-    code, out, error = fp8tune(*SHOW)
-    assert (code, out) == (2, "")
-    assert error == f"fp8tune: {own} does not exist: run fp8tune sweep or fp8tune import, or give another --db\n"
+def test_without_any_database_an_error_names_ones_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(location.BASE_VARIABLE, "")
+    done = fp8tune("show")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fp8tune: fp8tune.db does not exist: create it with fp8tune sweep --db fp8tune.db")
 
 
-def test_a_data_folder_that_cannot_be_made_is_said_in_one_line(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    assert shown() == {1024: 100.0, 2048: 200.0}
-    with pytest.raises(DatabaseError, match=r"cannot be made \(Not a directory\): name a database with --db or FP8TU"):
-        said_by(location.to_write, None)
-    assert fp8tune(*SWEEP, *SMALL, "--db", "here.db").returncode == 0
-
-
-def test_a_file_of_that_name_that_is_no_results_database_is_no_base(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(location.BASE_VARIABLE)
-    comes_with_it = str(ROOT / "results.db")
-    assert location.base() == comes_with_it
-    Path("results.db").write_text("minutes of a meeting")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
-    with sqlite3.connect("results.db") as connection:
-        connection.execute("CREATE TABLE meetings (day TEXT)")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
-    os.mkfifo("results.db")
-    assert location.base() == comes_with_it
-    Path("results.db").unlink()
-    filled("results.db", {1024: 100.0})
-    assert location.base() == "results.db"
-
-
-def test_a_base_that_cannot_be_read_is_left_out_beside_own_rows(base: Path) -> None:
+def test_shipped_results_that_cannot_be_read_are_left_out_beside_own_ones(base: Path) -> None:
     base.write_bytes(b"SQLite format 3\0" + bytes(5000))
-    assert fp8tune(*SHOW).returncode == 2
+    assert fp8tune("show").returncode == 2
     filled("fp8tune.db", {1024: 90.0})
-    assert "left out the results that come with fp8tune" in fp8tune(*SHOW).stderr
     assert shown() == {1024: 90.0}
+
+
+def test_a_variable_that_names_a_database_in_memory_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(location.VARIABLE, ":memory:")
+    with pytest.raises(UsageError, match="gone when the command ends"):
+        location.to_write(None, print)
 
 
 def test_databases_of_users_are_ignored_in_this_repository() -> None:
     strays = ["fp8tune.db", "fp8tune.db-wal", "results.db-journal", "results.db.saved", "docs/try.db", "rows.db.xz"]
     done = subprocess.run(["git", "check-ignore", *strays, "results.db"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == strays
-
-
-def test_a_variable_that_names_a_database_in_memory_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(location.VARIABLE, ":memory:")
-    with pytest.raises(UsageError, match="gone when the command ends"):
-        said_by(location.to_write, None)
-
-
-def test_doctor_names_git_as_the_way_back_of_a_committed_database(checkout: Path) -> None:
-    whole = Path("results.db").read_bytes()
-    Path("results.db").write_bytes(whole[: len(whole) // 2])
-    code, out, _ = fp8tune("doctor", "--db", "results.db")
-    assert code == 1
-    assert "mv results.db results.db.damaged; then git checkout -- results.db for the rows committed last" in out
+    assert os.path.exists(ROOT / "results.db")

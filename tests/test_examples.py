@@ -21,8 +21,8 @@ from places import PLANTED, ROOT
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.options import Options
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 

@@ -1,146 +1,200 @@
-"""``--help`` and shell completion, as a user and a shell meet them."""
+"""``--help``: its options, its width, its speed, and its examples, each of which runs."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
+import re
+import resource
 import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 from command_line import fp8tune
+from database_rows import config, finished_sweep, problem
+from places import ROOT
 
-from fp8tune import cli
-from fp8tune.options import Example
+from fp8tune.cli.program import command_line
+from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.plan.shapes import list_sets
-from fp8tune.render.help import Commands
-from fp8tune_kernels.catalog import KERNELS
-
-PROGRAM = cli.program()
-COMMANDS = PROGRAM.commands  # type: ignore[attr-defined]
-EXAMPLES: list[Example] = [*Commands.examples, *(one for command in COMMANDS.values() for one in command.examples)]
+from fp8tune.records import NamedInts
+from fp8tune.store.results import Store
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_help_fits_the_terminal_and_uses_it(name: str, width: int) -> None:
-    with mock.patch.dict(os.environ, {"COLUMNS": str(width)}):
-        shown = fp8tune(*([name] if name else []), "-h")
-    assert shown.returncode == 0
-    assert shown.stdout == shown.stdout.replace("\x1b", "")  # plain where it is no terminal
-    lines = shown.stdout.splitlines()
-    assert max(map(len, lines)) <= width
-    if name not in ("", "completion"):  # all of them is short
-        assert any(len(line) > width * 0.75 for line in lines[1:])
+def commands() -> dict[str, typer.core.TyperCommand]:
+    """Return each command by its full name."""
+    found = {}
+    for name, command in command_line().commands.items():
+        children = getattr(command, "commands", None)
+        found |= {name: command} if children is None else {f"{name} {child}": sub for child, sub in children.items()}
+    return found
 
 
-def test_each_command_is_said_in_one_line_of_80_columns() -> None:
-    with mock.patch.dict(os.environ, {"COLUMNS": "80"}):
-        shown = fp8tune("-h").stdout
-    listed = shown.partition("Options:")[0].splitlines()
-    assert {line.split()[0] for line in listed if line.startswith("  ")} == set(COMMANDS)
+def examples() -> list[str]:
+    epilogs = [command_line().epilog, *(command.epilog for command in commands().values())]
+    return [line.strip()[2:] for text in epilogs for line in (text or "").splitlines() if line.strip().startswith("$ ")]
 
 
-@pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_examples_can_be_copied_from_a_narrow_terminal(name: str) -> None:
-    with mock.patch.dict(os.environ, {"COLUMNS": "50"}):
-        shown = fp8tune(*([name] if name else []), "-h").stdout
-    lines = shown.partition("Examples:")[2].replace("\\\n", "").splitlines()
-    copied = [shlex.join(shlex.split(line)) for line in lines if line.startswith("    ")]
-    given = Commands.examples if not name else COMMANDS[name].examples
-    assert {shlex.join(shlex.split(one.command)) for one in given} <= set(copied)
+@pytest.mark.parametrize("name", ["", *commands(), "db"])
+def test_help_fits_80_columns(name: str) -> None:
+    with mock.patch.dict(os.environ, COLUMNS="80"):
+        done = fp8tune(*name.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.startswith(f"Usage: {' '.join(['fp8tune', *name.split()])} ")
+    assert "..." not in done.stdout.partition("Commands:")[2]  # no summary is cut
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.command)
-def test_every_example_parses(example: Example) -> None:
-    arguments = shlex.split(example.command)
-    if arguments[0] == "eval":
-        arguments = shlex.split(arguments[1].strip("$()"))
-    assert arguments.pop(0) == "fp8tune"
-    command = COMMANDS[arguments[0]]
-    if "-h" not in arguments:
-        command.make_context(arguments[0], arguments[1:], help_option_names=["-h", "--help"]).close()
+def test_there_are_at_most_80_options_and_each_has_a_text() -> None:
+    options = [
+        parameter
+        for command in commands().values()
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not parameter.hidden
+    ]
+    assert len(options) == 80 - 13  # tune and recheck come later
+    assert all(option.help for option in options)
 
 
-def test_every_command_has_examples_and_a_format() -> None:
-    for name, command in COMMANDS.items():
-        assert command.examples, name
-        flags = {flag for parameter in command.params for flag in parameter.opts}
-        assert "--format" in flags or name == "completion", name  # which prints what a shell runs
+def test_sweep_names_every_shape_set() -> None:
+    text = " ".join(fp8tune("sweep", "--help").stdout.split())
+    assert all(name in text for name in list_sets())
 
 
-def test_json_is_accepted_and_not_named() -> None:
-    for name, command in COMMANDS.items():
-        parameters = {flag: one for one in command.params for flag in one.opts}
-        assert "--format" not in parameters or parameters["--json"].hidden, name
-        assert "--json" not in fp8tune(name, "--help").stdout
-
-
-def test_kernels_are_listed_once() -> None:
-    assert all(kernel in fp8tune("sweep", "--help").stdout for kernel in KERNELS)
-    assert "rowwise-2d" not in fp8tune("show", "--help").stdout
+def test_help_takes_little_cpu_time() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-X", "importtime", "-m", "fp8tune", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for module in ("torch", "triton", "pandas", "numpy", "sqlalchemy", "pydantic", "rich.console"):
+        assert not re.search(rf"\| +{re.escape(module)}$", done.stderr, re.MULTILINE), module
+    assert after.ru_utime - before.ru_utime < 1.0  # 0.2 s on an idle machine
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "new"),
     [
-        (["swep"], "No such command 'swep'. Did you mean 'sweep'? (see fp8tune -h)"),
-        (["sweep", "--shapes"], "Option '--shapes' requires an argument (see fp8tune sweep -h)"),
-        (["lint"], "Missing argument 'KERNEL' (see fp8tune lint -h)"),
-        (["show", "--format", "xml"], "(see fp8tune show -h)"),
+        *((name, new) for name, new in COMMANDS.items()),
+        *((f"{name} {old}", new) for name, options in OPTIONS.items() for old, new in options.items()),
     ],
 )
-def test_a_misuse_names_the_help_that_says_more(arguments: list[str], said: str) -> None:
-    ended = fp8tune(*arguments)
-    assert ended.returncode == 2
-    assert ended.stderr.endswith(f"{said}\n")
-    assert "Value error" not in ended.stderr
+def test_an_old_name_is_one_line_with_the_new_one(line: str, new: str) -> None:
+    done = fp8tune(*line.split(), "x")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert new in done.stderr
 
 
-def asked(shell: str, line: str, **more: str) -> tuple[int, list[str]]:
-    """The exit code, and the lines that a shell is answered for what is typed, ending where the cursor is."""
-    words = line.split(" ")
-    given = {
-        "_FP8TUNE_COMPLETE": f"complete_{shell}",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-        "_TYPER_COMPLETE_ARGS": line,
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        **more,
-    }
-    with mock.patch.dict(os.environ, given):
-        ended = fp8tune()
-    assert ended.stderr == ""
-    return ended.returncode, ended.stdout.replace('"', " ").split()
+def test_hidden_aliases_work(workplace: Path) -> None:
+    plain = fp8tune("show", "colwise", "--device", "sm_90", "--format", "json", cwd=workplace)
+    alias = fp8tune("show", "--kernel", "colwise", "--arch", "sm_90", "--json", cwd=workplace)
+    assert plain == alias
+    assert plain.returncode == 0
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("fp8tune sweep --kernel ", KERNELS),
-        ("fp8tune lint mxfp8-dim", ["mxfp8-dim0", "mxfp8-dim1"]),
-        ("fp8tune export --arch gfx", ["gfx90a", "gfx942", "gfx950"]),
-        ("fp8tune sweep --shapes ", list_sets()),
-        ("fp8tune sweep --time", ["--timer", "--time-budget"]),
-        ("fp8tune show --format ", ["table", "json", "csv"]),
-        ("fp8tune exp", ["export"]),
-    ],
-)
-def test_shells_complete_names(shell: str, line: str, names: list[str]) -> None:
-    _, answered = asked(shell, line)
-    assert set(names) <= set(answered)
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples name: a database, a recording, kernels and tuned files of others."""
+    folder = tmp_path_factory.mktemp("workplace")
+    source = (ROOT / "docs" / "examples" / "swiglu.py").read_text()
+    (folder / "ops.py").write_text(re.sub(r"\bkernel\b", "softmax", source))
+    recorded = (ROOT / "docs" / "examples" / "swiglu.json").read_text()
+    (folder / "run.json").write_text(recorded.replace("swiglu:kernel", "ops:softmax").replace("swiglu.py", "ops.py"))
+    (folder / "train.py").write_text("raise SystemExit(7)\n")
+    shutil.copytree(ROOT / "sweeps", folder / "vllm" / "model_executor" / "layers" / "fused_moe" / "configs")
+    for name in ("results.db", "other.db", "fp8tune.db"):
+        with Store.open(str(folder / name), create=True) as store:
+            finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})
+    cache = folder / ".triton" / "cache" / "K"
+    cache.mkdir(parents=True)
+    timing = [{"kwargs": {"BLOCK": 1024}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [0.1] * 3]
+    content = {"key": [64], "configs_timings": [timing]}
+    (cache / "softmax.autotune.json").write_text(json.dumps(content))
+    return folder
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "nonesuch"])
-@pytest.mark.parametrize(
-    "line", ["fp8tune sweep --kernel 'unclosed", "fp8tune nonesuch --x ", "fp8tune sweep --seed x "]
-)
-def test_completion_never_fails_loudly(shell: str, line: str) -> None:
-    asked(shell, line, COMP_CWORD="x")
+# Exit codes and messages of examples that find something here.
+EXPECTED = {
+    "record": (7, "nothing recorded: the program failed with exit code 7"),
+    "compare": (3, ""),  # nothing is recorded of these revisions
+    "export --arch sm_90 --check --db results.db": (1, ""),  # this folder has no table yet
+}
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
-    printed = fp8tune("completion", shell)
-    assert (printed.returncode, printed.stderr) == (0, "")
-    assert "_FP8TUNE_COMPLETE=complete_" + shell in printed.stdout
+@pytest.mark.parametrize("line", dict.fromkeys(examples()))
+def test_every_example_of_help_runs(
+    line: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweeps plan everything and time nothing, so that this takes seconds."""
+    shutil.copytree(workplace, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    for name in ("ops", "moe"):
+        sys.modules.pop(name, None)
+    monkeypatch.setenv("HOME", str(tmp_path / "here"))
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+    monkeypatch.setenv("FP8TUNE_BASE", "")
+    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path / "tables"))
+    text = line.partition("#")[0].partition(">")[0].replace("~", str(tmp_path / "here"))
+    arguments = [{"python": sys.executable, "torchrun": sys.executable}.get(word, word) for word in shlex.split(text)]
+    arguments = [word for word in arguments if word not in ("--nproc-per-node", "8")]
+    code, reason = EXPECTED.get(arguments[1]) or EXPECTED.get(" ".join(arguments[1:])) or (0, "")
+    prepare(arguments)
+    done = fp8tune(*arguments[1:], *extra(arguments))
+    assert done.returncode == code, done
+    assert reason in done.stderr
+
+
+def prepare(arguments: list[str]) -> None:
+    """Make what an example builds on."""
+    quick = ("--timer", "simulated:1", "--quick")
+    if "ops:softmax" in arguments:
+        assert (
+            fp8tune("sweep", "--recording", "run.json", "--timer", "simulated:1", "--grid", "BLOCK=1024").returncode
+            == 0
+        )
+    if "moe:fused" in arguments:
+        shape, tiles = NamedInts(M=16, K=64, G=8, E=8, N=14336), ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+        size, tuned = (
+            replace(problem(), kernel="moe:fused", shape=shape),
+            NamedInts({**dict.fromkeys(tiles, 64), **config()}),
+        )
+        with Store.open("fp8tune.db") as store:
+            finished_sweep(store, {size: {tuned: 100.0}})
+    if "gfx942" in arguments:
+        os.environ["FP8TUNE_BASE"] = str(ROOT / "results.db")
+    if arguments[1] == "compare":
+        for command in ("init -q -b main", "add ops.py", "commit -q -m a", "branch branch"):
+            subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command.split()], check=True)
+    if arguments[1:3] == ["worker", "--kernel"]:
+        assert fp8tune("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--on", "queue", *quick).returncode == 0
+
+
+def extra(arguments: list[str]) -> list[str]:
+    """Return options that make an example short, without changing what it shows."""
+    if arguments[1] == "sweep":
+        return ["--budget", "0", "--grid", "num_stages=1"] if "--recording" not in arguments else ["--budget", "0"]
+    if arguments[1] == "compare":
+        return ["--db", "results.db"]
+    if arguments[1] == "export" and "gfx942" not in arguments:  # the picks of this folder are quick, or simulated
+        return ["--arch", "simulated"] if "ops:softmax" in arguments else ["--allow-quick"]
+    return []
+
+
+def test_the_api_does_not_import_typer() -> None:
+    text = "import sys, fp8tune.api; print('typer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_signatures_of_the_api_are_plain() -> None:
+    import fp8tune as package
+
+    for name in ("open", "sweep", "compare", "lookup", "export", "pin", "unpin"):
+        assert inspect.isfunction(getattr(package, name)), name
+        assert len(inspect.signature(getattr(package, name)).parameters) <= 8

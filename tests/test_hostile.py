@@ -30,16 +30,16 @@ from fp8tune import cli
 from fp8tune.check import machine, tables
 from fp8tune.check.machine import Machine
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing.files import COLUMNS, import_file
-from fp8tune.importing.published import read_operations
+from fp8tune.importing.files import import_file
+from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
 from fp8tune.measure.device import Software
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
-from fp8tune.render import terminal as render
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
-from fp8tune.sweep import picks
-from fp8tune.sweep.published import lookup_key
+from fp8tune.sweeping import picks
+from fp8tune.sweeping.published import lookup_key
+from fp8tune.text import visible
 
 HOSTILE = [
     "__import__('os').system('touch pwned')",
@@ -70,11 +70,9 @@ DB = ("--db", "results.db")
 COMMANDS = [
     ("show", *DB),
     ("show", "--format", "csv", *DB),
-    ("export", "--arch", "sm_90", "--output", "table.py", *DB),
+    ("export", "--arch", "sm_90", "--allow-quick", "-o", "table.py", *DB),
 ]
 DOCTOR = ("doctor", *DB)
-OF_OPERATIONS = [("show", "--op", "grouped-mm", *DB), ("show", "--op", "grouped-mm", "--format", "csv", *DB)]
-READ_BY_THEM = ("meta", "devices", "published_operations")
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
@@ -156,7 +154,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch.setattr(tables, "current_hashes", dict)
     no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
     monkeypatch.setattr(tables, "check_tables", no_tables)  # to merge with the shipped ones takes a second
-    commands = [*COMMANDS, DOCTOR, *(OF_OPERATIONS if table in READ_BY_THEM else [])]
+    commands = [*COMMANDS, DOCTOR]
     place = TEXT_COLUMNS.index((table, column))
     texts = HOSTILE[place % 3 :: 3]  # each column meets each command, not with each text
     assert len(texts) >= len(commands) - (place % 3 == 2)
@@ -166,7 +164,7 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
         code, printed = fp8tune(capsys, *command)
         assert code in (0, 1, 2, 3), printed
         assert not UNSEEN.search(printed), (command, text)
-        assert code != 2 or len(printed.splitlines()) == 1
+        assert code != 2 or printed.splitlines()[-1].startswith("fp8tune: ")
         if Path("table.py").exists():
             rows_of(Path("table.py").read_text())
     assert {file.name for file in tmp_path.iterdir()} <= {"results.db", "table.py"}
@@ -180,15 +178,15 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
     database = planted(filled, tmp_path / "results.db", "devices", "name", name)
     code, printed = fp8tune(capsys, "show", "--db", str(database))
     assert code == 0
-    assert f"colwise on {name} (sm_90)" in printed
+    assert name in printed
 
 
 @given(st.text())
 def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
-    assert not UNSEEN.search(render.visible(text))
-    assert "\n" not in render.visible(text)
+    assert not UNSEEN.search(visible(text))
+    assert "\n" not in visible(text)
     if not UNSEEN.search(text) and "\n" not in text:
-        assert render.visible(text) == text
+        assert visible(text) == text
 
 
 # Fuzz: import -> export -> exec
@@ -283,7 +281,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
         path = path.with_suffix(".csv")
         try:
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, COLUMNS)
+                writer = csv.DictWriter(file, KERNEL_COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
             import_file(ours, path, lookup_key=lookup_key)

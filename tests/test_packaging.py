@@ -82,10 +82,16 @@ def wheel(sdist, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def site(wheel, tmp_path_factory):
-    """The wheel, installed; what it depends on is this environment's."""
+def kernels_wheel(tree, tmp_path_factory):
+    return build(tree / "kernels", "wheel", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module")
+def site(wheel, kernels_wheel, tmp_path_factory):
+    """Both wheels, installed; the packages that they depend on are those of this environment."""
     site = tmp_path_factory.mktemp("site")
-    zipfile.ZipFile(wheel).extractall(site)
+    for built in (wheel, kernels_wheel):
+        zipfile.ZipFile(built).extractall(site)
     return site
 
 
@@ -122,13 +128,17 @@ def test_the_tests_are_in_the_sdist_of_this_tree():
     assert not [name for name in included if ".db" in name or name.startswith(("build/", ".ci/"))]
 
 
-def test_the_wheel_holds_two_packages_the_sweeps_and_the_rows(wheel):
+def packages(wheel: Path) -> set[str]:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    return {top for top in tops if not top.endswith(".dist-info")}
+
+
+def test_the_wheels_hold_a_package_each_and_the_tuners_has_the_sweeps_and_the_rows(wheel, kernels_wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.partition("/")[0] for name in names}
-    # no `kernels`: that name on PyPI is Hugging Face's, and installing over it breaks theirs
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"fp8tune", "fp8tune_kernels"}
+    assert (packages(wheel), packages(kernels_wheel)) == ({"fp8tune"}, {"fp8tune_kernels"})
     assert {f"fp8tune/_sweeps/{name}.toml" for name in shapes.list_sets()} <= set(names)
-    assert {"fp8tune/py.typed", "fp8tune_kernels/py.typed", "fp8tune/_sweeps/published/kernels.csv"} <= set(names)
+    assert {"fp8tune/py.typed", "fp8tune/_sweeps/published/kernels.csv"} <= set(names)
+    assert "fp8tune_kernels/py.typed" in zipfile.ZipFile(kernels_wheel).namelist()
     assert [name for name in names if ".db" in name] == [ROWS]
 
 

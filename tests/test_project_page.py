@@ -19,7 +19,7 @@ from places import ROOT
 
 import fp8tune
 import hatch_metadata
-from fp8tune import cli
+from fp8tune.cli import program
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GITHUB = ROOT / ".github"
@@ -78,7 +78,7 @@ def test_ci_runs_what_the_pages_say() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_of_the_project_pages_parses(path: Path) -> None:
-    program = typer.main.get_command(cli.app)
+    program = typer.main.get_command(program.app)
     lines = re.findall(r"^\s*(?:.*&& )?fp8tune ([a-z].*)$", path.read_text(), re.MULTILINE)
     lines += re.findall(r"`fp8tune ([a-z][^`]*)`", path.read_text())
     for name, *arguments in map(shlex.split, lines):

@@ -13,8 +13,8 @@ from places import ROOT
 from fp8tune.records import Status
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.results import Store
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.options import Options
 from fp8tune.tables import formats
 from fp8tune_kernels.spec import CHECKS
 

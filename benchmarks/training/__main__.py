@@ -2,7 +2,6 @@
 
     python -m benchmarks.training                          # 7 arms, 5 seeds, 1,000 steps: minutes on one GPU
     python -m benchmarks.training --size tiny --steps 20   # on a CPU, to see it run
-    python -m benchmarks.training --plot training.json     # the pictures of a file that was written before
 
 The states of all runs are in --folder: what was killed goes on where it was when the command is given again, and comes
 to the same bits. The model is a Qwen3-MoE of transformers; the language is made up, and the least loss is known.
@@ -51,8 +50,6 @@ SIZES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; 2 for a wish that cannot be met."""
     options = _parser().parse_args(arguments)
-    if options.plot:
-        return _plotted(Path(options.plot))
     settings = SIZES[options.size]
     if options.steps:
         settings = replace(settings, steps=options.steps)
@@ -127,14 +124,6 @@ def _compact(document: dict[str, Any]) -> str:
     return f'{rest[:-2]},\n "runs": [\n{runs}\n ]\n}}\n'
 
 
-def _plotted(file: Path) -> int:
-    from benchmarks.training.picture import write
-
-    for written in write(json.loads(file.read_text())):
-        print(f"written: {written}")
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training",
@@ -152,7 +141,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="launch each kernel of a step in place of a CUDA graph")
     parser.add_argument("--no-times", action="store_true", help="do not time each arm alone afterwards")
-    parser.add_argument("--plot", metavar="FILE", help="write the pictures of such a JSON file, and train nothing")
     return parser
 
 

@@ -18,12 +18,13 @@ PAGE = Path("results") / "report-page.html"
 
 
 def _write(app: Any, error: Exception | None) -> None:
-    from fp8tune.commands.report import ReportOptions, report
+    from fp8tune.cli.report import report
+    from fp8tune.options import ReportOptions
 
     if error is None and app.builder.format == "html":
         kernels = tuple(filter(None, [app.config.fp8tune_report_kernel]))
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            report(ReportOptions(kernels=kernels, db=str(DATABASE), output=Path(app.outdir) / PAGE))
+            report(ReportOptions(kernel=kernels, db=str(DATABASE), output=str(Path(app.outdir) / PAGE)))
 
 
 def setup(app: Any) -> dict[str, Any]:

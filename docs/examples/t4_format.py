@@ -5,7 +5,7 @@ The package that holds this file declares it in its pyproject.toml:
     [project.entry-points."fp8tune.formats"]
     t4 = "t4_format:FORMAT"
 
-Then ``fp8tune export --for t4 --arch sm_90 --kernel my_ops:matmul --output results`` writes a file for each problem.
+Then ``fp8tune export --for t4 --arch sm_90 --kernel my_ops:matmul -o results`` writes a file for each problem.
 """
 
 import json

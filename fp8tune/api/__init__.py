@@ -2,19 +2,35 @@
 
     import fp8tune
 
-    results = fp8tune.open()                      # or a path, or postgresql://USER@HOST/NAME
-    results.picks(kernel="colwise", arch="sm_90")  # a pandas DataFrame
+    results = fp8tune.open()
+    results.picks("colwise", "K=5120", device="H100")[["size", "speedup", "time_us", "config", "verdict"]]
     fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="sm_90").config
-    print(fp8tune.export(arch="sm_90", kernel="colwise"))
-    fp8tune.sweep("colwise", "llama4", db="mine.db", callback=print)
+    print(fp8tune.export("sm_90", "colwise"))
+    fp8tune.sweep("colwise", "llama4", db="mine.db")
 
-What goes wrong raises :class:`fp8tune.errors.Fp8tuneError`: one line, what happened and what to do. What the commands
-say on stderr goes to the logger ``fp8tune``, or is in a result's ``notices``.
+What goes wrong raises :class:`fp8tune.errors.Fp8tuneError` with the line that the command prints.
 """
 
-from fp8tune.api.exporting import Exported, export
+from fp8tune.api.exporting import Export, export
 from fp8tune.api.looking_up import Lookup, lookup
 from fp8tune.api.results import Results, open
-from fp8tune.api.sweeping import Swept, sweep
+from fp8tune.api.running import Comparison, SweepResult, compare, sweep
+from fp8tune.options import CompareOptions, SweepOptions
+from fp8tune.replay.pinning import pin, unpin
 
-__all__ = ["Exported", "Lookup", "Results", "Swept", "export", "lookup", "open", "sweep"]
+__all__ = [
+    "CompareOptions",
+    "Comparison",
+    "Export",
+    "Lookup",
+    "Results",
+    "SweepOptions",
+    "SweepResult",
+    "compare",
+    "export",
+    "lookup",
+    "open",
+    "pin",
+    "sweep",
+    "unpin",
+]

@@ -1,9 +1,8 @@
-"""``fp8tune.export``: what a table or another tool's files would say, as text."""
+"""``fp8tune.export``: what a table or a file of another tool would say, as text."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -12,96 +11,66 @@ from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
 from fp8tune.exporting import format_files, read_for_format, select_rows
 from fp8tune.tables import files
-from fp8tune.tables.formats import DIFF, Options, check_options, diff
-from fp8tune.tables.formats.by_size import parse_sizes
-from fp8tune.tables.merge import merge_file
+from fp8tune.tables.formats import check_options, parse_options
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The files of an export, as text. ``str()`` is the first one's: the module, or a format's first file."""
+class Export:
+    """Files of an export. ``str()`` is the text of the first."""
 
     files: Mapping[str, str]
     """Path below a folder -> text."""
     notices: tuple[str, ...] = ()
-    """One line each: what was left out and why."""
+    """What was left out and why, one line each."""
 
     def __str__(self) -> str:
         return next(iter(self.files.values()))
 
-    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write the files below a folder, and return their paths. Each appears whole. Raises UsageError."""
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the files below a folder, each whole or not at all, and return their paths."""
         exported = [files.File(PurePosixPath(path), text) for path, text in self.files.items()]
         return list(files.write(exported, Path(folder)))
 
 
 def export(
-    *,
     arch: str,
     kernel: Names = None,
-    format: str | None = None,
-    db: str | os.PathLike[str] | Results | None = None,
-    into: str | os.PathLike[str] | None = None,
-    prune: bool = False,
-    device: str | None = None,
+    *,
+    format: str = "table",
     sizes: Mapping[str, str | int] | None = None,
-    dtype: str | None = None,
     within: float | None = None,
-) -> Exported:
-    """The best configs of an arch as text: the module that our kernels read, or a format of others. Writes nothing.
+    allow_quick: bool = False,
+    db: str | Path | Results | None = None,
+) -> Export:
+    """Render the best configs as text: `.files` maps paths to text, `.write(folder)` stores them.
 
-    ``kernel`` None is all. ``into`` names a module that is there: rows that the database does not give stay, as with
-    ``fp8tune export``; ``prune`` removes those of kernels and devices that the database knows.
+    Args:
+        arch: GPU arch, such as ``sm_90``.
+        kernel: Kernels of the table, None for all; a format other than ``table`` takes one.
+        format: ``table``, or a format of ``fp8tune export --for``.
+        sizes: For vllm, sglang and hf: sizes in file names, such as ``{"M": "num_tokens", "E": 8}``.
+        within: For diff: slowdown allowed for fewer configs; 0.02 by default.
+        allow_quick: Also export picks that were not confirmed.
+        db: A database as :func:`open` takes it, or its result.
 
-    ``format`` is one of ``fp8tune export --for``, of one ``kernel``. Its options: ``device`` where an arch has several;
-    ``sizes``, what a size of file names is (``{"M": "num_tokens", "E": 8}``); ``dtype``, what they call the dtype;
-    ``within``, the share of time that fewer configs may lose (0.02).
-
-    Raises UsageError for names that nobody knows and where there is nothing to export.
+    Raises:
+        UsageError: A name is unknown, or there is nothing to export.
     """
     results = db if isinstance(db, Results) else open(db)
-    of_formats = {"device": device, "sizes": sizes, "dtype": dtype, "within": within}
-    if format is None:
-        for name in (name for name, value in of_formats.items() if value is not None):
-            raise UsageError(f"{name} goes with a format: name one, or leave it out")
-        return _module(results, arch, several(kernel), None if into is None else Path(into), prune)
-    if into is not None or prune:
-        raise UsageError("into and prune are for the table: leave them out with a format")
-    texts = [f"{name}={value}" for name, value in (sizes or {}).items()]
-    return _formatted(results, arch, several(kernel), format, device, texts, dtype, within)
-
-
-def _module(results: Results, arch: str, kernels: Sequence[str], into: Path | None, prune: bool) -> Exported:
+    options, requested = parse_options([f"{name}={value}" for name, value in (sizes or {}).items()], within)
+    if format != "table":
+        check_options(format, requested, several(kernel))
+        with results.reading() as reader:
+            picks = read_for_format(reader, arch, several(kernel), allow_quick=allow_quick)
+        written, notices = format_files(picks, format, options)
+        return Export({str(file.path): file.text for file in written}, tuple(notices))
+    if requested:
+        raise UsageError(f"{requested[0]} goes with a format: name one, or leave it out")
     with results.reading() as reader:
         names.check_arch(arch, reader)
-        selection = select_rows(reader, arch, names.stored_kernels(kernels, reader) if kernels else ())
+        kernels = names.stored_kernels(several(kernel), reader) if kernel else ()
+        selection = select_rows(reader, arch, kernels, allow_quick=allow_quick)
     if not selection.table.entries:
-        why = selection.notices[0] if selection.notices else "run a sweep, or open another database"
-        raise UsageError(f"the database has nothing to export for {arch}: {why}")
-    table = selection.table
-    if into is not None:
-        table = merge_file(into, selection, prune=prune, is_dry=True)[0].table
-    return Exported({f"{arch}.py": table.render()}, selection.notices)
-
-
-def _formatted(
-    results: Results,
-    arch: str,
-    kernels: Sequence[str],
-    format: str,
-    device: str | None,
-    sizes: Sequence[str],
-    dtype: str | None,
-    within: float | None,
-) -> Exported:
-    requested = {"sizes": sizes, "dtype": dtype, "within": within}
-    check_options(format, [name for name, value in requested.items() if value not in (None, [])], kernels)
-    with results.reading() as reader:
-        picks = read_for_format(reader, arch, kernels, device, format)
-    notices = [line for kernel in picks for line in kernel.notices]
-    within = Options.within if within is None else within
-    if format == DIFF:
-        shrunk = diff.shrink(picks[0], within)
-        return Exported({"configs.diff": shrunk.diff}, (*notices, *shrunk.notes, shrunk.headline))
-    written = format_files(picks, format, Options(parse_sizes(sizes), dtype, within, notices.append))
-    return Exported({str(file.path): file.text for file in written}, tuple(notices))
+        why = "no pick is proven, open or published; sweep on such a GPU, or pass allow_quick=True"
+        raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
+    return Export({f"{arch}.py": selection.table.render()}, selection.notices)

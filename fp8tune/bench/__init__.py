@@ -1,1 +1,1 @@
-"""Our kernels, and the grouped GEMM on them, beside what else there is."""
+"""``fp8tune bench``: kernels and operations beside what other libraries have, in one run on one GPU."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from fp8tune import alive
@@ -20,11 +20,11 @@ a minute. Waits with a time limit give a sign each second (:mod:`fp8tune.alive`)
 
 @dataclass
 class Heartbeat:
-    """Signs of life of the work on a unit."""
+    """Signs of life of the work on units."""
 
     stalls_after_s: float = STALLS_AFTER_S
     is_lost: bool = False
-    """True once another worker has the unit."""
+    """True once another worker has one of the units."""
     sign_s: float = field(default_factory=time.monotonic)
 
     def sign(self) -> None:
@@ -32,30 +32,31 @@ class Heartbeat:
         self.sign_s = time.monotonic()
 
     @contextlib.contextmanager
-    def renewing(self, db: str, lease: Lease) -> Iterator[None]:
-        """Renew a lease inside the block, unless the work stalls."""
+    def renewing(self, db: str, leases: Collection[Lease], every_s: float) -> Iterator[None]:
+        """Renew leases inside the block, also such as are added there, unless the work stalls."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._renew, args=(db, lease, ended), name="fp8tune lease", daemon=True)
+        arguments = db, leases, every_s, ended
+        thread = threading.Thread(target=self._renew, args=arguments, name="fp8tune lease", daemon=True)
         with alive.heard(self.sign):
             thread.start()
             try:
                 yield
             finally:
                 ended.set()
-                thread.join(lease.seconds)
+                thread.join(RENEWALS * every_s)
 
-    def _renew(self, db: str, lease: Lease, ended: threading.Event) -> None:
+    def _renew(self, db: str, leases: Collection[Lease], every_s: float, ended: threading.Event) -> None:
         with contextlib.ExitStack() as stack:
             store: Store | None = None
-            while not ended.wait(lease.seconds / RENEWALS):
+            while not ended.wait(every_s):
                 if time.monotonic() - self.sign_s > self.stalls_after_s:
                     continue
-                try:
-                    # a connection of its own, for the work may be inside a transaction; after an error a new one
-                    store = store or stack.enter_context(Store.open(db, wait=True))
-                    store.renew_lease(lease)
-                except LeaseLostError:
-                    self.is_lost = True
-                    return
-                except DatabaseError:
-                    store = None
+                for lease in list(leases):
+                    try:
+                        # a connection of its own, for the work may be inside a transaction; after an error a new one
+                        store = store or stack.enter_context(Store.open(db, wait=True))
+                        store.renew_lease(lease)
+                    except LeaseLostError:
+                        self.is_lost |= lease in leases  # it may have been finished meanwhile
+                    except DatabaseError:
+                        store = None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.backends.choice import TIMER
 from fp8tune.measure.worker import usable_cores
 from fp8tune.store import database
 from fp8tune.store.results import Store
@@ -102,12 +103,12 @@ class RayFleet:
         if timer is not None and ",gpu=" not in timer:
             seed, comma, rest = timer.partition(",")
             timer = f"{seed},gpu={self.count}{comma}{rest}"
-        options = [*self.options, *([] if timer is None else ["--timer", timer])]
         environment = {name: value for name, value in os.environ.items() if name.startswith(("PG", "TRITON_"))}
         retries = {"max_retries": MOST_RESTARTS, "retry_exceptions": [ChildProcessError]}
         run = self._ray.remote(num_gpus=1, num_cpus=0, **retries)(run_worker)
+        environment |= {} if timer is None else {TIMER: timer}
         environment |= {"FP8TUNE_DB": self.db, "FP8TUNE_WORKER": f"{self.name}-{self.count}"}
-        self.workers[run.remote(options, environment, str(Path.cwd()))] = self.count
+        self.workers[run.remote(self.options, environment, str(Path.cwd()))] = self.count
         self.count += 1
 
     def _check_database(self) -> None:

@@ -1,6 +1,6 @@
 """Units of work: from a sweep's plan to units, and on another host from a unit back to its plan.
 
-A unit is some problem sizes of one kernel. One GPU does both passes of a unit, because rows of two GPUs are never
+A unit is one problem size of a kernel. One GPU does both passes of a unit, because rows of two GPUs are never
 compared. A GPU that takes over a unit begins it anew; rows of the first stay in the database and do not count.
 """
 
@@ -10,13 +10,14 @@ import hashlib
 import itertools
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
+from fp8tune.plan.selection import Selection
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
@@ -25,21 +26,17 @@ from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
-from fp8tune.sweep import planning
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan, ProblemPlan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan
 
-UNIT_S, SHORTEST_S = 90.0, 30.0
-"""Limits of a unit. The work of a longer one may be lost with its worker; a shorter one is mostly fresh processes."""
-SHARE = 4
-"""A unit has at most this fraction of the work that is left: the last units are short, and workers end together."""
-
-# Seconds on an H100, to compare units with each other: one size of colwise, 17 configs with confirmation, took 20 s.
-CONFIG_S, BLOCK_S, PROCESS_S, BEGIN_S = 0.06, 0.02, 1.8, 1.5
+# On an H100, to compare units with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
+# pass, with 129 configs that ran and 591 that were pruned.
+CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
 KEPT_OPTIONS = {
-    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "seed"),
+    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "layout", "seed"),
     *("again", "retry_failed", "quick", "trial_timeout_s"),
 }
 
@@ -80,37 +77,26 @@ def queued(plan: Plan) -> QueuedSweep:
 
 
 def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
-    """Yield the units of a plan, which become shorter towards the end; each has one kernel."""
-    expected = [(problem, expected_s(problem, quick=plan.options.quick)) for problem in plan.problems]
-    begin_s = BEGIN_S + (0.0 if plan.options.quick else MeasuringPlan().processes * PROCESS_S)
-    left_s, position = sum(seconds for _, seconds in expected), 0
-    for _, group in itertools.groupby(expected, lambda item: item[0].reference):
-        problems = list(group)
-        while problems:
-            limit_s = min(UNIT_S, max(SHORTEST_S, left_s / SHARE)) - begin_s
-            sums_s = list(itertools.accumulate(seconds for _, seconds in problems))
-            count = max(1, sum(sum_s <= limit_s for sum_s in sums_s))
-            mine, problems = [problem for problem, _ in problems[:count]], problems[count:]
-            keys, seconds = tuple(map(problem_key, mine)), begin_s + sums_s[count - 1]
-            yield Unit(
-                key=digest([sweep_key, keys]),
-                sweep_key=sweep_key,
-                position=position,
-                kernel=mine[0].version.kernel,
-                source_hash=mine[0].version.source_hash,
-                problems=keys,
-                shapes=tuple(str(problem.problem.shape) for problem in mine),
-                worth=seconds,  # workers take the longest first
-                expected_s=seconds,
-            )
-            left_s, position = left_s - sums_s[count - 1], position + 1
+    """Yield a unit for each problem size of a plan."""
+    for position, size in enumerate(plan.problems):
+        seconds = expected_s(size, quick=plan.options.quick)
+        yield Unit(
+            key=digest([sweep_key, problem_key(size)]),
+            sweep_key=sweep_key,
+            position=position,
+            kernel=size.version.kernel,
+            source_hash=size.version.source_hash,
+            problems=(problem_key(size),),
+            shapes=(str(size.problem.shape),),
+            expected_s=seconds,
+        )
 
 
-def expected_s(problem: ProblemPlan, *, quick: bool) -> float:
+def expected_s(size: ProblemPlan, *, quick: bool) -> float:
     """Estimate the seconds that a problem size takes on one GPU."""
-    numbers, count = MeasuringPlan(), problem.count
-    blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, count) + 1)
-    return count * CONFIG_S + blocks * BLOCK_S
+    numbers, configs = MeasuringPlan(), size.count
+    blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, configs) + 1)
+    return configs * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
 
 
 def problem_key(problem: ProblemPlan) -> str:
@@ -133,7 +119,7 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
         raise UsageError(
             f"the units are for {sweep.device}, and this GPU is {short.backend.device.name}: start workers there"
         )
-    return planning.expanded(replace(short, rows=rows))
+    return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
 
 def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
@@ -167,19 +153,6 @@ def _absolute(text: str) -> KernelReference:
     kernel = KernelReference.parse(text).absolute_paths()
     names = absolute(kernel.kernel), absolute(kernel.reference), absolute(kernel.inputs)
     return replace(kernel, kernel=names[0], reference=names[1], inputs=names[2])
-
-
-def of_unit(plan: Plan, known: Mapping[str, ProblemPlan], unit: Unit, time_budget_s: float | None = None) -> Plan:
-    """Return the part of a sweep's plan that a unit names, given its problem sizes by key. Raises OtherCodeError."""
-    if not known.keys() >= set(unit.problems):
-        raise OtherCodeError(
-            f"{unit.kernel} of the unit is {unit.source_hash} and has other code or sizes here: install the fp8tune "
-            "and kernels that queued it, or queue the sweep again"
-        )
-    # The same key whenever this GPU does the unit, so that it continues one that was interrupted.
-    key = digest([unit.key, plan.backend.device.fingerprint, plan.backend.timer])
-    problems = tuple(known[name] for name in unit.problems)
-    return replace(plan, key=key, problems=problems, options=replace(plan.options, time_budget_s=time_budget_s))
 
 
 def _read(sweep: QueuedSweep) -> tuple[Options, tuple[NamedInts, ...]]:

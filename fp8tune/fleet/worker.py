@@ -1,7 +1,8 @@
-"""A worker: takes units of its device until none are left, and sweeps each.
+"""A worker: takes units of its device until none are left, and sweeps them in batches.
 
-A worker that is told to end (Ctrl-C, SIGTERM, a closed generator) gives its unit back at once. The unit of one that was
-killed comes back when its lease ends.
+The units of a batch are confirmed in the same fresh processes, which take seconds to start. A worker that is told to
+end (Ctrl-C, SIGTERM, a closed generator) gives its units back at once. Those of one that was killed come back when
+their leases end.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import units
 from fp8tune.fleet.heartbeat import Heartbeat
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.records import Kind, Status, shortfall
+from fp8tune.records import Kind, Problem, Status, shortfall
 from fp8tune.store.results import Store, Tally
 from fp8tune.store.schema import UnitState
-from fp8tune.store.units import LEASE_S, Lease, LeaseLostError, Unit
-from fp8tune.sweep import events, picks, planning, session
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.planning import Plan, ProblemPlan
-from fp8tune.sweep.published import with_published
+from fp8tune.store.units import LEASE_S, RENEWALS, Lease, LeaseLostError, QueuedSweep, Unit
+from fp8tune.sweeping import events, picks, planning, session
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+from fp8tune.sweeping.published import with_published
 
+BATCH_S = 180.0
+"""Age of a batch at which it takes no other unit: its work may be lost with its worker."""
+AHEAD = 16
+"""Units that wait at least if a worker takes one early, to compile it beside the current one."""
+ALONE = 3
+"""Attempt from which on a unit is a batch of its own: it may be what ended the attempts before."""
 WAIT_S = 2.0
 """Seconds between looks at a queue in which nothing waits."""
-TOGETHER_S = 1.0
-"""Trials that come within this time are stored in one commit, because writers of a database take turns."""
 LEAST_S = 5.0
 """A worker with less of its time budget left takes no unit."""
 MOST_FAILURES = 2
-"""Units that fail in a row before the worker ends: its GPU or host is at fault then."""
+"""Batches that fail in a row before the worker ends: its GPU or host is at fault then."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,23 @@ class QueueEvent:
 WorkerEvent = QueueEvent | events.Event
 
 
-class _OutOfTimeError(Fp8tuneError):
-    """The time budget left trials of a unit out."""
+class Do(Protocol):
+    """Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
+
+    def __call__(
+        self, store: Store, plan: Plan, clock: Callable[[], float], /, *, take: Callable[[bool], ProblemPlan | None]
+    ) -> Generator[events.Event, None, None]:
+        """Yield the events of a sweep."""
 
 
-def unit_events(store: Store, plan: Plan) -> Iterator[events.Event]:
-    """Sweep the problem sizes of a unit."""
-    return sweep(store, with_published(store, plan))
+@dataclass
+class _Task:
+    """A unit in work."""
+
+    lease: Lease
+    size: ProblemPlan
+    taken_s: float
+    trials: int = 0
 
 
 @dataclass
@@ -83,14 +98,14 @@ class Worker:
     """Foreign kernels that queued sweeps may import."""
     command: str = ""
     lease_s: float = LEASE_S
-    do: Callable[[Store, Plan], Iterator[events.Event]] = unit_events
+    do: Do = sweep
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    plans: dict[str, tuple[Plan, Mapping[str, ProblemPlan]]] = field(default_factory=dict, repr=False)
-    """Sweep key -> its plan here, and the problem sizes of it by the keys that units name."""
+    plans: dict[str, Plan] = field(default_factory=dict, repr=False)
+    """Key of a queued sweep -> its plan here."""
 
     def run(self) -> Generator[WorkerEvent, None, None]:
-        """Take units and do them. Closing the generator gives the current unit back.
+        """Take units and do them. Closing the generator gives them back.
 
         Raises:
             MachineError: This machine has no GPU, or can do nothing of what waits.
@@ -103,22 +118,23 @@ class Worker:
         planning.make_ready(backend)
         if backend.kind is Kind.MEASURED:
             importlib.import_module("torch")  # seconds or, over a network, a minute: before there is a unit to lose
-        device, gpu = backend.device.name, backend.device.uuid_hash[:4]
+        self.device, gpu = backend.device.name, backend.device.uuid_hash[:4]
         name = os.environ.get("FP8TUNE_WORKER", "")
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{gpu}".rstrip(":")
         self.done = self.failed = self.failures_in_row = 0
         self.refused: dict[str, str] = {}
+        self.leases: list[Lease] = []
         with Store.open(self.db, create=True, wait=True) as self.store:
             yield QueueEvent("started", self.name)
             if name:
                 self.store.return_units_of(name, "its worker was lost")
             is_waiting = False
             while self.left_s() >= LEAST_S:
-                if lease := self.store.take_unit(device, self.name, without=[*self.refused], lease_s=self.lease_s):
+                if lease := self._lease():
                     is_waiting = False
-                    yield from self._unit(lease)
+                    yield from self._batch(lease)
                     continue
-                counts = self.store.count_units(device, without=[*self.refused])
+                counts = self.store.count_units(self.device, without=[*self.refused])
                 if not (self.wait or counts[UnitState.RUNNING] or counts[UnitState.WAITING]):
                     break
                 if not is_waiting:
@@ -130,86 +146,143 @@ class Worker:
             if self.refused and not self.done:
                 raise MachineError(next(iter(self.refused.values())))
             reason = "the time budget is over" if self.left_s() < LEAST_S else ""
-            waiting = self.store.count_units(device)[UnitState.WAITING]
+            waiting = self.store.count_units(self.device)[UnitState.WAITING]
             yield QueueEvent("ended", self.name, reason=reason, done=self.done, failed=self.failed, waiting=waiting)
 
     def left_s(self) -> float:
         """Return the seconds that are left of the time budget."""
         return max(0.0, self.deadline - self.clock())
 
-    def _unit(self, lease: Lease) -> Iterator[WorkerEvent]:
+    def _lease(self, last_kernel: str = "") -> Lease | None:
+        without, lease_s = [*self.refused], self.lease_s
+        return self.store.take_unit(self.device, self.name, last_kernel=last_kernel, without=without, lease_s=lease_s)
+
+    def _batch(self, lease: Lease) -> Iterator[WorkerEvent]:
+        """Do a unit and those that are taken beside it. No lease is held afterwards, whatever happens."""
+        self.leases[:] = [lease]
         yield QueueEvent("taken", self.name, lease.unit, attempt=lease.attempt)
         try:
-            yield (yield from self._attempt(lease))
+            yield from self._swept(lease)
         except LeaseLostError as error:
-            yield QueueEvent("given back", self.name, lease.unit, str(error))
-        except _OutOfTimeError as error:
-            self.deadline = self.clock()
-            yield self._given_back(lease, str(error))
+            yield from self._given_back(str(error))
         except units.OtherCodeError as error:
             self.refused[lease.sweep.key] = str(error)
-            self._given_back(lease, str(error))
-            yield QueueEvent("refused", self.name, lease.unit, str(error))
+            yield from (replace(event, event="refused") for event in self._given_back(str(error)))
         except Exception as error:
             is_known = isinstance(error, Fp8tuneError)
             reason = str(error) if is_known else one_line(error)
-            self.failed, self.failures_in_row = self.failed + 1, self.failures_in_row + 1
-            with contextlib.suppress(DatabaseError):  # the lease was lost, or the server is gone
-                self.store.fail_unit(lease, reason)
-            yield QueueEvent("failed", self.name, lease.unit, reason)
+            yield from self._failures(reason)
             if isinstance(error, DatabaseError) or not is_known:
                 raise
             if self.failures_in_row >= MOST_FAILURES:
                 raise MachineError(f"{MOST_FAILURES} units in a row failed here, the last: {reason}") from None
         except BaseException:  # a signal, or the generator was closed
-            self._given_back(lease, "its worker was told to end")
+            self._given_back("its worker was told to end")
             raise
 
-    def _given_back(self, lease: Lease, reason: str) -> QueueEvent:
-        with contextlib.suppress(DatabaseError):  # the lease ends by itself
-            self.store.give_back_unit(lease, reason)
-        return QueueEvent("given back", self.name, lease.unit, reason)
+    def _released(self) -> list[Lease]:
+        leases, self.leases[:] = list(self.leases), []
+        return leases
 
-    def _attempt(self, lease: Lease) -> Generator[WorkerEvent, None, QueueEvent]:
-        """Do a unit and finish it."""
-        unit, heart, begun, trials, end = lease.unit, Heartbeat(), self.clock(), 0, events.Finished(0, 0.0)
-        with heart.renewing(self.db, lease), self.store.fenced(lease), self.store.adding_together(TOGETHER_S):
-            budget_s = None if self.deadline == math.inf else self.left_s()
-            plan = units.of_unit(*self._plan(lease), unit, budget_s)
-            for event in self.do(self.store, plan):
+    def _given_back(self, reason: str) -> list[QueueEvent]:
+        """Give all units back."""
+        result = list[QueueEvent]()
+        for lease in self._released():
+            with contextlib.suppress(DatabaseError):  # the lease ends by itself
+                self.store.give_back_unit(lease, reason)
+            result.append(QueueEvent("given back", self.name, lease.unit, reason))
+        return result
+
+    def _failures(self, reason: str) -> Iterator[QueueEvent]:
+        """Have all units tried again."""
+        self.failures_in_row += 1
+        for lease in self._released():
+            self.failed += 1
+            with contextlib.suppress(DatabaseError):  # the lease was lost, or the server is gone
+                self.store.fail_unit(lease, reason)
+            yield QueueEvent("failed", self.name, lease.unit, reason)
+
+    def _swept(self, first: Lease) -> Iterator[WorkerEvent]:
+        """Sweep units until the batch is full or none waits, and finish each as soon as it is decided."""
+        heart, begun, is_full = Heartbeat(), self.clock(), first.attempt >= ALONE
+        tasks, news, end = dict[Problem, _Task](), list[QueueEvent](), events.Finished(0, 0.0)
+        renewing = heart.renewing(self.db, self.leases, self.lease_s / RENEWALS)
+        with renewing, self.store.fenced(self.leases), contextlib.ExitStack() as stack:
+            plan = self._plan(first.sweep)
+            sizes = {units.problem_key(size): size for size in plan.problems}
+
+            def take(is_needed: bool) -> ProblemPlan | None:
+                nonlocal is_full
+                is_full |= self.clock() - begun > BATCH_S or self.left_s() < LEAST_S
+                is_early = not is_needed and self.store.count_units(self.device)[UnitState.WAITING] < AHEAD
+                if is_full or is_early or (lease := self._lease(first.unit.kernel)) is None:
+                    return None
+                size = sizes.get(lease.unit.problems[0])
+                is_other = lease.sweep.key != first.sweep.key or lease.attempt >= ALONE
+                if size is None or is_other or size.problem in tasks:
+                    is_full = True
+                    self.store.give_back_unit(lease, "its worker does it in another batch")
+                    return None
+                self.leases.append(lease)
+                tasks[size.problem] = _Task(lease, size, self.clock())
+                news.append(QueueEvent("taken", self.name, lease.unit, attempt=lease.attempt))
+                return size
+
+            if (size := sizes.get(first.unit.problems[0])) is None:
+                raise units.OtherCodeError(
+                    f"{first.unit.kernel} of the unit is {first.unit.source_hash} and has other code or sizes here: "
+                    "install the fp8tune and kernels that queued it, or queue the sweep again"
+                )
+            tasks[size.problem] = _Task(first, size, begun)
+            work = self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take)
+            for event in stack.enter_context(contextlib.closing(work)):
                 heart.sign()
                 if heart.is_lost:
-                    raise LeaseLostError(f"unit {unit.key} of {unit.kernel} was given to another worker")
-                trials += isinstance(event, events.TrialDone) and not event.from_database
-                end = event if isinstance(event, events.Finished) else end
+                    raise LeaseLostError(f"a unit of {first.unit.kernel} was given to another worker")
+                yield from news
+                news.clear()
+                match event:
+                    case events.TrialDone(row, from_database=False):
+                        tasks[row.problem].trials += 1
+                    case events.SizeDone(problem):
+                        yield self._finished(tasks.pop(problem), plan)
+                    case events.Finished():
+                        end = event
                 yield event
             if end.left_out:
-                raise _OutOfTimeError("the time budget of its worker is over")
-            if not end.is_whole:
+                self.deadline = self.clock()
+                yield from self._given_back("the time budget of its worker is over")
+            elif tasks:
                 raise Fp8tuneError("some sizes could not be built or timed: fp8tune show --failed has the reasons")
-            finding = _finding(session.tallies(self.store, plan))
-            self.store.finish_unit(lease, finding)
-        self.done, self.failures_in_row = self.done + 1, 0
-        return QueueEvent("done", self.name, unit, finding, seconds=self.clock() - begun, trials=trials)
 
-    def _plan(self, lease: Lease) -> tuple[Plan, Mapping[str, ProblemPlan]]:
-        """Expand a sweep, once. What this host lacks is not a failure of the unit."""
-        sweep = lease.sweep
+    def _batch_plan(self, plan: Plan, first: Lease, size: ProblemPlan) -> Plan:
+        """Return the plan of a batch's first unit. Its key is this GPU's, so that it continues an interrupted batch."""
+        key = units.digest([first.sweep.key, plan.backend.device.fingerprint, plan.backend.timer])
+        budget_s = None if self.deadline == math.inf else self.left_s()
+        return replace(plan, key=key, problems=(size,), options=replace(plan.options, time_budget_s=budget_s))
+
+    def _finished(self, task: _Task, plan: Plan) -> QueueEvent:
+        finding = _finding(session.tallies(self.store, replace(plan, problems=(task.size,))))
+        self.leases.remove(task.lease)
+        self.store.finish_unit(task.lease, finding)
+        self.done, self.failures_in_row = self.done + 1, 0
+        seconds, unit = self.clock() - task.taken_s, task.lease.unit
+        return QueueEvent("done", self.name, unit, finding, seconds=seconds, trials=task.trials)
+
+    def _plan(self, sweep: QueuedSweep) -> Plan:
+        """Expand a queued sweep, once. What this host lacks is not a failure of the unit."""
         if sweep.key not in self.plans:
             try:
                 plan = units.plan_of(sweep, timer=self.timer, command=self.command, kernels=self.kernels)
             except UsageError as error:
                 raise units.OtherCodeError(str(error)) from None
-            self.plans[sweep.key] = plan, {units.problem_key(problem): problem for problem in plan.problems}
+            self.plans[sweep.key] = with_published(self.store, plan)
         return self.plans[sweep.key]
 
 
 def _finding(tallies: Sequence[Tally]) -> str:
-    """Name a problem size without a right config; empty if each has one."""
-    without = [tally for tally in tallies if not tally.has_right]
-    if not without:
+    """Say that no config of a problem size is right; empty if one is."""
+    if not tallies or tallies[0].has_right:
         return ""
-    status = next((outcome.status for outcome in without[0].failures.values()), Status.PRUNED)
-    first = str(without[0].subject.problem.shape)
-    where = f"{len(without)} of {len(tallies)} problem sizes, first {first}" if len(tallies) > 1 else first
-    return f"{shortfall(status)} on {where}: {status}"
+    status = next((outcome.status for outcome in tallies[0].failures.values()), Status.PRUNED)
+    return f"{shortfall(status)} on {tallies[0].subject.problem.shape}: {status}"

@@ -15,16 +15,12 @@ from fp8tune.errors import DatabaseError, UsageError
 LARGEST_DATABASE = 2**32
 """An archive that comes to more bytes is refused before it fills the disk."""
 
-_MAGIC = b"\xfd7zXZ\x00"
 _CHUNK = 2**20
 
 
 def copy(database: Path, target: Path) -> None:
-    """Copy a database, one that is written to as well, into one plain new file."""
-    if target.exists():
-        raise UsageError(f"{target} is there already: give another name, or remove it")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target} cannot be made, its folder does not exist: make the folder first")
+    """Copy a database, even one that is written to, into one plain new file."""
+    _check_new(target)
     try:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
             connection.execute("VACUUM INTO ?", (str(target),))
@@ -33,9 +29,8 @@ def copy(database: Path, target: Path) -> None:
 
 
 def write(database: Path, archive: Path) -> int:
-    """Compress a database into a new archive. Returns its bytes."""
-    if archive.exists():
-        raise UsageError(f"{archive} is there already: give another name, or remove it")
+    """Compress a database into a new archive. Returns its size in bytes."""
+    _check_new(archive)
     with scratch.folder("archive") as folder:
         copy(database, folder / "plain.db")
         part = archive.with_name(f".{archive.name}.new")
@@ -50,33 +45,30 @@ def write(database: Path, archive: Path) -> int:
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """Unpack an archive into a temporary folder; any other file is taken as it is.
+    """Unpack an archive into a temporary folder; any other file stays where it is.
 
     Raises:
         DatabaseError: The archive is damaged or too large.
     """
-    try:
-        with path.open("rb") as file:
-            is_archive = file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        is_archive = False  # whoever reads it names the cause
-    if not is_archive:
+    if path.suffix != ".xz" or not path.is_file():
         yield path
         return
     with scratch.folder("import") as folder:
-        database = folder / "archive.db"
-        _decompress(path, database)
+        database, size = folder / "archive.db", 0
+        try:
+            with lzma.open(path, "rb") as source, database.open("wb") as target:
+                while chunk := source.read(_CHUNK):
+                    size += len(chunk)
+                    if size > LARGEST_DATABASE:
+                        raise DatabaseError(f"{path} comes to more than {LARGEST_DATABASE:,} bytes: give another file")
+                    target.write(chunk)
+        except (lzma.LZMAError, EOFError):
+            raise DatabaseError(f"{path} is damaged (cut off or overwritten): fetch it again") from None
         yield database
 
 
-def _decompress(archive: Path, database: Path) -> None:
-    written = 0
-    try:
-        with lzma.open(archive, "rb") as source, database.open("wb") as target:
-            while chunk := source.read(_CHUNK):
-                written += len(chunk)
-                if written > LARGEST_DATABASE:
-                    raise DatabaseError(f"{archive} comes to more than {LARGEST_DATABASE:,} bytes: give another file")
-                target.write(chunk)
-    except (lzma.LZMAError, EOFError):
-        raise DatabaseError(f"{archive} is damaged (cut off or overwritten): fetch it again") from None
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise UsageError(f"{path} is there already: give another name, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be made, its folder does not exist: make the folder first")

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.errors import DatabaseError, UsageError, one_line
+from fp8tune.errors import UsageError, one_line
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.replay import recording
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Value
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
+from fp8tune.tables.current import recorded_launch
 from fp8tune.text import KERNEL_NAME as KERNEL
 from fp8tune.text import NAME, WORD, visible
 
@@ -28,6 +28,9 @@ LARGEST_BYTES = 2**26
 """Size of the largest file that is read."""
 
 Notice = Callable[[str], None]
+
+_FAULTS = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""Errors of a reader that meets another document than it expects."""
 
 _ARCHES = {
     "sm_80": "A100 A800",
@@ -72,22 +75,29 @@ def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
 
     Args:
         path: A JSON file, or a folder.
-        notice: Function that gets one line for each damaged file of a folder.
+        notice: Function that gets one line for each damaged file and each damaged entry; the others are read.
         kernel: Name of the kernel, whatever the files say.
 
     Raises:
         UsageError: Nothing can be read.
     """
     picks: list[ForeignPick] = []
+    faults: list[str] = []
     for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+        source = visible(str(Path(path.name, file.relative_to(path))) if path.is_dir() else path.name)
+        is_damaged = f"{visible(str(file))} is damaged: "
         try:
-            name = str(Path(path.name, file.relative_to(path))) if path.is_dir() else path.name
-            picks += [replace(pick, source=visible(name)) for pick in _read_file(file)]
-        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
-            message = f"{visible(str(file))} is damaged: {visible(one_line(error))}"
-            if not path.is_dir():
-                raise UsageError(message) from None
-            notice(f"left out: {message}")
+            for name, read_entry in _entries(file, source):
+                try:
+                    picks.append(read_entry())
+                except _FAULTS as error:
+                    faults.append(f"{is_damaged}{name}{visible(one_line(error))}")
+        except _FAULTS as error:
+            faults.append(f"{is_damaged}{visible(one_line(error))}")
+    if not picks and faults and not path.is_dir():
+        raise UsageError(faults[0])
+    for fault in faults:
+        notice(f"left out: {fault}")
     if not picks:
         raise UsageError(
             f"{visible(str(path))} has no configs that can be read: give a Triton cache, or JSON of Hugging Face "
@@ -96,25 +106,27 @@ def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
     return [replace(pick, kernel=kernel) for pick in picks] if kernel else picks
 
 
-def _read_file(path: Path) -> list[ForeignPick]:
+def _entries(path: Path, source: str) -> Iterator[tuple[str, Callable[[], ForeignPick]]]:
+    """Yield the name of each entry of a file, and a function that reads it."""
     is_cache = path.name.endswith(".autotune.json")
     if not path.is_file() or not (is_cache or "device_name=" in path.name):
-        return []
-    document = _document(path)
-    return [_cached_pick(path, document)] if is_cache else list(_picks_by_size(path, document))
-
-
-def _document(path: Path) -> dict[str, Any]:
+        return
     if path.stat().st_size > LARGEST_BYTES:
         raise ValueError(f"larger than {LARGEST_BYTES >> 20} MiB")
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
         raise ValueError(f"{type(document).__name__} instead of an object")
-    return document
+    if is_cache:
+        yield "", lambda: _cached_pick(path, source, document)
+        return
+    of_file = _pick_of_name(path, source)
+    for size in document:
+        if size != "triton_version":
+            yield f"{size[:40]!r}: ", lambda size=size: _sized_pick(of_file, size, document[size])  # type: ignore[misc]
 
 
-def _picks_by_size(path: Path, document: Mapping[str, Any]) -> Iterator[ForeignPick]:
-    """Yield the configs of ``E=8,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8.json``. Flags are sizes of 1."""
+def _pick_of_name(path: Path, source: str) -> ForeignPick:
+    """Parse ``E=8,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8.json``. Flags are sizes of 1."""
     stem = path.stem.removesuffix("_down")
     shape, words = {"down": 1} if path.stem != stem else {}, {"device_name": "", "dtype": ""}
     for part in re.split(r",(?![^\[]*\])", stem):
@@ -126,18 +138,17 @@ def _picks_by_size(path: Path, document: Mapping[str, Any]) -> Iterator[ForeignP
         elif name in words:
             words[name] = value
     kernel = "fused_moe_kernel" if stem.startswith("E=") and ",N=" in stem else ""
-    for size, arguments in document.items():
-        if size != "triton_version":
-            if not re.fullmatch(r"[0-9]{1,19}", size):
-                raise ValueError(f"{size[:40]!r} is no size")
-            sizes = NamedInts({**shape, "M": int(size)})
-            config = _config(arguments)
-            yield ForeignPick(
-                kernel, (), config, path.name, shape=sizes, device=words["device_name"], dtype=words["dtype"]
-            )
+    device, dtype = words.values()
+    return ForeignPick(kernel, (), Config({}), source, shape=NamedInts(shape), device=device, dtype=dtype)
 
 
-def _cached_pick(path: Path, document: Mapping[str, Any]) -> ForeignPick:
+def _sized_pick(of_file: ForeignPick, size: str, arguments: Any) -> ForeignPick:
+    if not re.fullmatch(r"[0-9]{1,19}", size):
+        raise ValueError("that is no size")
+    return replace(of_file, shape=NamedInts({**of_file.shape, "M": int(size)}), config=_config(arguments))
+
+
+def _cached_pick(path: Path, source: str, document: Mapping[str, Any]) -> ForeignPick:
     """Return the config of a Triton cache with the least time, which Triton would launch."""
     timed = [(_time_us(time), config) for config, time in document["configs_timings"]]
     time_us, config = min(timed, key=lambda item: item[0])
@@ -148,7 +159,7 @@ def _cached_pick(path: Path, document: Mapping[str, Any]) -> ForeignPick:
         raise ValueError("a key that is no list")
     kwargs = {name: {"tuple": value} if isinstance(value, list) else value for name, value in config["kwargs"].items()}
     options = {name: config[name] for name in CONFIG_OPTIONS if name in config}
-    return ForeignPick(name, tuple(key), _config({**kwargs, **options}), path.name, time_us or None)
+    return ForeignPick(name, tuple(key), _config({**kwargs, **options}), source, time_us or None)
 
 
 def _time_us(timing: Any) -> float:
@@ -162,6 +173,8 @@ def _time_us(timing: Any) -> float:
 
 
 def _config(arguments: Any) -> Config:
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{str(arguments)[:40]} instead of a config")
     options = {name: arguments[name] for name in CONFIG_OPTIONS if arguments.get(name) is not None}
     for name, value in options.items():
         if type(value) is not int or not 0 < value < 2**31:
@@ -217,19 +230,12 @@ class RowMaker:
         name = alike[0] if len(alike) == 1 else text
         if not KERNEL.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
-        launches: dict[Problem, Launch] = {}
-        recorded = None
-        try:
-            for problem, document in self._store.recorded_launches(name).items():
-                parts = json.loads(document)
-                recorded = recorded or recording.from_json(parts["kernel"], Kernel)
-                launches[problem] = recording.from_json(parts["launch"], Launch)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DatabaseError(
-                f"a recorded launch of {name} is damaged ({error}): record and sweep it again"
-            ) from None
+        documents = self._store.recorded_launches(name)
+        launches = {problem: recorded_launch(document) for problem, document in documents.items()}
+        recorded = next((kernel for kernel, _ in launches.values()), None)
         tried = [subject.problem for subject in self._subjects if subject.problem.kernel == name]
-        return _StoredKernel(name, tuple(dict.fromkeys([*launches, *tried])), recorded, launches)
+        of_problem = {problem: launch for problem, (_, launch) in launches.items()}
+        return _StoredKernel(name, tuple(dict.fromkeys([*launches, *tried])), recorded, of_problem)
 
     def _device_of(self, text: str) -> Device:
         text = self._device or text

@@ -10,6 +10,7 @@ import keyword
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fp8tune.errors import UsageError, in_spec, unknown
 from fp8tune.records import NamedInts, Problem
@@ -27,15 +28,18 @@ def problems(
     spec: KernelSpec,
     rows: Iterable[Mapping[str, int]],
     *,
+    size: Mapping[str, int] = MappingProxyType({}),
     routing: str = "jagged",
     in_dtype: str | None = None,
+    layout: str | None = None,
     fp8_dtype: str = "float8_e4m3fn",
     scale_mode: str | None = None,
     seed: int = 0,
 ) -> list[Problem]:
     """Return the kernel's problem sizes in the rows, in their order and each once for every input layout and dtype.
 
-    A recorded kernel has those of its recording. Without ``in_dtype`` they have all dtypes that the kernel declares,
+    A recorded kernel has those of its recording. ``size`` keeps those with such sizes; a dim that a problem size lacks
+    is looked up in its row. Without ``in_dtype`` they have all dtypes that the kernel declares,
     except FP8 formats of other arches; without ``scale_mode`` they have the first. A kernel without groups, FP8 or
     scale modes ignores what is given for them. Raises UsageError for an unknown name, and if the rows hold no problem
     size of this kernel.
@@ -54,15 +58,21 @@ def problems(
     ):
         if name not in names:
             raise unknown(kind, name, names)
+    layouts = (layout,) if layout else spec.input_layouts
+    if layout and layout not in spec.input_layouts:
+        raise unknown(f"layout of {spec.name}", layout, spec.input_layouts)
     rows, lacking = list(rows), dict[str, None]()
     facts = (fp8_dtype if spec.uses_fp8 else "", mode, seed)
     result = dict.fromkeys(
         Problem(spec.name, shape, routing if spec.routed else "none", layout, dtype, *facts)
         for row in rows
         for shape in _shapes(spec, row, lacking)
-        for layout in spec.input_layouts
+        if all(shape.get(name, row.get(name)) == value for name, value in size.items())
+        for layout in layouts
         for dtype in in_dtypes
     )
+    if not result and size and not lacking:
+        raise UsageError(f"the shapes hold no problem for {spec.name} with {NamedInts(size)}: leave a size out")
     if not result:
         dims = ", ".join(dict.fromkeys(dim for row in rows for dim in row))
         reason = f"ask for {', '.join(lacking)}, and the shapes have {dims}" if lacking else "are none"

@@ -28,6 +28,10 @@ LARGEST_DIM = 2**31 - 1
 NAME_KEY = "name"
 LONGEST_NAME = 60
 """Characters of a name, which is a column of tables."""
+SETTINGS = ("routing", "dtype", "layout", "scale", "seed")
+"""Keys beside ``[[rows]]``."""
+LARGEST_FILE, LONGEST_LINE = 64_000, 2_000
+"""Characters: a key with many dots takes time that grows with the square of its length."""
 MOST_ROWS = 10_000
 """A file of more rows is a mistake: lists multiply out."""
 
@@ -40,6 +44,8 @@ class ShapeSet:
     rows: tuple[NamedInts, ...]
     names: Mapping[NamedInts, str] = field(default_factory=dict)
     """Names of the rows whose entry has one."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of all rows, such as ``routing``."""
 
 
 def sweeps_dir() -> Path:
@@ -64,9 +70,11 @@ def load(reference: str) -> ShapeSet:
     elif reference in list_sets():
         path = sweeps_dir() / f"{reference}.toml"
     else:
-        raise unknown("shape set", reference, list_sets())
+        raise UsageError(
+            f"{unknown('shape set', reference, list_sets())} A file needs its suffix: {reference:.40}.toml"
+        )
     file = f"shape file {str(path)!r}"
-    entries = _entries(path, file)
+    entries, settings = _entries(path, file)
     axes = [_axes(entry, f"{file}, entry {number}") for number, entry in enumerate(entries, start=1)]
     count = sum(math.prod(map(len, dims.values())) for dims in axes)
     if count > MOST_ROWS:
@@ -76,22 +84,29 @@ def load(reference: str) -> ShapeSet:
         for entry, dims in zip(entries, axes, strict=True)
         for sizes in itertools.product(*dims.values())
     ]
-    return ShapeSet(path.stem, tuple(row for row, _ in rows), {row: name for row, name in rows if name})
+    return ShapeSet(path.stem, tuple(row for row, _ in rows), {row: name for row, name in rows if name}, settings)
 
 
-def _entries(path: Path, file: str) -> list[dict[str, Any]]:
+def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of a file and its settings."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as stream:
+            text = stream.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE or max(map(len, text.splitlines()), default=0) > LONGEST_LINE:
+            raise UsageError(
+                f"{file} is too large: a shape set has at most {LARGEST_FILE:,} characters, a line {LONGEST_LINE:,}"
+            )
+        document = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors, and so is an endless number
         raise UsageError(f"{file} is not TOML: {' '.join(str(error).split())}") from None
-    if unknown_keys := sorted(document.keys() - {"rows"}):
-        raise UsageError(f"{file}: unknown key {unknown_keys[0]!r}: only [[rows]] entries are known")
+    if unknown_keys := sorted(document.keys() - {"rows", *SETTINGS}):
+        raise UsageError(f"{file}: unknown key {unknown_keys[0]!r:.80}: use [[rows]] or {', '.join(SETTINGS)}")
     entries = document.get("rows")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{file} has no [[rows]] entry: add one, such as M = 16640, K = 5120, N = 8192, E = 8")
-    return entries
+    return entries, {name: value for name, value in document.items() if name != "rows"}
 
 
 def _axes(entry: Any, where: str) -> dict[str, tuple[int, ...]]:

@@ -236,7 +236,7 @@ def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, 
         name = case.written[index].name
         raise ValueError(
             f"the first config ({config}) is not deterministic: launched twice, {count} of {first.numel()} elements of "
-            f"{name} differ: ask for --check tolerance or exact-inputs, or name a --reference"
+            f"{name} differ: add --tolerance 1e-3,1e-5 or exact-sums, or --reference"
         )
     if bool(untouched.any()):
         case.untouched[index] = untouched

@@ -146,7 +146,7 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
     if named.check:
         bound = named.tolerance or spec.tolerance if named.check == "tolerance" else None
         if named.check == "tolerance" and bound is None:
-            raise UsageError(f"{named.kernel} declares no tolerance: say which, such as --check tolerance=1e-3,1e-5")
+            raise UsageError(f"{named.kernel} declares no tolerance: add --tolerance 1e-3,1e-5")
         spec = replace(spec, check=named.check, tolerance=bound)
     if named.reference:
         function = _function(named.reference)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
@@ -38,7 +39,7 @@ def run(
 ) -> Ended:
     """Run a command and record the launches of all its Python processes.
 
-    ``patterns``: bare kernels to record besides autotuned ones, as ``module:name`` or ``name`` with wildcards;
+    ``patterns``: kernels to record, as ``module:name`` or ``name`` with wildcards; without one, all autotuned kernels;
     ``stdout``: the descriptor that the program prints to. A signal that ends this process ends the program first.
     Raises UsageError for a command that cannot be started.
     """
@@ -52,6 +53,9 @@ def run(
     if not parts:
         return Ended(exit_code, None)
     recording = merged([part for part in parts if part.kernels] or parts[:1])
+    full = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns]
+    chosen = [k for k in recording.kernels if not full or any(fnmatchcase(k.name, pattern) for pattern in full)]
+    recording = replace(recording, kernels=tuple(chosen))
     kernels = _with_usage([_with_source(kernel) for kernel in recording.kernels], recording.codes)
     return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=kernels, codes={}))
 

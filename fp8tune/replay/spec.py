@@ -351,7 +351,7 @@ def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_clos
             return result.double() if is_close and expected.is_floating_point() else result
         else:
             dtypes = f"{result.dtype}, the kernel's {output.dtype}"
-            raise _UnusableError(f"its {name} is {dtypes}: return that, or ask for --check tolerance")
+            raise _UnusableError(f"its {name} is {dtypes}: return that, or add --tolerance RTOL,ATOL")
     return expected
 
 

@@ -1,1 +1,1 @@
-"""Pictures of what a database holds: one HTML file, or SVG files. Reads rows, needs no GPU and no network."""
+"""``fp8tune report``: one HTML file with charts and tables of a database."""

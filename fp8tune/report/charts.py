@@ -1,8 +1,6 @@
-"""What all pictures share: size, colours, and how they read rows.
+"""Colours, sizes and axes that all charts share.
 
-Text and lines take the page's colour (``currentColor``), so that one picture suits light, dark and paper. Colours of
-marks follow the palette of Okabe and Ito (2008), which colour-blind people tell apart; each has a contrast of 3 or
-more against white and against the dark page.
+Text and lines use the page's colour (``currentColor``), so that one chart suits light mode, dark mode and paper.
 """
 
 from __future__ import annotations
@@ -10,28 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fp8tune.report.view import ROWS, Picture
+from fp8tune.report.parts import ROWS, Chart
 
 if TYPE_CHECKING:
     import altair as alt
 
+# After Okabe and Ito (2008): colour-blind readers can tell them apart, and each has a contrast of 3 or more against
+# white and against the dark page.
 BLUE, ORANGE, GREEN, PINK, GREY = "#2f7fc1", "#d55e00", "#00936c", "#b85c95", "#808080"
 
-WIDTH = 640
-"""Pixels: fits an A4 page; a narrower screen scales it."""
+FIGURE_WIDTH = 640  # pixels of an SVG file, for an A4 page; on the page charts fill their column
 
-ROLES = {"pick": ORANGE, "default": BLUE, "in the table": GREEN, "finalist": PINK, "other": GREY}
-"""What a config is among those of a problem -> its colour."""
+ROLES = {"pick": ORANGE, "default": BLUE, "today": GREEN, "confirmed": PINK, "coarse pass": GREY}
 
-VERDICTS = {
-    "certified": GREEN,
-    "near-tie": BLUE,
-    "kept-incumbent": "#7a6fc0",
-    "only": "#4d4d4d",
-    "ambiguous": ORANGE,
-    "unresolvable": PINK,
-    "quick": GREY,
-    "published": "#a0762a",
+VERDICTS = {"proven": GREEN, "open": ORANGE, "quick": GREY, "published": "#a0762a"}  # all that a database alone shows
+
+MEANINGS = {
+    "proven": "confirmed in fresh processes, no rival is over 1.5 % faster",
+    "open": "confirmed, but noise may hide a rival that is over 1.5 % faster",
+    "quick": "coarse pass in one process, not confirmed",
+    "published": "reported by others, not measured here",
 }
 
 CONFIG: Mapping[str, Any] = {
@@ -51,36 +47,51 @@ CONFIG: Mapping[str, Any] = {
     "title": {"color": "currentColor"},
     "text": {"color": "currentColor"},
     "view": {"stroke": None},
-    "scale": {"invalid": {"color": {"value": "transparent"}}},  # a cell without a value is empty, not zero
+    "scale": {"invalid": {"color": {"value": "transparent"}}},  # a cell without a value stays empty
 }
 
 
-def chart(**given: Any) -> alt.Chart:
-    """A picture of the rows of its part."""
+def chart(**options: Any) -> alt.Chart:
+    """Return a chart of the rows of its part."""
     import altair as alt
 
-    return alt.Chart(alt.NamedData(ROWS), **given)
+    return alt.Chart(alt.NamedData(ROWS), **options)
 
 
-def loss_axis() -> alt.X:
-    """The axis of a column ``loss`` in percent, which has many small values and a few that are huge."""
+def sized(picture: Chart, column: str, step: int) -> Chart:
+    """Make a chart as wide as its place on the page, and ``step`` pixels high for each value of a column of its table.
+
+    Vega-Lite's own steps do not go together with a width that fits.
+    """
+    return picture.properties(width="container", usermeta={"column": column, "step": step})
+
+
+def whole_axis(**options: Any) -> alt.Axis:
+    """Return an axis with ticks at whole numbers only."""
     import altair as alt
 
-    axis = alt.Axis(values=[0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])
-    return alt.X("loss:Q", title="loses, %", scale=alt.Scale(type="symlog", constant=1), axis=axis)
+    return alt.Axis(tickMinStep=1, format="d", **options)
 
 
-def colours(of: Mapping[str, str], present: Sequence[str]) -> alt.Scale:
-    """A scale with the colours of the names that are present."""
+def colours(palette: Mapping[str, str], present: Sequence[str]) -> alt.Scale:
+    """Return a colour scale of the names that are present."""
     import altair as alt
 
-    names = [name for name in of if name in present]
-    return alt.Scale(domain=names, range=[of[name] for name in names])
+    names = [name for name in palette if name in present]
+    return alt.Scale(domain=names, range=[palette[name] for name in names])
 
 
-def spec(picture: Picture) -> dict[str, Any]:
-    """The picture as Vega-Lite, without rows."""
-    made: dict[str, Any] = picture.to_dict(validate=False)  # the tests do it: half a second for what never changes
-    made.pop("$schema", None)  # an address: the file asks nobody
-    made["config"] = dict(CONFIG)
-    return made
+def disturbed_mark(title: str = "measured") -> alt.Shape:
+    """Return the encoding that draws rows measured under disturbance as crosses."""
+    import altair as alt
+
+    scale = alt.Scale(domain=["undisturbed", "disturbed"], range=["circle", "cross"])
+    return alt.Shape("quality:N", title=title, scale=scale)
+
+
+def spec(picture: Chart) -> dict[str, Any]:
+    """Return a chart as Vega-Lite without its rows."""
+    result: dict[str, Any] = picture.to_dict(validate=False)  # the tests validate; here it would take half a second
+    result.pop("$schema", None)  # an address, although the page makes no request
+    result["config"] = dict(CONFIG)
+    return result

@@ -1,159 +1,211 @@
-"""What a report shows of a database: read once, and cut where it would be too much for one file."""
+"""Rows that a report shows, read from a database once and limited to what fits into one file."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune.ceiling import Bound, ceiling_of
+from fp8tune.ceiling import CeilingShare, ceiling_of
 from fp8tune.records import Device, Kind, Subject
-from fp8tune.report.view import Column
+from fp8tune.report.parts import Column
 from fp8tune.stats.explanation import Explanation
-from fp8tune.stats.study import Study
+from fp8tune.stats.means import group_by
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.layers import Reader
 from fp8tune.studies import read_studies
 
 R = TypeVar("R")
 
+# Up to ALL sizes, each is shown config by config. Of more, only DETAILED are: confirmed ones first, then the newest.
 ALL, DETAILED = 1000, 500
-"""Up to ALL problems each is shown config by config; of more so many, those with finals first, then the newest."""
 
-LISTED = 5000
-"""Rows of a table over problems."""
+LISTED = 5000  # rows of a table over sizes
 
-Progress = Callable[[str, int, int], None]
-"""Takes what is done now, how much of it is done, and how much there is."""
+# Called with the name of the current step, and the share of it that is done.
+Progress = Callable[[str, float], None]
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which rows a report shows. Empty: all."""
-
-    kernels: tuple[str, ...] = ()
-    arch: str | None = None
-    device: str = ""
-    """A part of the GPU's name."""
+TIMING_BY_EVENTS = "events"
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The pick of one problem on one device."""
+    """Pick of one size on one device."""
 
     study: Study
     commit: str = ""
-    """That last timed it."""
+    """Commit of the sweep that timed it last."""
     explanation: Explanation | None = None
-    """All configs; None where there are too many problems."""
+    """All configs; None if the report has too many sizes."""
 
     @cached_property
     def id(self) -> str:
-        """The same in every report of the same problem and device: what links name."""
+        """Identifier in links, equal in every report of the same size and device."""
         problem, device = self.study.problem, self.study.device
-        source = self.study.results[0].source if self.study.kind is Kind.PUBLISHED else ""
+        source = self.study.results[0].source if self.is_published else ""
         text = repr((problem, device.arch, device.name, str(self.study.kind), source))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
+    def href(self) -> str:
+        """Permanent link within the file."""
+        return f"#size/{self.id}"
+
+    @property
     def kernel(self) -> str:
-        """Its name."""
+        """Name of the kernel."""
         return self.study.problem.kernel
 
     @property
+    def shape(self) -> str:
+        """Sizes as text."""
+        return str(self.study.problem.shape)
+
+    @property
     def device(self) -> str:
-        """The GPU's name."""
+        """Name of the GPU."""
         return device_name(self.study.device)
 
     @property
+    def is_published(self) -> bool:
+        """True if the row was reported by others."""
+        return self.study.kind is Kind.PUBLISHED
+
+    @property
     def verdict(self) -> str:
-        """The word for what is known of the pick."""
+        """Verdict on the pick."""
         return str(self.study.choice.verdict)
 
-    @property
-    def ceiling_share(self) -> float | None:
-        """Share of what memory or the tensor cores give; None where it is not known."""
-        ceiling = ceiling_of(self.study)
-        return ceiling.share if ceiling else None
+    @cached_property
+    def peak(self) -> CeilingShare | None:
+        """Share of the peak that the pick reaches, with what it is bound by; None if unknown."""
+        return ceiling_of(self.study)
 
     @property
-    def bound(self) -> Bound | None:
-        """Limit that the share is of."""
-        ceiling = ceiling_of(self.study)
-        return ceiling.bound if ceiling else None
+    def speedup(self) -> float | None:
+        """Speedup over today's config."""
+        return self.study.speedup
 
     @property
-    def href(self) -> str:
-        """Its permanent link within the file."""
-        return f"#problem/{self.id}"
+    def over_default(self) -> float | None:
+        """Speedup over the declared default."""
+        rival = self.study.rival(self.study.default) if self.study.default else None
+        return rival.ratio if rival else None
+
+    @property
+    def is_in_use(self) -> bool:
+        """True if today's config is the pick."""
+        today = self.study.today
+        return today is not None and today.config == self.study.pick.config
+
+    @cached_property
+    def disturbance(self) -> str:
+        """Reason to doubt the times; empty without one."""
+        return "; ".join(_disturbances(self))
+
+
+def _disturbances(row: Row) -> Iterator[str]:
+    study = row.study
+    # before launches were gated, compile processes beside the coarse pass could keep the GPU waiting
+    if study.device.timing == TIMING_BY_EVENTS and study.choice.verdict is Verdict.QUICK:
+        yield "busy host"
+    if study.noise is not None and row.explanation is not None and abs(study.noise) > row.explanation.plan.tie_band:
+        yield f"A/A control {100 * study.noise:.1f} % apart"
 
 
 def device_name(device: Device) -> str:
-    """A GPU's name; its arch where it has none."""
+    """Return a GPU's name, or its arch if it has none."""
     return device.name or device.arch
 
 
 def day(moment: float) -> str:
-    """The day of a time in seconds since the epoch, in UTC; empty for 0."""
+    """Return the day of a time in seconds since the epoch, in UTC; empty for 0."""
     return time.strftime("%Y-%m-%d", time.gmtime(moment)) if moment else ""
 
 
-def named(of: Callable[[R], Row]) -> list[Column[R]]:
-    """The columns that say which row of a database a row of a table is about, with its link."""
+def size_columns(row_of: Callable[[R], Row]) -> list[Column[R]]:
+    """Return the columns that identify a size, with its link."""
     return [
-        Column("kernel", "kernel", lambda item: of(item).kernel, link="href"),
-        Column("href", "link", lambda item: of(item).href, is_hidden=True),
-        Column("device", "device", lambda item: of(item).device),
-        Column("shape", "shape", lambda item: str(of(item).study.problem.shape)),
-        Column("routing", "routing", lambda item: of(item).study.problem.routing),
+        Column("kernel", "kernel", lambda item: row_of(item).kernel, link="href"),
+        Column("href", "link", lambda item: row_of(item).href, is_hidden=True),
+        Column("shape", "size", lambda item: row_of(item).shape),
     ]
 
 
-def cut(total: int) -> str:
-    """What stands below a table that shows the first :data:`LISTED` alone; empty if it shows all."""
-    return f"The first {LISTED} of {total} rows: name kernels to see the others." if total > LISTED else ""
+def place_columns(row_of: Callable[[R], Row]) -> list[Column[R]]:
+    """Return the columns for a size's device and routing."""
+    return [
+        Column("device", "device", lambda item: row_of(item).device),
+        Column("routing", "routing", lambda item: row_of(item).study.problem.routing),
+    ]
+
+
+def limit_note(total: int) -> str:
+    """Return the note below a table that shows only the first :data:`LISTED` rows; empty if it shows all."""
+    return f"First {LISTED} of {total} rows: use --kernel to see the others." if total > LISTED else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """All that views are made of."""
+    """Everything that pages are made of. Published rows without a config come last."""
 
     label: str
-    """What the database is called."""
+    """Name of the database."""
     rows: Sequence[Row] = ()
-    counts: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
-    """(arch, kind) -> trials, of the whole database."""
-    left_out: str = ""
-    """What is not shown config by config, and why."""
+    note: str = ""
+    """Description of sizes that are not shown config by config."""
+
+    @cached_property
+    def titles(self) -> Mapping[Row, str]:
+        """Title of each row, unique in the report."""
+        titles = {row: f"{row.kernel}, {row.shape}, {row.device}" for row in self.rows}
+        for details in (_routing_details, _measurement_details, lambda row: (row.id,)):
+            for rows in group_by(self.rows, titles.__getitem__).values():
+                shared = set.intersection(*(set(details(row)) for row in rows))
+                if len(rows) > 1:
+                    for row in rows:
+                        titles[row] = ", ".join([titles[row], *(text for text in details(row) if text not in shared)])
+        return titles
 
 
-def read(reader: Reader, label: str, wanted: Wanted, progress: Progress) -> Contents:
-    """Everything that is wanted of a database. Raises DatabaseError for one that cannot be read."""
+def _routing_details(row: Row) -> tuple[str, ...]:
+    problem = row.study.problem
+    details = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)
+    return tuple(filter(None, (*details, f"seed {problem.seed}")))
+
+
+def _measurement_details(row: Row) -> tuple[str, ...]:
+    study = row.study
+    return tuple(filter(None, (str(study.kind), study.results[0].source, study.results[0].note, study.device.codegen)))
+
+
+def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progress: Progress) -> Contents:
+    """Read the rows of some kernels, or of all, on devices of that arch or whose name contains the text.
+
+    Raises DatabaseError for a database that cannot be read.
+    """
     studies: list[Study] = []
-    kernels: Sequence[str | None] = wanted.kernels or [None]
-    for number, kernel in enumerate(kernels):
-        progress("reading rows", number, len(kernels))
-        studies += read_studies(reader, kernel, wanted.arch)
-    found = [one for one in studies if wanted.device.casefold() in one.device.name.casefold()]
-    detailed = _detailed(found)
-    progress("reading configs", 0, len(detailed))
-    rows = [_row(one, reader) if one in detailed else Row(one) for one in found]
-    rest = len(found) - len(detailed)
-    left_out = (
-        f"{rest} of {len(found)} problems are shown without their configs: name kernels to see them." if rest else ""
-    )
-    return Contents(
-        label,
-        rows,
-        {of: count for of, count in reader.counts().items() if wanted.arch in (None, of[0])},
-        left_out,
-    )
+    for number, kernel in enumerate(kernels or [None]):
+        progress("reading rows", number / max(len(kernels), 1))
+        for study in read_studies(reader, kernel):
+            if device == study.device.arch or device.casefold() in study.device.name.casefold():
+                studies.append(study)
+    studies.sort(key=lambda study: study.kind is Kind.PUBLISHED and not study.pick.config)
+    detailed = _detailed(studies)
+    rows = []
+    for number, study in enumerate(studies):
+        progress("reading configs", number / len(studies))
+        rows.append(_row(study, reader) if study in detailed else Row(study))
+    rest = len(studies) - len(detailed)
+    note = f"{rest} of {len(studies)} sizes are shown without their configs: use --kernel to see them." if rest else ""
+    return Contents(label, rows, note)
 
 
 def _row(study: Study, reader: Reader) -> Row:
-    if study.version is None:  # rows of an implementation that is not ours
+    if study.version is None:  # a published row of another implementation
         return Row(study, "", Explanation(study))
     subject = Subject(study.version, study.device, study.kind, study.problem)
     outcomes = reader.tried(subject) if study.failures else {}
@@ -161,8 +213,7 @@ def _row(study: Study, reader: Reader) -> Row:
     return Row(study, reader.commit(subject), Explanation(study, untimed))
 
 
-def _detailed(found: Sequence[Study]) -> Collection[Study]:
-    if len(found) <= ALL:
-        return set(found)
-    by_worth = sorted(found, key=lambda one: (not one.finals, -one.newest))
-    return set(by_worth[:DETAILED])
+def _detailed(studies: Sequence[Study]) -> Collection[Study]:
+    if len(studies) <= ALL:
+        return set(studies)
+    return set(sorted(studies, key=lambda study: (not study.finals, -study.newest))[:DETAILED])

@@ -1,4 +1,4 @@
-"""How near each kernel is to the ceiling on each device, what is open, and what it was measured with."""
+"""First page: speedup and % of peak of each kernel on each device, verdicts, and every pick."""
 
 from __future__ import annotations
 
@@ -7,194 +7,184 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8tune.records import Device, Kind
-from fp8tune.report.charts import VERDICTS, WIDTH, chart, colours
-from fp8tune.report.contents import LISTED, Contents, Row, cut, day, device_name, named
-from fp8tune.report.view import Column, Part, Picture, View, table
-from fp8tune.stats.means import group_by
-from fp8tune.stats.study import OPEN, SETTLED, Verdict
-from fp8tune.studies import KernelSummary, pick_of, summarize
+from fp8tune.report.charts import MEANINGS, VERDICTS, chart, colours, sized, whole_axis
+from fp8tune.report.contents import (
+    LISTED,
+    Contents,
+    Row,
+    day,
+    device_name,
+    limit_note,
+    place_columns,
+    size_columns,
+)
+from fp8tune.report.parts import Chart, Column, Page, Part, percent, table
+from fp8tune.stats.means import geomean, group_by, median
 
 
-def view(found: Contents) -> View:
-    """The first page."""
-    return View(
+def page(contents: Contents) -> Page:
+    """Return the first page."""
+    return Page(
         "overview",
         "Overview",
-        "The best configs of each kernel, as a share of what the device can do at most (its ceiling).",
-        (_grid(found), _verdicts(found), _picks(found), _devices(found), _counts(found)),
+        "Speedups of the best configs over today's configs, and how near they are to the peak of each device.",
+        (_grid(contents), _verdicts(contents), _picks(contents), _devices(contents)),
     )
 
 
 @dataclass(frozen=True)
 class _Cell:
+    """All sizes of a kernel on a device."""
+
+    kernel: str
     device: str
-    of: KernelSummary
+    rows: Sequence[Row]
+
+    def mean(self, name: str) -> float | None:
+        """Return the geometric mean of the known values of an attribute of rows."""
+        known = [value for row in self.rows if (value := getattr(row, name))]
+        return geomean(known) if known else None
+
+    @property
+    def peak_share(self) -> float | None:
+        """Median share of the peak."""
+        shares = [row.peak.share for row in self.rows if row.peak]
+        return median(shares) if shares else None
+
+    @property
+    def label(self) -> str:
+        """Text of the cell in the chart."""
+        speedup, over_default, share = self.mean("speedup"), self.mean("over_default"), self.peak_share
+        in_use = f"in use ({over_default:.2f}x)" if over_default else "in use"
+        today = in_use if all(row.is_in_use for row in self.rows) else f"{speedup:.2f}x" if speedup else ""
+        return ", ".join(filter(None, [today, f"{100 * share:.0f} %" if share else ""]))
 
 
-def _grid(found: Contents) -> Part:
-    by_device = group_by(found.rows, lambda row: row.device)
-    cells = [
-        _Cell(device, of)
-        for device, rows in sorted(by_device.items())
-        for of in summarize(pick_of(row.study) for row in rows)
-    ]
-    cells.sort(key=lambda cell: (cell.of.kernel, cell.device))
+def _grid(contents: Contents) -> Part:
+    by_place = group_by(contents.rows, lambda row: (row.kernel, row.device))
+    cells = [_Cell(kernel, device, rows) for (kernel, device), rows in sorted(by_place.items())]
     columns: list[Column[_Cell]] = [
-        Column("kernel", "kernel", lambda cell: cell.of.kernel),
+        Column("kernel", "kernel", lambda cell: cell.kernel),
         Column("device", "device", lambda cell: cell.device),
-        Column("share", "median share of ceiling, %", lambda cell: _percent(cell.of.ceiling_share), 1),
-        Column("problems", "problems", lambda cell: cell.of.picks),
-        Column("settled", "settled", lambda cell: cell.of.count(*SETTLED)),
-        Column("open", "open", lambda cell: cell.of.count(*OPEN)),
-        Column("quick", "screened only", lambda cell: cell.of.count(Verdict.QUICK)),
-        Column("newest", "newest row", lambda cell: day(cell.of.newest)),
+        Column("sizes", "sizes", lambda cell: len(cell.rows)),
+        Column("speedup", "speedup over today", lambda cell: cell.mean("speedup"), 2, unit="x"),
+        Column("over_default", "over default", lambda cell: cell.mean("over_default"), 2, unit="x"),
+        Column("share", "% of peak", lambda cell: percent(cell.peak_share), 0),
+        Column("label", "label", lambda cell: cell.label, is_hidden=True),
+        Column("disturbed", "disturbed", lambda cell: sum(bool(row.disturbance) for row in cell.rows)),
+        Column("newest", "newest row", lambda cell: day(max(row.study.newest for row in cell.rows))),
     ]
+    # a device with published rows only has empty cells, so it comes last
+    labelled = {cell.device for cell in cells if cell.label}
+    devices = sorted({cell.device for cell in cells}, key=lambda name: (name not in labelled, name))
     return Part(
         "grid",
-        "Share of the ceiling",
-        "The median over a kernel's problems. 100 % is the fastest that memory, or the tensor cores, can be. "
-        "Settled picks need no more measuring; open ones may lose more than the band within which a pick is kept.",
+        "Speedup and % of peak",
+        "Geometric mean of the speedups over today's configs, and median % of peak: 100 % is the fastest that the "
+        "device's memory or tensor cores can be. in use: today's configs are the picks; in brackets over the default.",
         table(columns, cells),
-        _grid_chart() if cells else None,
-        "No timed rows. What was only compiled, checked or published is counted below.",
+        _grid_chart(devices) if cells else None,
+        "No timed results: fp8tune sweep fills the database.",
     )
 
 
-def _grid_chart() -> Picture:
+def _grid_chart(devices: Sequence[str]) -> Chart:
     import altair as alt
 
     base = chart().encode(
-        x=alt.X("device:N", title=None, axis=alt.Axis(labelAngle=0, orient="top")),
+        x=alt.X("device:N", title=None, sort=list(devices), axis=alt.Axis(labelAngle=0, orient="top")),
         y=alt.Y("kernel:N", title=None),
-        tooltip=["kernel:N", "device:N", alt.Tooltip("share:Q", title="share, %"), "problems:Q", "open:Q"],
+        tooltip=["kernel:N", "device:N", "sizes:Q", "speedup:Q", "over_default:Q", "share:Q"],
     )
     scale = alt.Scale(domain=[0, 100], range=["#d4e6f4", "#4f97d3"])
     cells = base.mark_rect(stroke="currentColor", strokeOpacity=0.2, invalid="show").encode(
-        color=alt.Color("share:Q", title="% of ceiling", scale=scale)
+        color=alt.Color("share:Q", title="% of peak", scale=scale)
     )
-    text = (
-        base.mark_text(color="#000")
-        .transform_filter("isValid(datum.share)")
-        .encode(text=alt.Text("share:Q", format=".0f"))
-    )
-    return (cells + text).properties(width=alt.Step(150), height=alt.Step(24))
+    return sized(cells + base.mark_text(color="#000").encode(text="label:N"), "kernel", 24)
 
 
-@dataclass(frozen=True)
-class _Tally:
-    kernel: str
-    verdict: str
-    problems: int
-
-
-def _verdicts(found: Contents) -> Part:
-    counted = Counter((row.kernel, row.verdict) for row in found.rows)
-    tallies = [_Tally(kernel, of, count) for (kernel, of), count in sorted(counted.items())]
-    columns: list[Column[_Tally]] = [
-        Column("kernel", "kernel", lambda tally: tally.kernel),
-        Column("verdict", "verdict", lambda tally: tally.verdict),
-        Column("problems", "problems", lambda tally: tally.problems),
+def _verdicts(contents: Contents) -> Part:
+    counts = Counter((row.kernel, row.verdict) for row in contents.rows)
+    columns: list[Column[tuple[tuple[str, str], int]]] = [
+        Column("kernel", "kernel", lambda item: item[0][0]),
+        Column("verdict", "verdict", lambda item: item[0][1]),
+        Column("sizes", "sizes", lambda item: item[1]),
     ]
     return Part(
         "verdicts",
-        "What is known of the picks",
-        "certified: proven faster than all rivals. near-tie and kept-incumbent: within the band of the fastest. "
-        "only: no other config was in the finals. ambiguous: it may lose more. unresolvable: too short to tell. "
-        "quick: screened in one process.",
-        table(columns, tallies),
-        _verdict_chart([tally.verdict for tally in tallies]) if tallies else None,
+        "Verdicts",
+        " ".join(f"{word}: {meaning}." for word, meaning in MEANINGS.items()),
+        table(columns, sorted(counts.items())),
+        _verdict_chart([verdict for _, verdict in counts]) if counts else None,
     )
 
 
-def _verdict_chart(present: Sequence[str]) -> Picture:
+def _verdict_chart(present: Sequence[str]) -> Chart:
     import altair as alt
 
-    return (
+    bars = (
         chart()
         .mark_bar()
         .encode(
-            x=alt.X("problems:Q", title="problems"),
+            x=alt.X("sizes:Q", title="sizes", axis=whole_axis()),
             y=alt.Y("kernel:N", title=None),
             color=alt.Color("verdict:N", title=None, scale=colours(VERDICTS, present)),
-            tooltip=["kernel:N", "verdict:N", "problems:Q"],
+            order=alt.Order("rank:Q"),
+            tooltip=["kernel:N", "verdict:N", "sizes:Q"],
         )
-        .properties(width=WIDTH, height=alt.Step(20))
+        .transform_calculate(rank=f"indexof({list(VERDICTS)!r}, datum.verdict)")
     )
+    return sized(bars, "kernel", 24)
 
 
 PICKS: tuple[Column[Row], ...] = (
-    *named(lambda row: row),
+    *size_columns(lambda row: row),
+    Column(
+        "speedup", "speedup", lambda row: "in use" if row.is_in_use else f"{row.speedup:.2f}x" if row.speedup else "-"
+    ),
+    Column("over_default", "over default", lambda row: row.over_default, 2, unit="x"),
+    Column("time", "time us", lambda row: row.study.choice.time_us, 1),
+    Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 0),
+    Column("verdict", "verdict", lambda row: row.verdict),
+    Column("disturbance", "disturbed", lambda row: row.disturbance),
+    *place_columns(lambda row: row),
+    Column("config", "config", lambda row: str(row.study.pick.config or "")),
     Column("layout", "layout", lambda row: row.study.problem.input_layout),
     Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
-    Column("config", "pick", lambda row: str(row.study.pick.config or "")),
-    Column("time", "time, us", lambda row: row.study.choice.time_us, 1),
-    Column("share", "of ceiling, %", lambda row: _percent(row.ceiling_share), 1),
-    Column("verdict", "verdict", lambda row: row.verdict),
     Column("newest", "measured", lambda row: day(row.study.newest)),
     Column("kind", "kind", lambda row: str(row.study.kind)),
     Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
-    Column("driver", "driver", lambda row: row.study.device.driver),
-    Column("torch", "torch", lambda row: row.study.device.torch),
-    Column("triton", "Triton", lambda row: row.study.device.triton),
 )
 
 
-def _picks(found: Contents) -> Part:
+def _picks(contents: Contents) -> Part:
+    notes = filter(None, (limit_note(len(contents.rows)), contents.note))
     return Part(
         "picks",
         "All picks",
-        "A row a problem and device. The kernel's name leads to everything that was tried for it.",
-        table(PICKS, found.rows[:LISTED], " ".join(filter(None, (cut(len(found.rows)), found.left_out)))),
+        "One row per size and device. The kernel's name leads to every config that was tried. disturbed: other work on "
+        "the host may have been timed (busy host), or the default differed from itself by more than the tie band.",
+        table(PICKS, contents.rows[:LISTED], " ".join(notes)),
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    device: Device
-    kind: Kind
-    rows: Sequence[Row]
-
-
-def _devices(found: Contents) -> Part:
-    by_device = group_by(found.rows, lambda row: (row.study.device, row.study.kind))
-    places = [_Place(device, kind, rows) for (device, kind), rows in by_device.items()]
-    places.sort(key=lambda place: (place.device.fingerprint, place.kind))
-    columns: list[Column[_Place]] = [
-        Column("device", "device", lambda place: device_name(place.device)),
-        Column("arch", "arch", lambda place: place.device.arch),
-        Column("kind", "kind", lambda place: str(place.kind)),
-        Column("uuid", "one GPU of that name", lambda place: place.device.uuid_hash[:8]),
-        Column("sms", "multiprocessors", lambda place: place.device.multiprocessors or None),
-        Column("driver", "driver", lambda place: place.device.driver),
-        Column("runtime", "runtime", lambda place: place.device.runtime),
-        Column("torch", "torch", lambda place: place.device.torch),
-        Column("triton", "Triton", lambda place: place.device.triton),
-        Column("timing", "timing", lambda place: place.device.timing),
-        Column("problems", "problems", lambda place: len(place.rows)),
-        Column("oldest", "oldest row", lambda place: day(min(row.study.newest for row in place.rows))),
-        Column("newest", "newest row", lambda place: day(max(row.study.newest for row in place.rows))),
-    ]
-    says = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
-    return Part("devices", "What it was measured with", says, table(columns, places))
-
-
-def _counts(found: Contents) -> Part:
-    counts = sorted(found.counts.items())
-    columns: list[Column[tuple[tuple[str, Kind], int]]] = [
-        Column("arch", "arch", lambda of: of[0][0]),
-        Column("kind", "kind", lambda of: str(of[0][1])),
-        Column("trials", "trials", lambda of: of[1]),
-    ]
-    return Part(
-        "trials",
-        "What the database holds",
-        "A trial is one config of one problem. measured: timed. static: compiled and not run. interpreter: checked "
-        "without a GPU. published: printed by others. simulated: drawn from a simulated clock.",
-        table(columns, counts),
-        empty="The database is empty: fp8tune sweep fills it.",
+def _devices(contents: Contents) -> Part:
+    by_device = group_by(
+        contents.rows, lambda row: (row.study.kind is Kind.PUBLISHED, row.study.device, row.study.kind)
     )
+    places = sorted(by_device.items(), key=lambda item: (item[0][0], item[0][1].fingerprint, item[0][2]))
+    columns: list[Column[tuple[tuple[bool, Device, Kind], list[Row]]]] = [
+        Column("device", "device", lambda item: device_name(item[0][1])),
+        Column("kind", "kind", lambda item: str(item[0][2])),
+        *(_field(name) for name in ("arch", "uuid_hash", "driver", "runtime", "torch", "triton", "timing")),
+        Column("sizes", "sizes", lambda item: len(item[1])),
+        Column("oldest", "oldest row", lambda item: day(min(row.study.newest for row in item[1]))),
+        Column("newest", "newest row", lambda item: day(max(row.study.newest for row in item[1]))),
+    ]
+    text = "Times are compared only within one row of this table: one GPU, driver, torch, Triton and way of timing."
+    return Part("devices", "Devices", text, table(columns, places))
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def _field(name: str) -> Column[tuple[tuple[bool, Device, Kind], list[Row]]]:
+    return Column(name, name.replace("uuid_hash", "GPU"), lambda item: str(getattr(item[0][1], name))[:20])

@@ -1,4 +1,4 @@
-"""Git, through its command line: commits, their files and checkouts, the state of the working tree."""
+"""Git by its command line: commits, their files and checkouts, and the state of the working tree."""
 
 from __future__ import annotations
 
@@ -48,15 +48,6 @@ def show(repository: Path, commit: str, path: str) -> str | None:
     """Return the text of a file (path from the repository's root) in a commit; None if it has no such file."""
     answer = _git(repository, "cat-file", "blob", f"{commit}:{path}")
     return None if answer.returncode else answer.stdout
-
-
-def versions(file: Path, number: int) -> Iterator[bytes]:
-    """Yield the newest committed versions of a file, the newest first, on any branch or on none by now."""
-    log = _output(file.parent, "log", "--all", "--reflog", f"--max-count={number}", "--format=%H", "--", file.name)
-    for commit in log.split():
-        answer = _git(file.parent, "cat-file", "blob", f"{commit}:./{file.name}", encoding=None)
-        if answer.returncode == 0:  # a commit may remove the file
-            yield answer.stdout
 
 
 def head(folder: Path) -> str:
@@ -114,21 +105,21 @@ def _output(folder: Path, *arguments: str, variables: dict[str, str] | None = No
     answer = _git(folder, *arguments, variables=variables)
     if answer.returncode:
         reason = (answer.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("fatal: ")
-        raise errors.MachineError(f"git cannot read {folder}: {reason}; name a checkout with --repo")
+        raise errors.MachineError(f"git cannot read {folder}: {reason}: run fp8tune in a git checkout")
     return str(answer.stdout.strip())
 
 
-def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None, encoding: str | None = "utf-8") -> Any:
+def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None) -> Any:
     if not folder.is_dir():
-        raise errors.UsageError(f"{folder} is no folder: name a git checkout with --repo")
+        raise errors.UsageError(f"{folder} is not a folder: run fp8tune in a git checkout")
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C", **(variables or {})},
-            encoding=encoding,
-            errors="replace" if encoding else None,
+            encoding="utf-8",
+            errors="replace",
         )
     except FileNotFoundError:
         raise errors.MachineError("git is not installed: install it to compare revisions") from None

@@ -1,12 +1,10 @@
-"""Hash of the code on a kernel's timed path, computed from text alone: no import, so any git revision will do.
+"""Hash of the code on a kernel's timed path, computed from text, so that any git revision can be read.
 
-Rows are matched to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
+Results belong to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
 within the kernel's own package: no comments, docstrings, formatting, names of helpers and modules, and nothing of the
-reference, the inputs, the grid and other kernels. A kernel function without a spec is hashed with all it mentions, but
-for the configs and keys of ``triton.autotune``, and so is a spec that is not a call with a ``launch=`` keyword.
-
-Not seen are names reached through strings, ``getattr``, ``torch.ops``, monkey-patching or side effects of an import,
-and the code of other packages (torch, triton), whose versions a row keeps.
+reference, the inputs, the grid and other kernels. A kernel function without a spec is hashed with all it mentions,
+except for ``triton.autotune``; so is a spec that is not a call with a ``launch=`` keyword. Names reached through
+strings, ``getattr``, ``torch.ops`` or side effects of an import are not seen, nor is the code of other packages.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ import copy
 import functools
 import hashlib
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from fp8tune import errors
 from fp8tune.revisions import git
@@ -41,8 +40,7 @@ class NoSuchKernel(errors.UsageError):
     """The code declares no such kernel."""
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """Module and attribute of a kernel; of a ``path.py:ATTRIBUTE``, ``root`` is the folder its imports start from."""
 
     module: str
@@ -147,11 +145,10 @@ def reference_hash(kernel: str, read: Read) -> str:
     """
     own = _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
     named = KernelReference.parse(kernel)
-    options = str(replace(named, kernel="", recording=""))
-    if not options:
+    if not (options := str(replace(named, kernel="", recording=""))):
         return own
-    texts = [own, options, *([source_hash(named.reference, installed(named.reference))] if named.reference else [])]
-    return _digest("\n".join(texts).encode())
+    function = [source_hash(named.reference, installed(named.reference))] if named.reference else []
+    return _digest("\n".join([own, options, *function]).encode())
 
 
 def folder_hash(kernel: str) -> str:
@@ -175,8 +172,7 @@ def kernel_name(kernel: str, read: Read) -> str:
     Raises as :func:`source_hash` does.
     """
     declared = _declared(kernel, read)[2]
-    is_kernel = isinstance(declared, ast.FunctionDef | ast.ClassDef) or _calls(declared, "jit", "heuristics")
-    if is_kernel:
+    if isinstance(declared, ast.FunctionDef | ast.ClassDef) or _calls(declared, "jit", "heuristics"):
         return KernelReference.parse(kernel).kernel
     name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):

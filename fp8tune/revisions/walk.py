@@ -87,17 +87,16 @@ class Walk:
         self._modules[name] = None
         if self.package not in (None, name.partition(".")[0]) or self._is_ignored(name):
             return None
-        path, text = next(
-            ((path, text) for path in candidates(name) if (text := self.read(path)) is not None), ("", "")
-        )
-        if path:
-            parsed = _parsed(name, path, text)
-            # a walk adds names to its modules, not to what other walks share
-            module = self._modules[name] = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
-            for star in filter(None, map(self.module, module.stars)):
-                names = [name for name in (*star.statements, *star.imports) if not module.binds(name)]
-                module.imports.update({name: f"{star.name}.{name}" for name in names})
-        return self._modules[name]
+        for path in candidates(name):
+            if (text := self.read(path)) is not None:
+                parsed = _parsed(name, path, text)
+                # a walk adds names to its modules, not to what other walks share
+                module = self._modules[name] = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
+                for star in filter(None, map(self.module, module.stars)):
+                    names = [name for name in (*star.statements, *star.imports) if not module.binds(name)]
+                    module.imports.update({name: f"{star.name}.{name}" for name in names})
+                return module
+        return None
 
     def _is_ignored(self, name: str) -> bool:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
@@ -146,22 +145,18 @@ class Walk:
 class Template(NamedTuple):
     """Code as text, with a gap for each name that it takes from its module, or binds there.
 
-    Without layout and comments, and the same from every Python version, as ``ast.dump`` is not: new fields are empty in
-    older code, and left out here.
+    It has no layout and no comments, and is the same from every Python version, as ``ast.dump`` is not: new fields are
+    empty in older code, and left out here.
     """
 
     chains: tuple[tuple[str, ...], ...]
-    """These names with their attributes, in the order of the tree: that decides their numbers."""
-    texts: tuple[str, ...]
-    """Texts between the gaps; one more than these."""
-    gaps: tuple[int, ...]
-    """Index of the name that fills each gap."""
+    """These names with their attributes, in the order of the tree, which decides their numbers."""
+    parts: tuple[str, ...]
+    """Text, then alternately the index of the name that fills a gap and text."""
 
     def filled(self, labels: Sequence[str]) -> str:
         """Return the text with a label for each name."""
-        return self.texts[0] + "".join(
-            repr(labels[n]) + text for n, text in zip(self.gaps, self.texts[1:], strict=True)
-        )
+        return "".join(repr(labels[int(part)]) if place % 2 else part for place, part in enumerate(self.parts))
 
 
 @functools.lru_cache(4096)  # of a tree that is parsed once: kernels share most of what they reach
@@ -173,27 +168,27 @@ def template(node: ast.AST) -> Template:
 
     def gap(*chain: str) -> str:
         chains.append(chain)
-        return f"\0{len(chains) - 1}\0"  # no text of Python's has this byte
+        return f"\0{len(chains) - 1}\0"  # Python's source has no such byte
 
     def text(value: object) -> str:
         if isinstance(value, list):
             return f"[{', '.join(map(text, value))}]"
         if not isinstance(value, ast.AST):
             return repr(value)
-        if isinstance(value, ast.Name | ast.Attribute):
-            root, attributes = value, list[str]()
-            while isinstance(root, ast.Attribute):
-                attributes.insert(0, root.attr)
-                root = root.value  # type: ignore[assignment]  # any expression
-            if isinstance(root, ast.Name) and root.id in names:
-                return f"Name(ctx=Load(), id={gap(root.id, *attributes)})"
+        root: ast.AST = value
+        attributes: list[str] = []
+        while isinstance(root, ast.Attribute):
+            attributes.insert(0, root.attr)
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in names:
+            return f"Name(ctx=Load(), id={gap(root.id, *attributes)})"
         is_own = isinstance(value, ast.FunctionDef | ast.ClassDef) and value.name in own
-        given = [(name, inner) for name, inner in ast.iter_fields(value) if inner is not None and inner != []]
-        fields = [(name, gap(inner) if is_own and name == "name" else text(inner)) for name, inner in given]
+        pairs = [(name, inner) for name, inner in ast.iter_fields(value) if inner is not None and inner != []]
+        fields = [(name, gap(inner) if is_own and name == "name" else text(inner)) for name, inner in pairs]
         return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in sorted(fields))})"
 
-    parts = text(node).split("\0")
-    return Template(tuple(chains), tuple(parts[::2]), tuple(map(int, parts[1::2])))
+    parts = tuple(text(node).split("\0"))
+    return Template(tuple(chains), parts)
 
 
 def candidates(module: str) -> tuple[str, str]:

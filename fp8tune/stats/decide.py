@@ -21,19 +21,31 @@ class MeasuringPlan:
     """Sample counts, bands and error rates for measuring and deciding a study. A calibration may change them."""
 
     screen_rounds: int = 3
-    screen_band: float = 0.04  # largest slowdown of a finalist in the coarse pass, or screen_sigmas if more
-    screen_sigmas: float = 4.0  # the same bound in standard errors
+    """Rounds of the coarse pass."""
+    screen_band: float = 0.04
+    """Largest slowdown of a finalist in the coarse pass, or ``screen_sigmas`` if more."""
+    screen_sigmas: float = 4.0
+    """The same bound in standard errors."""
     finalists: int = 8
+    """Configs in the confirmation at most."""
     processes: int = 6
+    """Fresh processes before the first decision."""
     rounds: int = 6
+    """Rounds in each process."""
     more_processes: tuple[int, ...] = (12, 24, 48)
-    """Process counts of later decisions: two sweeps agree on 89 % of rows with 24 processes, on 91.5 % with 48."""
-    tie_band: float = 0.01  # configs this close to the fastest are ties: repeated sweeps reorder them at random
-    keep_band: float = 0.015  # the current config stays until another is proven faster by more than this
+    """Processes of later decisions: two sweeps agree on 89 % of rows with 24 processes, on 91.5 % with 48."""
+    tie_band: float = 0.01
+    """Configs this close to the fastest are ties: repeated sweeps reorder them at random."""
+    keep_band: float = 0.015
+    """The current config stays until another is proven faster by more than this."""
     alpha: float = 0.025
-    fastest: int = 2  # number of finalists chosen by coarse time alone; the others are the likeliest picks
-    screen_error: float = 0.006  # standard deviation of a coarse log time
-    edge_sigmas: float = 1.5  # a config this close to the edge of the tie band may cross it in the next sweep
+    """Chance of a false proof for one size."""
+    fastest: int = 2
+    """Finalists chosen by coarse time alone; the others are the likeliest picks."""
+    screen_error: float = 0.006
+    """Standard deviation of a coarse log time."""
+    edge_sigmas: float = 1.5
+    """A config this close to the edge of the tie band, in standard errors, may cross it in the next sweep."""
 
     @property
     def decisions(self) -> int:
@@ -66,10 +78,12 @@ def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, 
     preferred = pairs.first_tied(tie, pairs.position(default))
     index = pairs.position(current)
     if index is not None and pairs.lower[index].max() <= keep:
-        return _with_precedence(_describe(pairs, index, keep, is_fresh=index == preferred), Precedence.CURRENT)
+        return _with_precedence(_describe(pairs, index, keep), Precedence.CURRENT)
     is_tied = bool((pairs.mean + pairs.error)[preferred, pairs.fastest] <= tie)
-    decision = _describe(pairs, preferred, keep, is_fresh=True)
-    decision = replace(decision, is_contested=pairs.is_contested(preferred, tie, plan.edge_sigmas))
+    decision = _describe(pairs, preferred, keep)
+    # Noise may move a config across the edge of the tie band, and so change the pick.
+    if pairs.is_contested(preferred, tie, plan.edge_sigmas):
+        decision = replace(decision, verdict=Verdict.OPEN)
     return _with_precedence(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
 
 
@@ -90,15 +104,11 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
     pick = pairs.configs.index(decision.pick)
     in_use = next((index for index in map(pairs.position, (current, default)) if index is not None), pick)
     if in_use != pick and pairs.lower[in_use, pick] <= tick:
-        decision = _unproven(pairs.configs[in_use], Verdict.UNRESOLVABLE, times_us, decision.processes)
-        return _with_precedence(decision, Precedence.TOO_SHORT)
+        decision = _unproven(pairs.configs[in_use], Verdict.OPEN, times_us, decision.processes)
+        return _with_precedence(replace(decision, is_unresolvable=True), Precedence.TOO_SHORT)
     slowdown = np.delete(pairs.upper[pick], pick).max(initial=-math.inf)
-    if slowdown < -tick:
-        return decision
-    if slowdown + tick > math.log1p(plan.keep_band):  # more processes cannot help, so the pick is not contested
-        return replace(decision, verdict=Verdict.UNRESOLVABLE, is_contested=False)
-    if decision.verdict is Verdict.CERTIFIED:  # faster by less than a tick
-        return replace(decision, verdict=Verdict.NEAR_TIE)
+    if slowdown + tick > math.log1p(plan.keep_band):  # more processes cannot help
+        return replace(decision, verdict=Verdict.OPEN, is_unresolvable=True)
     return decision
 
 
@@ -137,14 +147,14 @@ def _decide_coarse(study: Study) -> Decision:
 
 
 def _reject_cached(study: Study, decision: Decision) -> Decision:
-    """Mark a pick as unresolvable if its data rate exceeds memory bandwidth. Recorded launches may skip some data."""
+    """Open a decision whose data rate exceeds memory bandwidth. Recorded launches may skip some data."""
     if study.kind is Kind.PUBLISHED or is_recorded(study.problem) or not study.bytes_moved:
         return decision
     pick = next((result for result in study.results if result.config == decision.pick), None)
     copy_gb_per_s = pick.copy_gb_per_s if pick else None
     if not copy_gb_per_s or study.bytes_moved / decision.time_us / 1e3 <= CACHED_RATE * copy_gb_per_s:
         return decision
-    return replace(decision, verdict=Verdict.UNRESOLVABLE)
+    return replace(decision, verdict=Verdict.OPEN, is_unresolvable=True)
 
 
 def plan_of(finals: Finals) -> MeasuringPlan:
@@ -174,21 +184,17 @@ def control_difference(default: Sequence[ProcessTimes], control: Sequence[Proces
     return abs(math.expm1(fmean(differences))) if differences else None
 
 
-def _describe(pairs: Pairs, pick: int, keep: float, *, is_fresh: bool) -> Decision:
-    """Return the decision for a pick. ``is_fresh`` is True if a table built without history would also contain it."""
+def _describe(pairs: Pairs, pick: int, keep: float) -> Decision:
+    """Return the decision for a pick."""
     config, time_us = pairs.configs[pick], math.exp(pairs.logs[pick].mean())
     times_us = dict(zip(pairs.configs, np.exp(pairs.logs.mean(axis=1)).tolist(), strict=True))
     rivals = [index for index in range(len(pairs.configs)) if index != pick]
     processes = pairs.logs.shape[1]
     if not rivals:
-        return Decision(config, Verdict.ONLY, time_us, processes=processes, times_us=times_us, ratios={config: 1.0})
+        return Decision(config, Verdict.PROVEN, time_us, processes=processes, times_us=times_us, ratios={config: 1.0})
     runner_up = min(rivals, key=lambda rival: pairs.mean[rival, pick])
     upper = float(pairs.upper[pick, rivals].max())
-    verdict = Verdict.NEAR_TIE if is_fresh else Verdict.KEPT_INCUMBENT
-    if upper <= 0:
-        verdict = Verdict.CERTIFIED
-    elif upper > keep:
-        verdict = Verdict.AMBIGUOUS
+    verdict = Verdict.PROVEN if upper <= keep else Verdict.OPEN
     lower, upper = math.expm1(pairs.lower[pick, runner_up]), math.expm1(upper)
     ratios = {rival: math.exp(pairs.mean[index, pick]) for index, rival in enumerate(pairs.configs)}
     return Decision(

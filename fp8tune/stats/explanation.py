@@ -10,9 +10,7 @@ from functools import cached_property
 from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.stats.decide import MeasuringPlan, pairs_of, plan_of
 from fp8tune.stats.pairs import Pairs
-from fp8tune.stats.study import Stage, Study, Verdict
-
-CACHED = "Its times are too short to tell configs apart, or faster than memory allows: what was there stays."
+from fp8tune.stats.study import Stage, Study
 
 
 @dataclass(frozen=True)
@@ -70,31 +68,3 @@ class Explanation:
             low, high = math.exp(pairs.lower[at]), math.exp(pairs.upper[at])
             interval = (low, high) if math.isfinite(high) else None
         return Attempt(config, Status.OK, Stage.FINAL, times_us[config], slowdown, interval)
-
-
-def reasons(explanation: Explanation) -> list[str]:
-    """Return the steps from the times to the verdict, one sentence each."""
-    decision, pairs = explanation.study.choice, explanation.pairs
-    if decision.verdict is Verdict.PUBLISHED:
-        return ["Others published these rows: their sources say too little for a verdict."]
-    is_unresolvable = decision.verdict is Verdict.UNRESOLVABLE
-    if pairs is None:
-        coarse = "There were no finals: the screen, in one process, chose the pick."
-        return [coarse, CACHED] if is_unresolvable else [coarse]
-    count, loss, keep = len(pairs.configs), decision.upper, explanation.plan.keep_band
-    configs = "1 config" if count == 1 else f"{count} configs in turns"
-    steps = [f"The finals timed {configs}, in {decision.processes} fresh processes."]
-    if is_unresolvable:
-        return [*steps, CACHED]
-    if count == 1:
-        return [*steps, "No other config was in the finals, so there is nothing to compare it with: only."]
-    if loss <= 0:
-        return [*steps, "Paired over processes, the pick is proven faster than every other finalist: certified."]
-    steps.append(f"Paired over processes, the pick loses at most {100 * loss:.1f} % against any other finalist.")
-    if loss > keep:
-        end = f"That is above the band of {100 * keep:.1f} % within which a pick is kept: ambiguous."
-    elif decision.verdict is Verdict.KEPT_INCUMBENT:
-        end = f"That is within {100 * keep:.1f} %, and a new table would hold another config: kept-incumbent."
-    else:
-        end = f"That is within {100 * keep:.1f} %, and a new table would hold the same config: near-tie."
-    return [*steps, end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from operator import attrgetter
 
-from fp8tune.records import Device, Kind, Problem
+from fp8tune.records import Device, Kind, Pick, Problem
 from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study
 
@@ -35,6 +35,14 @@ def answering(pools: Iterable[Study]) -> list[Study]:
     return sorted(rest, key=lambda pool: display_order(pool.problem, pool.device))
 
 
+def joined(own: Iterable[Pick], shipped: Iterable[Pick]) -> list[Pick]:
+    """Return the picks of two databases as :func:`answering` chooses among studies; own ones win among equals."""
+    picks = sorted([*own, *shipped], key=lambda pick: (TIMED_KINDS.index(pick.kind), not pick.is_complete))
+    best = {(pick.problem, pick.device.arch, pick.device.name): pick for pick in reversed(picks)}.values()
+    measured = {_subject(pick) for pick in best if pick.kind is not Kind.PUBLISHED}
+    return [pick for pick in best if pick.kind is not Kind.PUBLISHED or _subject(pick) not in measured]
+
+
 def _best_groups(pools: Iterable[Study]) -> list[Study]:
     groups = group_by(pools, lambda pool: (pool.problem, pool.device.arch, pool.device.name))
     return list(map(_best, groups.values()))
@@ -56,7 +64,7 @@ def _source_hash(pool: Study) -> str:
     return pool.version.source_hash if pool.version else ""
 
 
-def _subject(pool: Study) -> Hashable:
+def _subject(pool: Study | Pick) -> Hashable:
     """Return the fields on which a published result and a measurement are compared; routing and scales are left out."""
     problem = pool.problem
     return pool.device.arch, problem.kernel, problem.shape, problem.input_layout

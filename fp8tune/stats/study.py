@@ -24,39 +24,37 @@ class Stage(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Strength of the evidence for a pick."""
+    """How far a pick can be trusted, the most trusted first. People see these words."""
 
-    CERTIFIED = "certified"
-    """Proven faster than every other finalist."""
-    NEAR_TIE = "near-tie"
-    """Proven at most the keep band slower than the fastest; of tied configs the default, else the first in order."""
-    ONLY = "only"
-    """The only finalist: no other config was timed, or all others were too slow in the coarse pass."""
-    AMBIGUOUS = "ambiguous"
-    """Possibly slower than another by more than the keep band: too few measurements, or too much noise."""
-    KEPT_INCUMBENT = "kept-incumbent"
-    """The current config: another config is preferred, but not proven faster by more than the keep band."""
-    UNRESOLVABLE = "unresolvable"
-    """Too short for the timer to distinguish configs, or timed with data in a cache."""
+    PROVEN = "proven"
+    """Confirmed in fresh processes: no rival is over 1.5 % faster."""
+    OPEN = "open"
+    """Confirmed, but noise may hide a rival that is over 1.5 % faster."""
     QUICK = "quick"
-    """Chosen by the coarse pass alone."""
+    """Coarse pass in one process, not confirmed."""
+    STALE = "stale"
+    """Measured with other code, Triton or driver than this GPU runs now. Only shown: a database cannot know it."""
     PUBLISHED = "published"
-    """Reported in a publication, not measured here."""
-
-
-SETTLED = (Verdict.CERTIFIED, Verdict.NEAR_TIE, Verdict.KEPT_INCUMBENT, Verdict.ONLY)
-OPEN = (Verdict.AMBIGUOUS, Verdict.UNRESOLVABLE)
+    """Reported by others, not measured here."""
+    WRONG = "wrong"
+    """No config gives the right output, so there is no pick."""
 
 
 class Precedence(StrEnum):
     """Reason why the next best config is not the pick, if it is faster or was timed only in the coarse pass."""
 
     NONE = ""
-    TIED = "tied"  # both are within the tie band, where the default comes first, then canonical order
-    DEFAULT = "default stays"  # nothing is proven faster than the default
-    CURRENT = "committed stays"  # nothing is proven faster than the current config by more than the keep band
-    TOO_SHORT = "too short"  # times are too short for the timer to distinguish configs
-    UNCONFIRMED = "coarse pass"  # only the coarse pass timed the other config: one process proves nothing
+    """It is slower."""
+    TIED = "tied"
+    """Both are within the tie band, where the default comes first, then canonical order."""
+    DEFAULT = "default stays"
+    """Nothing is proven faster than the default."""
+    CURRENT = "today's config stays"
+    """Nothing is proven faster than today's config by more than the keep band."""
+    TOO_SHORT = "too short"
+    """Times are too short for the timer to distinguish configs."""
+    UNCONFIRMED = "coarse pass"
+    """Only the coarse pass timed it: one process proves nothing."""
 
 
 class Origin(StrEnum):
@@ -132,8 +130,8 @@ class Decision:
     lower: float = -math.inf  # lower bound of the pick's slowdown against the runner-up
     upper: float = math.inf  # upper bound of the pick's slowdown against every other finalist
     processes: int = 0  # number of processes, or of published figures, behind the decision
-    is_contested: bool = False
-    """True if the pick, or a config preferred to it, is so near the tie band's edge that noise may move it across."""
+    is_unresolvable: bool = False
+    """True if an open decision cannot be settled: times are too short for the timer, or data came from a cache."""
     precedence: Precedence = Precedence.NONE
     times_us: Mapping[NamedInts, float] = field(default_factory=dict, compare=False, repr=False)
     """Time of each config in the deciding stage."""
@@ -148,7 +146,7 @@ class Decision:
     @property
     def needs_more(self) -> bool:
         """True if more processes could change or settle the pick."""
-        return self.verdict is Verdict.AMBIGUOUS or self.is_contested
+        return self.verdict is Verdict.OPEN and not self.is_unresolvable
 
 
 @dataclass(frozen=True)

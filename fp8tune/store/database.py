@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import tenacity
@@ -58,36 +58,32 @@ _INVALID = "cannot hold this row, which is invalid and was not stored: see its v
 _LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
 _STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
+_FULL = "could not grow, the disk is full: free some space; every row stored before is kept"
+_READ_ONLY = "cannot be written: get the right to write it (a file's folder, too), or give another one with --db"
 _PASSING = (_LOST, _STARTING, _UNREACHABLE)
 
+# Part of an error's text, or beginning of PostgreSQL's code -> line. The first that fits counts.
 _FILE_LINES = {
     "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
-    "malformed": _DAMAGED,
-    "could not decode": _DAMAGED,
-    "constraint": _INVALID,
-    "cannot store": _INVALID,
+    **dict.fromkeys(("malformed", "could not decode"), _DAMAGED),
+    **dict.fromkeys(("constraint", "cannot store"), _INVALID),
     "locked": "is locked by another process: stop it or wait for it, or give another file with --db",
-    "readonly": "cannot be written: make the file and its folder writable, or give another file with --db",
-    "unable to open": "cannot be opened: check that its folder exists and may be written",
-    "full": "could not grow, the disk is full: free some space; every row stored before is kept",
+    "readonly": _READ_ONLY,
+    "unable to open": "cannot be opened: make its folder, and see that both may be read and written",
+    "full": _FULL,
     "disk i/o": "could not be read or written (disk error): check the disk and ulimit -f, then run fp8tune doctor",
     "no such": _FOREIGN,
 }
 _STATE_LINES = {
     "23": _INVALID,
-    "55p03": _LOST,  # another writer holds the lock longer than usual: try again
     "42p01": _FOREIGN,
     "42703": _FOREIGN,
-    "42501": "may not be used by this user: ask the server's administrator for the right to",
-    "25006": "cannot be written: ask the server's administrator for the right to, or give another one with --db",
-    "53100": "could not grow, the server's disk is full: every row stored before is kept",
+    **dict.fromkeys(("42501", "25006"), _READ_ONLY),
+    "53100": _FULL,
     "57p04": "was removed while it was in use: make the database with createdb",
-    "57p03": _STARTING,
-    "53300": _STARTING,
-    "57p": _LOST,
-    "25p03": _LOST,  # idle in a transaction for IDLE_S
-    "08": _LOST,
-    "40": _LOST,  # a deadlock, and what else a server undoes by itself
+    **dict.fromkeys(("57p03", "53300"), _STARTING),
+    # A lock held longer than usual, a shutdown, IDLE_S, a lost connection, and what a server undoes by itself.
+    **dict.fromkeys(("55p03", "57p", "25p03", "08", "40"), _LOST),
 }
 _CLIENT_LINES = {
     **dict.fromkeys(("starting up", "shutting down", "recovery mode", "not yet accepting"), _STARTING),
@@ -105,8 +101,7 @@ _open_files: Counter[tuple[int, int] | None] = Counter()
 _opening = threading.Lock()
 
 Value = TypeVar("Value")
-Arguments = ParamSpec("Arguments")
-AnyDatabase = TypeVar("AnyDatabase", bound="Database")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class EmptyDatabaseError(DatabaseError):
@@ -142,7 +137,7 @@ class Database:
         """Called at the beginning of each write; raises to store nothing."""
         with contextlib.nullcontext() if self.path is None else _opening:
             if self.path is not None:
-                _check_path(self.path, create=create and writable, writable=writable)
+                _check_path(self.path, create=create and writable)
             self._mode = "ro" if not writable else "rwc" if create else "rw"
             self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
             try:
@@ -157,23 +152,14 @@ class Database:
                 _open_files[self._file] += 1
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        create: bool = False,
-        writable: bool = True,
-        wait: bool = False,
-        versions: tuple[int, ...] = (VERSION,),
-    ) -> Self:
+    def open(cls, url: str, *, wait: bool = False, **options: Any) -> Self:
         """Open a plain path or a database URL.
 
         Args:
             url: The database.
-            create: Make a missing file, and the tables of an empty database.
-            writable: Without it, nothing needs a right to write.
             wait: Wait for a server that this process has never reached.
-            versions: Versions of the schema that the caller can read.
+            **options: ``create``: make a missing file, and the tables of an empty database. ``writable=False``: nothing
+                needs a right to write. ``versions``: versions of the schema that the caller can read.
 
         Raises:
             DatabaseError: The database cannot be used.
@@ -184,9 +170,7 @@ class Database:
                 return False
             return wait or error.is_starting or error.label in _reached
 
-        database = _repeated(
-            lambda: cls(url, create=create, writable=writable, versions=versions), is_passing, label(url)
-        )
+        database = _repeated(lambda: cls(url, **options), is_passing, label(url))
         _reached.add(database.label)
         return database
 
@@ -277,15 +261,11 @@ class Database:
             raise DatabaseError(f"{self.label} needs a driver: pip install 'fp8tune[postgresql]'") from None
 
     def _connect(self) -> sqlite3.Connection:
-        if self.path is None:
-            return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        address = f"{_uri(self.path)}?mode={self._mode}"
-        if not self.writable and _is_stranded(self.path):
-            address += "&immutable=1"
+        address = ":memory:" if self.path is None else f"{_uri(self.path)}?mode={self._mode}"
         raw = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         raw.execute("PRAGMA trusted_schema=OFF")
         raw.execute("PRAGMA foreign_keys=ON")
-        if self._is_ours and self.writable:
+        if self._is_ours and self.writable and self.path is not None:
             # In WAL mode, NORMAL survives kill -9; only a power failure can lose the last commits.
             _switch_to_wal(raw)
             raw.execute("PRAGMA synchronous=NORMAL")
@@ -302,21 +282,21 @@ class Database:
                 connection.execute(Meta.insert().values(name="schema_version", value=str(VERSION)))
                 return
             if not tables:
-                line = "is empty: run fp8tune sweep or fp8tune import to fill it"
-                raise EmptyDatabaseError(f"{self.label} {line}")
+                raise EmptyDatabaseError(f"{self.label} is empty: run fp8tune sweep or fp8tune db import to fill it")
             if not {"meta", "trials"} <= tables:
                 raise DatabaseError(f"{self.label} {_FOREIGN}")
             text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
-            self.version = version = int(text) if text.isdecimal() else 0
-        if version in self._versions and "studies" in tables:
+        self.version = int(text) if text.isdecimal() else 0
+        is_readable = "studies" in tables
+        if self.version in self._versions and is_readable:
             return
-        if 0 < version < VERSION and "studies" in tables:  # all trials, as a release has them
-            raise DatabaseError(f"{self.label} is an archive: read it with fp8tune import, into another database")
-        if version < VERSION:
+        if self.version > VERSION:
+            line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
+        elif 0 < self.version < VERSION and is_readable:  # all trials, as a release has them
+            line = "is an archive: read it with fp8tune db import, into another database"
+        else:
             line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
-            raise DatabaseError(f"{self.label} {line}")
-        newer = f"was written by a newer fp8tune (schema {version}, this one: {VERSION}): pip install -U fp8tune"
-        raise DatabaseError(f"{self.label} {newer if version > VERSION else _FOREIGN}")
+        raise DatabaseError(f"{self.label} {line}")
 
     def _check_still_there(self, path: Path) -> None:
         """Raise DatabaseError if the path has become another file: rows would go nowhere."""
@@ -330,7 +310,7 @@ class Database:
             cursor.execute("VACUUM INTO ?", (str(saved),))
         raise DatabaseError(
             f"{path} was replaced or removed while it was in use (git checkout, pull or switch?): "
-            f"every row stored before is in {saved}; run fp8tune import {saved}, then this again"
+            f"every row stored before is in {saved}; run fp8tune db import {saved}, then this again"
         )
 
     @contextlib.contextmanager
@@ -355,30 +335,24 @@ class Database:
         return DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}")
 
 
-def reads(
-    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
-) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+def reads(method: Method) -> Method:
     """Make a method read in one transaction, which sees one state of the database."""
-    reading: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=False)
-    return reading
+    return _within(method, write=False)
 
 
-def writes(
-    method: Callable[Concatenate[AnyDatabase, Arguments], Value],
-) -> Callable[Concatenate[AnyDatabase, Arguments], Value]:
+def writes(method: Method) -> Method:
     """Make a method write in one transaction, all or nothing."""
-    writing: Callable[Concatenate[AnyDatabase, Arguments], Value] = _within(method, write=True)
-    return writing
+    return _within(method, write=True)
 
 
-def _within(method: Any, *, write: bool) -> Any:
+def _within(method: Method, *, write: bool) -> Method:
     @functools.wraps(method)
     def call(self: Database, *args: Any, **options: Any) -> Any:
         # A generator could be read once only, and the transaction may be repeated.
         args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)
         return self.run(lambda: method(self, *args, **options), write=write)
 
-    return call
+    return cast("Method", call)
 
 
 def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], bool], label: str) -> Value:
@@ -426,6 +400,11 @@ def path_of(url: str) -> Path | None:
     return Path(str(parsed.database)) if is_file else None
 
 
+def is_in_memory(url: str) -> bool:
+    """Return True for a database that is gone when the process ends."""
+    return parse(url).get_backend_name() == "sqlite" and path_of(url) is None
+
+
 def exists(url: str) -> bool:
     """Return True if there is a database to open: a file that is there, or any server."""
     path = path_of(url)
@@ -450,36 +429,29 @@ def parse(url: str) -> URL:
     return parsed.set(drivername=_DRIVERS[parsed.drivername])
 
 
-def _check_path(path: Path, *, create: bool, writable: bool) -> None:
+def _check_path(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise DatabaseError(f"{path} is a folder: give a file with --db")
     if not path.exists() and not create:
-        raise DatabaseError(f"{path} does not exist: run fp8tune sweep or fp8tune import, or give another --db")
-    if not path.exists() and not path.parent.is_dir():
-        raise DatabaseError(f"{path} cannot be made, its folder does not exist: make the folder first")
-    place = path if path.exists() else path.parent
-    if writable and not os.access(place, os.W_OK):
-        raise DatabaseError(f"{path} cannot be written: make {place} writable, or give another file with --db")
-    if path.exists() and not os.access(path, os.R_OK):
-        raise DatabaseError(f"{path} cannot be read: ask its owner for the right to, or give another file with --db")
+        raise DatabaseError(f"{path} does not exist: create it with fp8tune sweep --db {path}, or leave out --db")
     log = Path(f"{path}-wal")
     # Only a file whose header says WAL has a log with pages. Looked at again: another process may just open it.
-    if all(_write_version(path) == 1 and log.is_file() and log.stat().st_size > 32 for _ in range(3)):
+    if all(_is_plain(path) and log.is_file() and log.stat().st_size > 32 for _ in range(3)):
         raise ForeignLogError(
             f"{path} was replaced (git checkout, pull or switch?) while {log.name}, the log of a process that was "
             f"killed, lay beside it: move {log.name} away, then run this again"
         )
 
 
-def _write_version(path: Path) -> int:
-    """Return the header's write version: 1 for a rollback journal, 2 for WAL, 0 if it is not known."""
+def _is_plain(path: Path) -> bool:
+    """Return True if the header is known to say that the file has no write-ahead log."""
     # Closing any descriptor of a file drops all locks of this process on it, those of SQLite's connections too: other
     # processes would then write, or remove the log, while these are in use.
     if _open_files[_inode(path)]:
-        return 0
+        return False
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(19)[18:].ljust(1, b"\0")[0]
-    return 0
+        return file.read(19)[18:] == b"\1"
+    return False
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
@@ -487,12 +459,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
         status = path.stat()
         return status.st_dev, status.st_ino
     return None
-
-
-def _is_stranded(path: Path) -> bool:
-    """Return True if the file says WAL where SQLite may not make the files that WAL needs."""
-    is_writable = os.access(path.parent, os.W_OK)
-    return not is_writable and not Path(f"{path}-wal").exists() and _write_version(path) == 2
 
 
 def _uri(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Select, select
 
 from fp8tune.records import Kind
 from fp8tune.stats.study import Study
@@ -17,8 +17,20 @@ from fp8tune.store.trials import STAGES
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_KEY = ["result_id", "stage", "process_id", "round"]
 _MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+_TEXTS = ("kernel", "arch", "device", "shape", *_MODES, "config", "kind", "stage", "process", "status", "reason")
+_TYPES = {
+    **dict.fromkeys((*_TEXTS, "source", "note", "git_commit", "source_hash"), "string"),
+    **dict.fromkeys(("seed", "round", "position", "samples", "bytes_moved", *db.FACTS[:3]), "Int64"),
+    **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz", "temperature_c"), "Int64"),
+    **dict.fromkeys(("time_us", "tick_us", "gb_per_s", "compile_s", "power_w"), "float64"),
+}
+_COLUMNS = (
+    *("kernel", "arch", "device", "shape", *_MODES, "seed", "config", "kind", "stage", "round", "process", "position"),
+    *("status", "reason", "time_us", "median_us", "min_us", "max_us", "samples", "tick_us", "gb_per_s", "bytes_moved"),
+    *(*db.FACTS, "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "source", "note"),
+    *("git_commit", "source_hash"),
+)
 
 
 class Framing(Reading):
@@ -27,72 +39,55 @@ class Framing(Reading):
     @reads
     def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
         """Return the trials of the studies that ``keep`` keeps; missing values are ``<NA>`` or NaN."""
-        connection, names = self._connection, Names(self._connection)
+        import pandas
+
+        names = Names(self._connection)
         studies = {id: study for id, study in names.studies.items() if keep(study)}
-        results = select(*(db.Results.c[name] for name in ("id", "study_id", "config_id", "source", "note", *db.FACTS)))
-        trials, details = select(db.Trials), select(db.TrialDetails)
-        if len(studies) <= FEW:
-            of_studies = db.Results.c.study_id.in_(studies)
-            ids = select(db.Results.c.id).where(of_studies)
-            results, trials = results.where(of_studies), trials.where(db.Trials.c.result_id.in_(ids))
-            details = details.where(db.TrialDetails.c.result_id.in_(ids))
-        of_results = _frame(connection, results).set_index("id")
-        frame = _frame(connection, trials).merge(_frame(connection, details), "left", on=_KEY)
-        if len(studies) > FEW:
-            kept = of_results.index[of_results["study_id"].isin(list(studies))]
-            frame = frame[frame["result_id"].isin(kept)]
-        of_results = of_results.loc[frame["result_id"]].reset_index(drop=True)
-        return _tidy(frame.reset_index(drop=True), of_results, studies, names)
+        ids = select(db.Results.c.id).where(db.Results.c.study_id.in_(studies))
+        is_few = len(studies) <= FEW
+
+        def frame(query: Select[Any], id: Any) -> DataFrame:
+            result = self._connection.execute(query.where(id.in_(ids)) if is_few else query)
+            columns, values = list(result.keys()), list(zip(*result.all(), strict=True))
+            # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
+            return pandas.DataFrame(dict(zip(columns, values or [()] * len(columns), strict=True)))
+
+        of = db.Results.c
+        results = select(*(of[name] for name in ("id", "study_id", "config_id", "source", "note", *db.FACTS)))
+        trials = frame(select(db.Trials), db.Trials.c.result_id)
+        details = frame(select(db.TrialDetails), db.TrialDetails.c.result_id)
+        rows = trials.merge(details, "left").merge(frame(results, of.id), left_on="result_id", right_on="id")
+        rows = rows[rows["study_id"].isin(list(studies))].reset_index(drop=True)
+        return _with_names(rows, studies, names)[list(_COLUMNS)].astype(_TYPES)
 
 
-def _tidy(frame: DataFrame, results: DataFrame, studies: Mapping[int, Study], names: Names) -> DataFrame:
-    """Put names in the place of ids. Joined here, because SQL would repeat fifteen texts in every row."""
+def _with_names(rows: DataFrame, studies: Mapping[int, Study], names: Names) -> DataFrame:
+    """Add what ids stand for. Joined here, because SQL would repeat fifteen texts in every row."""
     import pandas
 
     processes = {row.id: row for row in checked_rows(names.connection, db.Processes)}
-    about = pandas.DataFrame([_about(study) for study in studies.values()], index=list(studies), columns=_ABOUT)
-    about = about.astype({**dict.fromkeys(_ABOUT, "string"), "seed": "Int64", "bytes_moved": "Int64"})
-    about = about.loc[results["study_id"]].reset_index(drop=True)
-
-    def named(ids: Any, texts: Mapping[int, str]) -> Any:
-        return pandas.Series(texts, dtype="string").reindex(ids).reset_index(drop=True)
-
-    config = named(results["config_id"], {id: str(config) for id, config in names.configs.items()})
-    stages = {number: stage for stage, number in STAGES.items()}
-    columns = {
-        **{name: about[name] for name in _ABOUT[:10]},
-        "config": config.where((config != "") | (about["kind"] != Kind.PUBLISHED)),
-        "kind": about["kind"],
-        "stage": named(frame["stage"], stages),
-        "round": frame["round"],
-        "process": named(frame["process_id"], {id: row.name for id, row in processes.items()}),
-        **{name: frame[name] for name in ("position", "status", "reason", "time_us")},
-        **_of_samples(frame["samples"]),
-        "tick_us": frame["tick_us"],
-        "gb_per_s": about["bytes_moved"].astype("float64") / frame["time_us"].astype("float64") / 1e3,
-        "bytes_moved": about["bytes_moved"],
-        **{name: results[name] for name in db.FACTS},
-        **{name: frame[name] for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w")},
-        **{name: results[name] for name in ("source", "note")},
-        "git_commit": named(frame["process_id"], {id: row.git_commit for id, row in processes.items()}),
-        "source_hash": about["source_hash"],
-    }
-    types = dict.fromkeys(("status", "reason", "source", "note"), "string")
-    types |= dict.fromkeys(("round", "position", "samples", *db.FACTS[:3]), "Int64")
-    types |= dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz", "temperature_c"), "Int64")
-    types |= dict.fromkeys(("time_us", "tick_us", "gb_per_s", "compile_s", "power_w"), "float64")
-    return pandas.DataFrame(columns).astype(types)
+    about = pandas.DataFrame({id: _about(study) for id, study in studies.items()}, index=_ABOUT, dtype=object).T
+    rows = rows.join(about, "study_id")
+    configs = rows["config_id"].map({id: str(config) for id, config in names.configs.items()})
+    return rows.assign(
+        config=configs.where((configs != "") | (rows["kind"] != Kind.PUBLISHED)),
+        stage=rows["stage"].map({number: stage for stage, number in STAGES.items()}),
+        process=rows["process_id"].map({id: row.name for id, row in processes.items()}),
+        git_commit=rows["process_id"].map({id: row.git_commit for id, row in processes.items()}),
+        gb_per_s=rows["bytes_moved"].astype("float64") / rows["time_us"].astype("float64") / 1e3,
+        **_of_samples(rows["samples"]),
+    )
 
 
 _ABOUT = ["kernel", "arch", "device", "shape", *_MODES, "seed", "kind", "bytes_moved", "source_hash"]
 
 
-def _about(study: Study) -> tuple[object, ...]:
+def _about(study: Study) -> list[object]:
     problem, device = study.problem, study.device
     modes = (getattr(problem, name) for name in _MODES)
     source_hash = None if study.version is None else study.version.source_hash
     identity = (problem.kernel, device.arch, device.name, str(problem.shape), *modes, problem.seed)
-    return (*identity, str(study.kind), study.bytes_moved, source_hash)
+    return [*identity, str(study.kind), study.bytes_moved, source_hash]
 
 
 def _of_samples(blobs: Iterable[object]) -> dict[str, Any]:
@@ -111,12 +106,3 @@ def _of_samples(blobs: Iterable[object]) -> dict[str, Any]:
         columns["min_us"][places] = samples.min(axis=1)
         columns["max_us"][places] = samples.max(axis=1)
     return {**columns, "samples": counts}
-
-
-def _frame(connection: Connection, query: Select[Any]) -> DataFrame:
-    import pandas
-
-    result = connection.execute(query)
-    names, columns = list(result.keys()), list(zip(*result.all(), strict=True))
-    # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
-    return pandas.DataFrame(dict(zip(names, columns or [()] * len(names), strict=True)))

@@ -1,21 +1,20 @@
 """A user's own results read together with those that come with fp8tune, as two lists of records.
 
-Own results win per kernel, size and device: a problem whose own sweep was completed hides its shipped results.
+Own results win per problem size, device name and kind: a size whose own sweep was completed hides its shipped results.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Subject
 from fp8tune.stats.study import Study
-from fp8tune.store.location import Databases, to_read
-from fp8tune.store.read import Tally, identity
+from fp8tune.store.location import Databases
+from fp8tune.store.read import Conditions, Keep, Tally
 from fp8tune.store.results import Store
 
 if TYPE_CHECKING:
@@ -27,57 +26,57 @@ class Layers:
 
     def __init__(self, own: Store, shipped: Store) -> None:
         self.own, self.shipped = own, shipped
+        self._places: dict[object, dict[tuple[object, ...], bool]] = {}
+        """State of the own database -> the places of both, and True for those that are read from it."""
 
-    def pools(self, *args: Any, **options: Any) -> list[Study]:
+    def pools(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> list[Study]:
         """Return the studies of both without their results."""
-        return list(_merged(*self._visible(*args, **options)).values())
+        return self._joined(lambda store: store.pools(kernel, arch, kinds, **conditions))
 
-    def studies(self, *args: Any, **options: Any) -> list[Study]:
+    def studies(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        keep: Keep | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> list[Study]:
         """Return the studies of both with their results."""
-        own, shipped = ({identity(study) for study in studies} for studies in self._visible(*args, **options))
-        own_studies = [study for study in self.own.studies(*args, **options) if identity(study) in own]
-        studies = (study for study in self.shipped.studies(*args, **options) if identity(study) in shipped)
-        return list(_merged(own_studies, studies).values())
+        return self._joined(lambda store: store.studies(kernel, arch, kinds, keep=keep, **conditions))
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
-        own, shipped = ({identity(study) for study in studies} for studies in self._visible(kernel, arch))
-        configs = set()
-        for row in self.own.rows(kernel, arch):
-            if identity(row) in own:
-                configs.add((identity(row), row.config, row.source, row.note))
-                yield row
-        for row in self.shipped.rows(kernel, arch):
-            if identity(row) in shipped and (identity(row), row.config, row.source, row.note) not in configs:
-                yield row
+        is_own = self._is_own()
+        yield from (row for row in self.own.rows(kernel, arch) if is_own(row))
+        yield from (row for row in self.shipped.rows(kernel, arch) if not is_own(row))
 
     def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
-        """Return the trials of both; those that were imported from the other are there once."""
+        """Return the trials of both."""
         import pandas
 
-        own, shipped = ({identity(study) for study in studies} for studies in self._visible())
-        frames = [
-            self.own.trials_frame(lambda study: keep(study) and identity(study) in own),
-            self.shipped.trials_frame(lambda study: keep(study) and identity(study) in shipped),
-        ]
-        return pandas.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
+        is_own = self._is_own()
+        own = self.own.trials_frame(lambda study: is_own(study) and keep(study))
+        shipped = self.shipped.trials_frame(lambda study: not is_own(study) and keep(study))
+        return pandas.concat([own, shipped], ignore_index=True)
 
     def tally(self, subject: Subject) -> Tally:
         """Return the outcomes of the configs of a problem."""
-        return Tally(subject, self.tried(subject, stage=None))
+        return self._store(subject).tally(subject)
 
     def tried(self, subject: Subject, **options: Any) -> dict[NamedInts, Outcome]:
         """Return the last outcome of each config."""
-        outcomes: dict[NamedInts, Outcome] = {}
-        own, shipped = self._visible(problems=[subject.problem])
-        for store, studies in ((self.shipped, shipped), (self.own, own)):
-            if identity(subject) in map(identity, studies):
-                outcomes |= store.tried(subject, **options)
-        return outcomes
+        return self._store(subject).tried(subject, **options)
 
     def commit(self, subject: Subject) -> str:
         """Return the git commit that last timed a problem."""
-        return self.own.commit(subject) or self.shipped.commit(subject)
+        return self._store(subject).commit(subject)
 
     def calibration(self, device: Device) -> dict[str, float]:
         """Return the values measured of a device."""
@@ -101,25 +100,26 @@ class Layers:
 
     def counts(self) -> dict[tuple[str, Kind], int]:
         """Return the number of trials by arch and kind."""
-        counts = Counter[tuple[str, Kind]]()
-        own, shipped = ({identity(study) for study in studies} for studies in self._visible())
-        counts.update(self.own.counts(lambda study: identity(study) in own))
-        counts.update(self.shipped.counts(lambda study: identity(study) in shipped))
-        return dict(sorted(counts.items()))
+        is_own = self._is_own()
+        own, shipped = self.own.counts(is_own), self.shipped.counts(lambda study: not is_own(study))
+        return dict(sorted((Counter(own) + Counter(shipped)).items()))
 
-    def close(self) -> None:
-        """Close both."""
-        self.own.close()
-        self.shipped.close()
+    def _joined(self, read: Callable[[Store], list[Study]]) -> list[Study]:
+        is_own = self._is_own()
+        own = [study for study in read(self.own) if is_own(study)]
+        return own + [study for study in read(self.shipped) if not is_own(study)]
 
-    def _visible(self, *args: Any, keep: object = None, **options: Any) -> tuple[list[Study], list[Study]]:
-        """Return the studies that are read of each: of a problem on a kind of device, those of one database."""
-        own, shipped = self.own.pools(*args, **options), self.shipped.pools(*args, **options)
-        mine, theirs = ({_place(study) for study in studies if _is_settled(study)} for studies in (own, shipped))
-        return (
-            [study for study in own if _place(study) in mine or _place(study) not in theirs],
-            [study for study in shipped if _place(study) not in mine],
-        )
+    def _is_own(self) -> Callable[[Study | Row | Subject], bool]:
+        """Return a function that tells which records are read from the own database; all others are shipped."""
+        if (state := self.own.changes) not in self._places:
+            timed, places = (Kind.MEASURED, Kind.SIMULATED), dict.fromkeys(map(place, self.shipped.pools()), False)
+            places |= {place(study): True for study in self.own.pools() if study.complete or study.kind not in timed}
+            self._places = {state: places}
+        places = self._places[state]
+        return lambda record: places.get(place(record), True)
+
+    def _store(self, subject: Subject) -> Store:
+        return self.own if self._is_own()(subject) else self.shipped
 
 
 Reader = Store | Layers
@@ -127,23 +127,12 @@ Reader = Store | Layers
 
 
 @contextlib.contextmanager
-def opened(db: str | None, notice: Callable[[str], None] = lambda line: None) -> Iterator[Reader]:
-    """Open what a command reads: ``db`` alone, else own and shipped results together.
-
-    Args:
-        db: A path or URL.
-        notice: Takes one line that says which results are read.
+def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Iterator[Reader]:
+    """Open databases that were looked up. Shipped results that cannot be used are left out if there are own ones.
 
     Raises:
         DatabaseError: A database cannot be used.
     """
-    with opened_databases(to_read(db, notice), notice) as reader:
-        yield reader
-
-
-@contextlib.contextmanager
-def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Iterator[Reader]:
-    """Open databases that were looked up. Shipped results that cannot be used are left out if there are own ones."""
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
         if databases.own is None or databases.base is None:
@@ -158,24 +147,6 @@ def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Ite
             yield Layers(own, shipped)
 
 
-def _merged(own: Any, shipped: Any) -> dict[tuple[object, ...], Study]:
-    """Return the studies of both by identity; of a study in both, the own results come before the shipped ones."""
-    studies = {identity(study): study for study in own}
-    for study in shipped:
-        first = studies.get(identity(study))
-        if first is not None:
-            own_configs = {(r.config, r.source, r.note) for r in first.results} | {(c, "", "") for c in first.failures}
-            results = [r for r in study.results if (r.config, r.source, r.note) not in own_configs]
-            timed = {result.config for result in first.results}
-            failures = {c: s for c, s in study.failures.items() if c not in timed} | dict(first.failures)
-            study = replace(first, results=(*first.results, *results), failures=failures)
-        studies[identity(study)] = study
-    return studies
-
-
-def _is_settled(study: Study) -> bool:
-    return study.kind in (Kind.MEASURED, Kind.SIMULATED) and study.complete and study.newest > 0
-
-
-def _place(study: Study) -> tuple[object, ...]:
-    return study.problem, study.device.arch, study.device.name, study.kind
+def place(record: Study | Row | Subject) -> tuple[object, ...]:
+    """Return what an own result must share with a shipped one to win over it."""
+    return record.problem, record.device.arch, record.device.name, record.kind

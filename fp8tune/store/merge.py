@@ -19,12 +19,19 @@ from fp8tune.store.write import Writing, stored_command
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
 
-READABLE = (db.VERSION, 20, FULL)
-"""Versions of the schema that can be merged; 20 had other checksums."""
+READABLE = (db.VERSION, 21, FULL)
+"""Versions of the schema that can be merged; 21 had other columns of decisions."""
 
-_SHARED = (db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies)
+_SHARED = [db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies]
+_SHARED += [db.StudyRuns, db.Calibrations, db.Results]
 _ROWS = (db.RemovedTrials, db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.SharedLaunches)
-_NEWER = {"versions": ("default_id", "axes", "key"), "problems": ("flops",)}
+_NEWER = {
+    db.Versions: ("default_id", "axes", "key"),
+    db.Problems: ("flops",),
+    db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
+    db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
+    db.Results: db.FACTS,
+}
 _CHUNK = 2000
 
 Ids = Mapping[str, Mapping[int, int]]
@@ -39,8 +46,8 @@ class Merging(Reading, Writing):
         Raises:
             DatabaseError: A row of the other database is damaged.
         """
-        if other.version == db.VERSION:
-            other.check_rows()
+        if other.version != FULL:
+            other.studies()  # checks all rows
         self._is_merging = True
         try:
             with other.transaction() as source:
@@ -53,11 +60,11 @@ class Merging(Reading, Writing):
 
     def _merge(self, source: Connection) -> tuple[int, int]:
         ids: dict[str, dict[int, int]] = {}
-        for table in (*_SHARED, db.StudyRuns, db.Calibrations):
-            ids[table.name] = {row.get("id", 0): self._merged(table, row, ids) for row in _rows(source, table)}
-        rows = list(_rows(source, db.Results))
-        results = self._results([{**db.defaults(db.Results), **_translated(db.Results, row, ids)} for row in rows])
-        ids["results"] = {row["id"]: id for row, id in zip(rows, results, strict=True)}
+        for table in _SHARED:
+            rows = list(_rows(source, table))
+            newer = _NEWER.get(table, ())
+            merged = self._ids(table, [{**db.defaults(table), **_translated(table, row, ids)} for row in rows], newer)
+            ids[table.name] = {row.get("id", 0): id for row, id in zip(rows, merged, strict=True)}
         launches = {ids["problems"][row["problem_id"]]: row["document"] for row in _rows(source, db.RecordedLaunches)}
         self._insert(db.RecordedLaunches, [{"problem_id": id, "document": text} for id, text in launches.items()])
         added = total = 0
@@ -67,16 +74,9 @@ class Merging(Reading, Writing):
                 stored = self._insert(table, chunk)
                 if table in (db.Trials, db.PublishedOperations):
                     added, total = added + stored, total + len(chunk)
-        self.summarize(set(results))
+        self.summarize(ids["results"].values())
         self._update_studies(set(ids["studies"].values()))
         return added, total
-
-    def _merged(self, table: Table, row: Mapping[str, Any], ids: Ids) -> int:
-        values = {**db.defaults(table), **_translated(table, row, ids)}
-        key = {name: values.pop(name) for name in db.unique_names(table)}
-        names = values if table in (db.StudyRuns, db.Studies) else _NEWER.get(table.name, ())
-        newer = {name: values.pop(name) for name in list(names) if values[name] is not None}
-        return self._id(table, key, values, newer)
 
 
 def _rows(source: Connection, table: Table) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from fp8tune.records import Pick, Subject
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads, writes
 from fp8tune.store.read import Names, Reading, checked_rows
-from fp8tune.store.write import Writing
+from fp8tune.store.write import Writing, config_row
 
 _DECIDED_BY = "decided_by"
 _CONFIGS = {"config": "config_id", "runner_up": "runner_up_id", "today": "today_id"}
@@ -34,7 +34,7 @@ class Deciding(Reading, Writing):
             row |= {"study_id": self._study(subject), "decided_at": time.time()}
             for name, column in _CONFIGS.items():
                 config = getattr(pick, name)
-                row[column] = None if config is None else self._config(config)
+                row[column] = None if config is None else self._id(db.Configs, config_row(config))
             rows.append(row | {"crc": db.row_checksum(db.Decisions, row)})
         self._connection.execute(delete(db.Decisions))
         self._insert(db.Decisions, rows)

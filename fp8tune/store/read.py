@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import Connection, Select, Table, Text, func, select
 
@@ -16,6 +16,7 @@ from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     RECORDED,
+    ClockLimits,
     Code,
     Device,
     Facts,
@@ -40,6 +41,15 @@ from fp8tune.store.texts import checked, parse_axes, parse_document, parse_named
 from fp8tune.store.trials import STAGES, Trial, last_status, read_trials
 from fp8tune.store.write import COPY_CEILING
 from fp8tune_kernels.spec import CHECKS
+
+
+class Conditions(TypedDict, total=False):
+    """Conditions on studies; what is left out, or None, matches all."""
+
+    problems: Collection[Problem] | None
+    device: Device | None
+    """One device, with the software that drove it."""
+
 
 Keep = Callable[[Sequence[Study]], Collection[Study]]
 """Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
@@ -157,24 +167,15 @@ class Reading(Database):
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
         *,
-        problems: Collection[Problem] | None = None,
-        device: Device | None = None,
         keep: Keep | None = None,
+        **conditions: Unpack[Conditions],
     ) -> list[Study]:
-        """Return studies with their results, undecided; None means any.
-
-        Args:
-            kernel: Name of a kernel.
-            arch: Arch of the device.
-            kinds: Kinds of rows.
-            problems: Problems to read.
-            device: One device, with the software that drove it.
-            keep: Chooses among all studies those whose results are read.
-        """
+        """Return studies with their results, undecided. ``keep`` chooses those whose results are read."""
+        problems = conditions.get("problems")
         if problems is not None and not self._has_any(problems):
             return []
         names = Names(self._connection)
-        studies = _matching(names, kernel, arch, kinds, problems, device)
+        studies = _matching(names, kernel, arch, kinds, **conditions)
         if keep is not None:
             kept = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in kept}
@@ -186,12 +187,15 @@ class Reading(Database):
         kernel: str | None = None,
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
-        *,
-        problems: Collection[Problem] | None = None,
-        device: Device | None = None,
+        **conditions: Unpack[Conditions],
     ) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
-        return list(_matching(Names(self._connection), kernel, arch, kinds, problems, device).values())
+        return list(_matching(Names(self._connection), kernel, arch, kinds, **conditions).values())
+
+    @reads
+    def study_ids(self, kernel: str) -> dict[int, Study]:
+        """Return the studies of a kernel without their results, by the id of their row."""
+        return _matching(Names(self._connection), kernel)
 
     def _has_any(self, problems: Collection[Problem]) -> bool:
         """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
@@ -205,6 +209,13 @@ class Reading(Database):
     def sweep_uid(self, sweep_id: int) -> str:
         """Return the name of a sweep in every copy of the database."""
         return str(self._connection.scalar(select(db.Sweeps.c.uid).where(db.Sweeps.c.id == sweep_id)))
+
+    @reads
+    def limits_of(self, sweep_uid: str) -> ClockLimits:
+        """Return the clock and power limits at which a sweep timed."""
+        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+        row = self._connection.execute(select(*columns).where(db.Sweeps.c.uid == sweep_uid)).first()
+        return ClockLimits(*(row or ()))
 
     @property
     def changes(self) -> object:
@@ -240,7 +251,6 @@ class Reading(Database):
         """Return the outcomes of the configs of a problem."""
         return Tally(subject, self.tried(subject, stage=None))
 
-    @reads
     def tried(
         self, subject: Subject, *, sweep: int | None = None, stage: str | None = "screen", reference: str = ""
     ) -> dict[NamedInts, Outcome]:
@@ -248,38 +258,60 @@ class Reading(Database):
 
         ``reference`` is the hash of today's: trials that another one checked are left out.
         """
-        results = self._results_of(subject)
-        trials = self._trials(results, reference, sweep=sweep, stage=None if stage is None else STAGES[stage])
-        outcomes = {results[id][0]: _outcome(rows, results[id][1]) for id, rows in _by_result(trials).items()}
-        if sweep is None and not reference:
-            outcomes |= _pruned(results, trials)
-        return outcomes
+        return self._outcomes(subject, lambda trial: 0, sweep, stage, reference).get(0, {})
+
+    def tried_in_rounds(
+        self,
+        subject: Subject,
+        *,
+        sweep: int | None = None,
+        reference: str = "",
+        limits: ClockLimits = ClockLimits(),
+    ) -> dict[int, dict[NamedInts, Outcome]]:
+        """Return the outcomes of each round of the coarse pass, without times at other clock or power limits."""
+        return self._outcomes(subject, lambda trial: trial.round, sweep, "screen", reference, limits)
 
     @reads
-    def tried_in_rounds(
-        self, subject: Subject, *, sweep: int | None = None, reference: str = ""
+    def _outcomes(
+        self,
+        subject: Subject,
+        part: Callable[[Trial], int],
+        sweep: int | None,
+        stage: str | None,
+        reference: str,
+        limits: ClockLimits = ClockLimits(),
     ) -> dict[int, dict[NamedInts, Outcome]]:
-        """Return the outcomes of each round of the coarse pass, all with one question."""
-        results, rounds = self._results_of(subject), dict[int, dict[NamedInts, Outcome]]()
-        trials = self._trials(results, reference, sweep=sweep, stage=db.COARSE)
-        for number in sorted({trial.round for trial in trials}):
-            of_round = _by_result(trial for trial in trials if trial.round == number)
-            rounds[number] = {results[id][0]: _outcome(rows, results[id][1]) for id, rows in of_round.items()}
-        if sweep is None and not reference and (pruned := _pruned(results, trials)):
-            rounds[0] = {**pruned, **rounds.get(0, {})}
-        return rounds
+        """Return the last outcome of each config in each part of the trials."""
+        results, parts = self._results_of(subject), dict[int, dict[int, list[Trial]]]()
+        left = set(results)
+        for trial in read_trials(
+            self._connection, results, sweep=sweep, stage=None if stage is None else STAGES[stage]
+        ):
+            left.discard(trial.result_id)
+            if not trial.is_outdated(reference) and trial.is_comparable(limits):
+                parts.setdefault(part(trial), {}).setdefault(trial.result_id, []).append(trial)
+        outcomes = {
+            number: {results[id][0]: _outcome(trials, results[id][1]) for id, trials in parts[number].items()}
+            for number in sorted(parts)
+        }
+        # results whose coarse trials were removed have their summaries
+        pruned = {results[id][0]: _outcome([], results[id][1]) for id in left if results[id][1].coarse_us}
+        if pruned and sweep is None and not reference:
+            outcomes[0] = pruned | outcomes.get(0, {})
+        return outcomes
 
     @reads
     def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[Timed]]:
         """Return the blocks of a sweep's finals of a problem so far, ended or not."""
-        results, timed = self._results_of(subject), dict[NamedInts, list[Timed]]()
-        for id, rows in _by_result(self._trials(results, "", sweep=sweep)).items():
-            blocks: dict[tuple[str, str], list[tuple[int, float]]] = {}
-            for row in rows:
-                if row.is_block and row.time_us is not None:
-                    blocks.setdefault((_STAGES[row.stage], row.process), []).append((row.round, row.time_us))
-            if blocks:
-                timed[results[id][0]] = [Timed(*place, tuple(sorted(blocks[place]))) for place in sorted(blocks)]
+        results, blocks = self._results_of(subject), dict[tuple[int, str, str], list[tuple[int, float]]]()
+        for trial in read_trials(self._connection, results, sweep=sweep):
+            if trial.is_block and trial.time_us is not None:
+                place = trial.result_id, _STAGES[trial.stage], trial.process
+                blocks.setdefault(place, []).append((trial.round, trial.time_us))
+        timed: dict[NamedInts, list[Timed]] = {}
+        for result, stage, process in sorted(blocks):
+            times = Timed(stage, process, tuple(sorted(blocks[result, stage, process])))
+            timed.setdefault(results[result][0], []).append(times)
         return timed
 
     @reads
@@ -307,10 +339,6 @@ class Reading(Database):
         query = select(db.Results, db.Configs.c.text.label("config")).join(db.Configs).where(of_study)
         rows = self._connection.execute(query.order_by(db.Results.c.id))
         return {row.id: (_parsed("configs", row.config_id, row.config), row) for row in rows}
-
-    def _trials(self, results: Collection[int], reference: str, **values: Any) -> list[Trial]:
-        trials = read_trials(self._connection, results, **values)
-        return [trial for trial in trials if not reference or not trial.is_outdated(reference)]
 
     # All trials
 
@@ -403,10 +431,6 @@ class Reading(Database):
                     counts[studies[id].device.arch, studies[id].kind] += number
         return dict(sorted(counts.items()))
 
-    def check_rows(self) -> None:
-        """Raise DatabaseError for a row whose checksum differs."""
-        self.studies()
-
     @reads
     def integrity(self) -> list[str]:
         """Return the faults of the database; empty if all is well."""
@@ -415,7 +439,7 @@ class Reading(Database):
             if faults := [line for line in lines if line != "ok"]:
                 return faults
         try:
-            self.check_rows()
+            self.studies()
         except DatabaseError as error:
             return [str(error)]
         return []
@@ -575,7 +599,7 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
     where = f"{table}:{id}" if id != "" else f"a row of {table}"
     remedy = "restore the database from git or a copy"
     if table in ("results", "studies"):
-        remedy += f", or run fp8tune forget {where}"
+        remedy += f", or run fp8tune db forget {where}"
     return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
 
 
@@ -584,10 +608,11 @@ def _matching(
     kernel: str | None = None,
     arch: str | None = None,
     kinds: Collection[Kind] | None = None,
+    *,
     problems: Collection[Problem] | None = None,
     device: Device | None = None,
 ) -> dict[int, Study]:
-    """Return the studies of a kernel, an arch, kinds, problems and a device; None means any."""
+    """Return the studies of a kernel, an arch and kinds that meet conditions, by id; None means any."""
     problems = None if problems is None else set(problems)
     return {
         id: study
@@ -626,29 +651,16 @@ def _by_age(calibrations: Iterable[Any]) -> list[Any]:
     return sorted(calibrations, key=lambda row: (row.created_at, row.value))
 
 
-def _by_result(trials: Iterable[Trial]) -> dict[int, list[Trial]]:
-    by_result: dict[int, list[Trial]] = {}
-    for trial in trials:
-        by_result.setdefault(trial.result_id, []).append(trial)
-    return by_result
-
-
 def _outcome(trials: Sequence[Trial], row: Any) -> Outcome:
+    """Return the outcome of a config from its trials, else from the summary of its result."""
+    facts = _facts(row._mapping)
+    if not trials:
+        return Outcome(Status(row.status), row.coarse_us, facts=facts)
     status = last_status(trials)
     deciding = [trial for trial in trials if trial.status == status]
     times_us = [trial.time_us for trial in deciding if trial.time_us is not None]
     time_us = median(times_us) if times_us and status is Status.OK else None
-    return Outcome(status, time_us, deciding[-1].reason, facts=_facts(row._mapping))
-
-
-def _pruned(results: Mapping[int, tuple[NamedInts, Any]], trials: Iterable[Trial]) -> dict[NamedInts, Outcome]:
-    """Return the outcomes of results whose coarse trials were removed, from their summaries."""
-    with_trials = {trial.result_id for trial in trials}
-    return {
-        config: Outcome(Status(row.status), row.coarse_us, facts=_facts(row._mapping))
-        for id, (config, row) in results.items()
-        if id not in with_trials and row.coarse_us is not None
-    }
+    return Outcome(status, time_us, deciding[-1].reason, facts=facts)
 
 
 def _codes(connection: Connection) -> dict[int, Code]:

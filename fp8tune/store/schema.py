@@ -38,7 +38,7 @@ from sqlalchemy.types import TypeEngine
 
 from fp8tune.records import Kind, Status
 
-VERSION = 21
+VERSION = 22
 METADATA = MetaData()
 COARSE, FINAL, CONTROL = range(3)
 """Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
@@ -320,7 +320,7 @@ Decisions = _table(
     *(Column(name, Text) for name in ("verdict", "runner_up_stage", "bound", "today_origin")),
     *(_duration(name) for name in ("time_us", "runner_up_us", "today_us")),
     *(_real(name) for name in ("ceiling_share", "runner_up_ratio", "slowdown_lower_share", "slowdown_upper_share")),
-    *(_real(name) for name in ("noise_floor_share", "speedup_ratio")),
+    *(_real(name) for name in ("noise_floor_share", "speedup_ratio", "default_ratio")),
     *(_integer(name) for name in ("processes", "is_default", "is_incumbent")),
     _real("decided_at", null=False),
     _crc(),
@@ -368,7 +368,7 @@ Units = _table(
     _text("kernel"),
     _text("source_hash", _NAME),
     _document("problems"),
-    *(_real(name, null=False) for name in ("worth", "expected_s")),
+    *(_real(name, null=False) for name in ("worth", "expected_s")),  # worth is unused, and goes with schema 23
     _choice("state", UnitState, server_default=UnitState.WAITING),
     _integer("attempts", server_default="0"),
     _text("worker"),

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from fp8tune.records import Status
+from fp8tune.records import ClockLimits, Status
 from fp8tune.stats.means import trimmed_mean
 from fp8tune.store import schema as db
 
 STAGES = {"screen": db.COARSE, "final": db.FINAL, "duplicate": db.CONTROL}
 """Stage of a row -> its number in the database."""
 
-_CHUNK = 500  # ids in one statement
+_CHUNK = 10_000  # ids in one statement: SQLite takes 32,766 values, PostgreSQL 65,535
 
 
 class Trial(NamedTuple):
@@ -34,6 +34,13 @@ class Trial(NamedTuple):
     started_at: float
     reference: str
     """Hash of the reference that checked it; empty if unknown."""
+    sm_clock_limit_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+
+    def is_comparable(self, limits: ClockLimits) -> bool:
+        """Return False for a time at other clock or power limits."""
+        return self.time_us is None or not limits.difference(ClockLimits(*self[-3:]))
 
     @property
     def is_block(self) -> bool:
@@ -45,7 +52,7 @@ class Trial(NamedTuple):
 
         An unknown reference is believed where it found no fault. A compile error is whatever raised before a launch.
         """
-        if self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
+        if not today or self.status not in (Status.OK, Status.UNTIMED, Status.WRONG, Status.COMPILE_ERROR):
             return False
         return self.reference != today and (bool(self.reference) or self.status == Status.WRONG)
 
@@ -54,9 +61,11 @@ def read_trials(connection: Connection, results: Iterable[int], **values: Any) -
     """Yield the trials of results, oldest first: of each sweep and process in the order they were stored."""
     trials, processes = db.Trials.c, db.Processes.c
     columns = [trials[name] for name in Trial._fields[:7]]
+    limits = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+    limits = [db.Sweeps.c[name] for name in vars(ClockLimits())]
     same_study = db.StudyRuns.c.study_id == db.Results.c.study_id
     query = (
-        select(*columns, processes.name, processes.sweep_id, db.Sweeps.c.started_at, db.StudyRuns.c.reference)
+        select(*columns, processes.name, processes.sweep_id, db.Sweeps.c.started_at, db.StudyRuns.c.reference, *limits)
         .join_from(db.Trials, db.Processes, processes.id == trials.process_id)
         .join(db.Sweeps, db.Sweeps.c.id == processes.sweep_id)
         .join(db.Results, db.Results.c.id == trials.result_id)
@@ -91,9 +100,15 @@ def last_status(trials: Sequence[Trial]) -> Status:
     return Status(next((t.status for t in reversed(trials) if t.status != Status.WRONG), Status.WRONG))
 
 
-def summary(trials: Sequence[Trial], *, is_published: bool) -> dict[str, Any]:
-    """Return what a result keeps of its trials. A pruned result without trials keeps what it has."""
+def summary(trials: Sequence[Trial], *, is_published: bool, limits: ClockLimits = ClockLimits()) -> dict[str, Any]:
+    """Return what a result keeps of its trials, with times at ``limits``.
+
+    A pruned result without trials keeps what it has.
+    """
     values: dict[str, Any] = {"status": str(last_status(trials))} if trials else {}
+    if not all(trial.is_comparable(limits) for trial in trials):
+        values |= {"coarse_us": None, "coarse_processes": 0, "final_us": None}
+        trials = [trial for trial in trials if trial.is_comparable(limits)]
     if coarse := _coarse_times(trials, is_published=is_published):
         values |= {"coarse_us": median(coarse), "coarse_processes": len(coarse)}
     finals = [trial for trial in trials if trial.stage == db.FINAL and trial.time_us is not None]

@@ -65,9 +65,8 @@ class Unit:
     problems: tuple[str, ...]
     """Keys of the problems."""
     shapes: tuple[str, ...] = ()
-    worth: float = 1.0
-    """Units of more worth are taken first."""
     expected_s: float = 0.0
+    """Longer units are taken first, so that workers end together."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +126,21 @@ class Queueing(Database):
 
     @writes
     def add_units(self, sweep: QueuedSweep, units: Sequence[Unit]) -> int:
-        """Add a sweep and its units; what is there already stays. Returns how many units are new."""
-        values = {**vars(sweep), "command": stored_command(sweep.command), "created_at": self._now()}
+        """Add a sweep and its units. What is there stays, but failed units wait again. Returns how many are new."""
         parse_document(sweep.document)
-        self._connection.execute(insert_ignoring(self._connection, QueuedSweeps), values)
+        row = {**vars(sweep), "command": stored_command(sweep.command), "created_at": self._now()}
+        self._connection.execute(insert_ignoring(self._connection, QueuedSweeps), row)
+        failed = update(Units).where(Units.c.sweep_key == sweep.key, Units.c.state == "failed")
+        self._connection.execute(failed.values(**_NOT_TAKEN, attempts=0))
         if not units:
             return 0
-        rows = [{**vars(unit), "problems": _document(unit)} for unit in units]
-        for row in rows:
-            del row["shapes"]
+        of = [column.name for column in Units.c if column.name in Unit.__dataclass_fields__]
+        rows = [
+            {name: getattr(unit, name) for name in of} | {"problems": _document(unit), "worth": 0} for unit in units
+        ]
         counted = {"preserve_rowcount": True}
-        return self._connection.execute(
-            insert_ignoring(self._connection, Units), rows, execution_options=counted
-        ).rowcount
+        adding = insert_ignoring(self._connection, Units)
+        return self._connection.execute(adding, rows, execution_options=counted).rowcount
 
     @writes
     def take_unit(
@@ -153,8 +154,8 @@ class Queueing(Database):
     ) -> Lease | None:
         """Lease the next unit for a device name; None if none is waiting.
 
-        Those of the most worth come first; of these one of ``last_kernel``, whose configs the worker has compiled, else
-        of the kernel that the fewest workers do; of these the longest.
+        The longest comes first; of several one of ``last_kernel``, whose configs the worker has compiled, else of the
+        kernel that the fewest workers do.
 
         Args:
             device: Name of the device.
@@ -167,9 +168,9 @@ class Queueing(Database):
         now, of = self._now(), QueuedSweeps.c
         running = select(Units.c.kernel, func.count()).where(Units.c.state == "running").group_by(Units.c.kernel)
         workers = {row[0]: row[1] for row in self._connection.execute(running)}
-        order = [Units.c.worth.desc(), Units.c.kernel != last_kernel]
+        order = [Units.c.expected_s.desc(), Units.c.kernel != last_kernel]
         order += [case(workers, value=Units.c.kernel, else_=0)] if workers else []
-        order += [Units.c.expected_s.desc(), of.created_at, Units.c.position]
+        order += [of.created_at, Units.c.position]
         query = select(*Units.c, of.device, of.document, of.command, of.created_at).join(QueuedSweeps)
         waiting = (of.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
         row = self._connection.execute(query.where(*waiting).order_by(*order).limit(1)).first()
@@ -190,27 +191,24 @@ class Queueing(Database):
     @writes
     def finish_unit(self, lease: Lease, finding: str = "") -> None:
         """Mark a unit as done, with what was found of its problems. Raises LeaseLostError."""
-        ended = {"expires_at": None, "ended_at": self._now()}
-        self._as_owner(lease, **ended, state="done", reason=visible(redacted(finding))[:2000])
+        self._as_owner(lease, expires_at=None, ended_at=self._now(), state="done", reason=_reason(finding))
 
     @writes
     def fail_unit(self, lease: Lease, reason: str) -> UnitState:
         """Return a unit for another attempt, or mark it as failed after the last. Raises LeaseLostError."""
         state = UnitState.WAITING if lease.attempt < MAX_ATTEMPTS else UnitState.FAILED
-        ended = {"expires_at": None, "ended_at": self._now()}
-        self._as_owner(lease, **ended, state=str(state), reason=visible(redacted(reason))[:2000])
+        self._as_owner(lease, expires_at=None, ended_at=self._now(), state=str(state), reason=_reason(reason))
         return state
 
     @writes
     def give_back_unit(self, lease: Lease, reason: str) -> None:
         """Return a unit without counting the attempt. Raises LeaseLostError."""
-        values = {**_NOT_TAKEN, "attempts": lease.attempt - 1, "reason": visible(redacted(reason))[:2000]}
-        self._as_owner(lease, **values)
+        self._as_owner(lease, **_NOT_TAKEN, attempts=lease.attempt - 1, reason=_reason(reason))
 
     @writes
     def return_units_of(self, worker: str, reason: str, *, counts: bool = True) -> int:
         """Return the units of a worker that is known to be gone, without waiting for its leases to end."""
-        values: dict[str, Any] = {**_NOT_TAKEN, "ended_at": self._now(), "reason": visible(redacted(reason))[:2000]}
+        values: dict[str, Any] = {**_NOT_TAKEN, "ended_at": self._now(), "reason": _reason(reason)}
         values |= {"state": _GIVEN_UP} if counts else {"attempts": Units.c.attempts - 1}
         gone = update(Units).where(Units.c.state == "running", Units.c.worker == worker)
         return self._connection.execute(gone.values(**values)).rowcount
@@ -224,18 +222,11 @@ class Queueing(Database):
         return self._connection.execute(expired.values(**values)).rowcount
 
     @writes
-    def retry_failed_units(self) -> int:
-        """Return failed units to the queue, with all attempts. Returns how many there were."""
-        failed = update(Units).where(Units.c.state == "failed")
-        return self._connection.execute(failed.values(**_NOT_TAKEN, attempts=0)).rowcount
-
-    @writes
     def forget_units(self, sweep_key: str | None = None) -> int:
         """Remove a queued sweep and its units, or all; measured rows stay. Returns how many units went."""
-        of_sweep = () if sweep_key is None else (Units.c.sweep_key == sweep_key,)
-        gone = self._connection.execute(delete(Units).where(*of_sweep)).rowcount
-        of_sweep = () if sweep_key is None else (QueuedSweeps.c.key == sweep_key,)
-        self._connection.execute(delete(QueuedSweeps).where(*of_sweep))
+        keys = select(QueuedSweeps.c.key) if sweep_key is None else [sweep_key]
+        gone = self._connection.execute(delete(Units).where(Units.c.sweep_key.in_(keys))).rowcount
+        self._connection.execute(delete(QueuedSweeps).where(QueuedSweeps.c.key.in_(keys)))
         return gone
 
     @reads
@@ -259,9 +250,9 @@ class Queueing(Database):
         return Queue(sweeps, tuple(_status(row, now) for row in rows), now)
 
     @contextlib.contextmanager
-    def fenced(self, lease: Lease) -> Iterator[None]:
-        """Make every write raise LeaseLostError, and store nothing, once the unit is no longer the lease's."""
-        self._fence = lambda connection: _check(connection, lease)
+    def fenced(self, leases: Collection[Lease]) -> Iterator[None]:
+        """Make every write raise LeaseLostError, and store nothing, once one of the leases, read anew, is lost."""
+        self._fence = lambda connection: _check(connection, leases)
         try:
             yield
         finally:
@@ -285,15 +276,20 @@ _NOT_TAKEN: Mapping[str, Any] = {"state": "waiting", "token": "", "taken_at": No
 _GIVEN_UP = case((Units.c.attempts >= MAX_ATTEMPTS, "failed"), else_="waiting")
 
 
-def _check(connection: Connection, lease: Lease) -> None:
-    owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == "running")
-    if connection.scalar(select(Units.c.key).where(*owned)) is None:
-        raise _lost(lease)
+def _check(connection: Connection, leases: Collection[Lease]) -> None:
+    tokens = {lease.token: lease for lease in leases}
+    owned = select(Units.c.token).where(Units.c.token.in_(list(tokens)), Units.c.state == "running")
+    if lost := tokens.keys() - set(connection.scalars(owned)):
+        raise _lost(tokens[min(lost)])
 
 
 def _lost(lease: Lease) -> LeaseLostError:
     unit = lease.unit
     return LeaseLostError(f"unit {unit.key} of {unit.kernel} was given to another worker: its lease had ended")
+
+
+def _reason(text: str) -> str:
+    return visible(redacted(text))[:2000]
 
 
 def _document(unit: Unit) -> str:
@@ -304,9 +300,9 @@ def _unit(row: Any) -> Unit:
     document = parse_document(row.problems)
     keys, shapes = document.get("keys"), document.get("shapes")
     if not isinstance(keys, list) or not isinstance(shapes, list):
-        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune queue --forget all")
+        raise DatabaseError(f"unit {row.key} does not name its problems: run fp8tune db forget sweep:{row.sweep_key}")
     named = tuple(map(str, keys)), tuple(map(str, shapes))
-    return Unit(row.key, row.sweep_key, row.position, row.kernel, row.source_hash, *named, row.worth, row.expected_s)
+    return Unit(row.key, row.sweep_key, row.position, row.kernel, row.source_hash, *named, row.expected_s)
 
 
 def _status(row: Any, now: float) -> UnitStatus:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import operator
 import os.path
 import time
 import uuid
@@ -13,9 +14,9 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Select, Table, bindparam, delete, func, insert, literal, select, update
 
-from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     ClockLimits,
     Device,
@@ -50,7 +51,7 @@ class Writing(Database):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._ids: dict[tuple[object, ...], int] = {}
+        self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already."""
         self._facts: dict[tuple[int, str, str], dict[str, str]] = {}
         self._waiting: list[tuple[int, Row]] = []
@@ -58,7 +59,7 @@ class Writing(Database):
         self._is_merging = False
 
     def _begin(self, *, write: bool) -> None:
-        self._ids.clear()
+        self._known.clear()
         super()._begin(write=write)
 
     # Sweeps
@@ -77,26 +78,19 @@ class Writing(Database):
         uid: str | None = None,
         limits: ClockLimits = ClockLimits(),
     ) -> int:
-        """Return the id of an unfinished sweep of this request, device and ``again``, or of a new one.
+        """Return the id of an unfinished sweep of this request, device, ``again`` and limits, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
-
-        Raises:
-            MachineError: The unfinished sweep was timed at other clocks or another power limit than ``limits``.
         """
-        of, device_id = db.Sweeps.c, self._device(device)
+        of, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
         same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
-        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc()).limit(1)
-        if uid is None and (row := self._connection.execute(unfinished).first()) is not None:
-            if difference := ClockLimits(*row[1:]).difference(limits):
-                raise MachineError(
-                    f"the GPU's {difference}, so this sweep cannot go on: set it back, or measure anew with --again"
-                )
-            return int(row.id)
+        unfinished = select(of.id, *(of[name] for name in vars(limits))).where(*same).order_by(of.id.desc())
+        for row in self._connection.execute(unfinished) if uid is None else ():
+            if not ClockLimits(*row[1:]).difference(limits):
+                return int(row.id)
         values = {"device_id": device_id, "request": request, "command": stored_command(command), "git_commit": commit}
         values |= {"timer": timer, "seed": seed, "again": int(again), "started_at": time.time()}
-        values |= vars(limits)
-        return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex}, values)
+        return self._id(db.Sweeps, {"uid": uid or uuid.uuid4().hex, **values, **vars(limits)})
 
     @writes
     def finish_sweep(self, sweep_id: int) -> None:
@@ -109,7 +103,17 @@ class Writing(Database):
         """Note that all planned configs of a problem have a row, so that the best of them is a pick."""
         study = self._study(subject)
         self._run_of(sweep_id, study, planned=planned, **self._facts_of(sweep_id, subject.version))
+        if len(self._limits_of(study)) > 1:
+            self.summarize(self._connection.scalars(select(db.Results.c.id).where(db.Results.c.study_id == study)))
         self._update_studies([study])
+
+    def _limits_of(self, study: int) -> list[ClockLimits]:
+        """Return the different limits at which a study was timed, the newest last."""
+        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
+        query = select(*columns).join(db.StudyRuns, db.StudyRuns.c.sweep_id == db.Sweeps.c.id)
+        query = query.where(db.StudyRuns.c.study_id == study).order_by(db.Sweeps.c.started_at.desc())
+        newest_first = dict.fromkeys(ClockLimits(*row) for row in self._connection.execute(query))
+        return [*newest_first][::-1]
 
     @writes
     def end_finals(self, sweep_id: int, subject: Subject, run: FinalsRun) -> None:
@@ -130,9 +134,7 @@ class Writing(Database):
     def record_launches(self, documents: Mapping[Problem, str]) -> None:
         """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
         for problem, document in documents.items():
-            id, of = self._problem(problem), db.RecordedLaunches.c.problem_id
-            self._connection.execute(delete(db.RecordedLaunches).where(of == id))
-            self._connection.execute(insert(db.RecordedLaunches), {"problem_id": id, "document": document})
+            self._replace(db.RecordedLaunches, {"problem_id": self._problem(problem), "document": document})
 
     @writes
     def record_flops(self, flops: Mapping[Problem, int]) -> None:
@@ -147,8 +149,8 @@ class Writing(Database):
     @writes
     def record_calibration(self, sweep_id: int, device: Device, name: str, value: float) -> None:
         """Keep a named value measured of the sweep's device; the unit is in the name."""
-        newer = {"value": float(value), "created_at": time.time()}
-        self._id(db.Calibrations, {"sweep_id": sweep_id, "name": name}, newer=newer)
+        row = {"sweep_id": sweep_id, "name": name, "value": float(value), "created_at": time.time()}
+        self._id(db.Calibrations, row, ("value", "created_at"))
 
     # Rows
 
@@ -204,7 +206,7 @@ class Writing(Database):
         values = []
         for row in rows:
             problem = Problem(row.operation, row.shape, UNSTATED, fp8_dtype=UNSTATED, scale_mode=UNSTATED)
-            ids = {"problem_id": self._problem(problem), "device_id": self._device(row.device)}
+            ids = {"problem_id": self._problem(problem), "device_id": self._id(db.Devices, vars(row.device))}
             values.append(ids | {name: getattr(row, name) for name in ("recipe", "source", "note", *db.PUBLISHED)})
         return self._insert(db.PublishedOperations, values)
 
@@ -229,69 +231,86 @@ class Writing(Database):
         self._update_studies(self._connection.scalars(select(db.Studies.c.id)).all())
         return removed
 
-    # Shared rows
+    # Rows that others refer to
 
-    def _device(self, device: Device) -> int:
-        return self._id(db.Devices, vars(device))
+    def _ids(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...] = ()) -> list[int]:
+        """Return the ids of rows, inserted where their unique columns are new.
 
-    def _config(self, config: NamedInts | None) -> int:
-        config = config or NamedInts()
-        return self._id(db.Configs, {"canonical": config.canonical}, {"text": str(config)})
+        Values of the columns in ``newer`` other than None replace the stored ones. While another database is merged,
+        the larger value stays: whichever is merged into which, the outcome is the same.
+        """
+        names = unique_names(table)
+        place_of = operator.itemgetter(*names, *newer) if len(names) + len(newer) > 1 else lambda row: (row[names[0]],)
+        known = self._known.setdefault(table.name, {})
+        places = list(map(place_of, rows))
+        new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
+        stored = self._stored(table, list(new.values()), newer)
+        end = len(names)
+        if missing := [{**defaults(table), **row} for place, row in new.items() if place[:end] not in stored]:
+            # The checksum of a result covers its blocks: summarize() makes it.
+            self._insert(
+                table, [{**row, "crc": row_checksum(table, row) if _is_plain(table) else 0} for row in missing]
+            )
+            stored |= self._stored(table, missing, newer)
+        for place, row in new.items():
+            id, *values = stored[place[:end]]
+            known[place] = id
+            changes = {name: row[name] for name, old in zip(newer, values, strict=True) if self._wins(row[name], old)}
+            if changes:
+                same = [table.c[name] == row[name] for name in names]
+                if _is_plain(table):
+                    old_row = self._connection.execute(select(table).where(*same)).mappings().one()
+                    changes["crc"] = row_checksum(table, {**old_row, **changes})
+                self._connection.execute(update(table).where(*same).values(**changes))
+        return [known[place] for place in places]
 
-    def _problem(self, problem: Problem, **newer: Any) -> int:
-        key = {name: getattr(problem, name) for name in unique_names(db.Problems) if name != "canonical"}
-        key["canonical"] = problem.shape.canonical
-        return self._id(db.Problems, key, {"shape": str(problem.shape)}, newer=newer)
+    def _id(self, table: Table, row: Values, newer: tuple[str, ...] = ()) -> int:
+        return self._ids(table, [row], newer)[0]
 
-    def _version(self, version: KernelVersion | None, kernel: str) -> int:
-        version = version or KernelVersion(kernel, "")
-        # The newest declaration of a source counts: a grid may change without the code.
-        newer = {
-            "default_id": self._config(version.default),
+    def _stored(self, table: Table, rows: Sequence[Values], newer: tuple[str, ...]) -> dict[tuple[Any, ...], Any]:
+        """Return the id and the ``newer`` values of the stored rows with the unique columns of these rows."""
+        if not rows:
+            return {}
+        names, end = unique_names(table), len(unique_names(table))
+        if len(rows) == 1:
+            results = [self._connection.execute(_one_stored(table, newer), {name: rows[0][name] for name in names})]
+        else:
+            some_of = (table.c[names[0]].in_(some) for some in chunks({row[names[0]] for row in rows}))
+            results = [self._connection.execute(_all_stored(table, newer).where(some)) for some in some_of]
+        return {tuple(row[:end]): row[end:] for result in results for row in result}
+
+    def _wins(self, value: Any, old: Any) -> bool:
+        return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
+
+    def _problem(self, problem: Problem, flops: int | None = None) -> int:
+        shape = {"canonical": problem.shape.canonical, "shape": str(problem.shape), "flops": flops}
+        return self._id(db.Problems, vars(problem) | shape, ("flops",))
+
+    def _study(self, subject: Subject, lookup_key: NamedInts | None = None, bytes_moved: int | None = None) -> int:
+        problem, version = subject.problem, subject.version or KernelVersion(subject.problem.kernel, "")
+        declared = {
             "axes": json.dumps(version.axes, separators=(",", ":")),
             "key": " ".join(version.key),
+            "default_id": self._id(db.Configs, config_row(version.default)),
         }
-        return self._id(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash}, newer=newer)
+        code = {"kernel": version.kernel, "source_hash": version.source_hash}
+        row = {
+            "problem_id": self._problem(problem),
+            # The newest declaration of a source counts: a grid may change without the code.
+            "version_id": self._id(db.Versions, code | declared, tuple(declared)),
+            "device_id": self._id(db.Devices, vars(subject.device)),
+            "kind": str(subject.kind),
+            "lookup_key": None if lookup_key is None else str(lookup_key),
+            "bytes_moved": bytes_moved,
+        }
+        return self._id(db.Studies, row, ("lookup_key", "bytes_moved"))
 
-    def _study(self, subject: Subject, **newer: Any) -> int:
-        version = self._version(subject.version, subject.problem.kernel)
-        key: dict[str, Any] = {"problem_id": self._problem(subject.problem), "version_id": version}
-        key |= {"device_id": self._device(subject.device), "kind": str(subject.kind)}
-        return self._id(db.Studies, key, newer=newer)
-
-    def _run_of(self, sweep_id: int, study: int, **newer: Any) -> None:
-        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id}, newer=newer)
+    def _run_of(self, sweep_id: int, study: int, **values: Any) -> None:
+        self._id(db.StudyRuns, {"study_id": study, "sweep_id": sweep_id, **values}, tuple(values))
 
     def _facts_of(self, sweep_id: int, version: KernelVersion) -> dict[str, str]:
         """Return the reference and the check that each study of a sweep notes when it begins."""
         return self._facts.setdefault((sweep_id, version.kernel, version.source_hash), {})
-
-    def _id(self, table: Table, key: Values, rest: Values = {}, newer: Values = {}) -> int:  # noqa: B006
-        """Return the id of the row with this unique key, inserted with the other values if it is new.
-
-        Values in ``newer`` other than None replace the stored ones.
-        """
-        place = (table.name, *key.values(), *newer.values())
-        if place not in self._ids:
-            row = {**defaults(table), **key, **rest, **newer}
-            stored = self._connection.execute(_lookup(table, tuple(key)), key).mappings().first()
-            if stored is None:
-                row["crc"] = row_checksum(table, row)
-                inserted: Any = self._connection.execute(insert(table), row).inserted_primary_key
-                self._ids[place] = int(inserted[0])
-            else:
-                self._update(table, dict(stored), {name: row[name] for name in newer}, key)
-                self._ids[place] = int(stored.get("id", 0))
-        return self._ids[place]
-
-    def _update(self, table: Table, stored: dict[str, Any], newer: Values, key: Values) -> None:
-        changes = {name: value for name, value in newer.items() if value is not None and value != stored[name]}
-        if self._is_merging:  # whichever is merged into which, the same stays
-            changes = {name: value for name, value in changes.items() if stored[name] is None or value > stored[name]}
-        if changes:
-            changes["crc"] = row_checksum(table, stored | changes)
-            same = (table.c[name] == value for name, value in key.items())
-            self._connection.execute(update(table).where(*same).values(**changes))
 
     # Results and trials
 
@@ -301,16 +320,17 @@ class Writing(Database):
             begun_study(sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             for sweep_id, row in rows
         ]
-        of_rows = zip(studies, rows, strict=True)
-        results = self._results([_result(study, self._config(row.config), row) for study, (_, row) in of_rows])
+        configs = self._ids(db.Configs, [config_row(row.config) for _, row in rows])
+        of_rows = zip(studies, configs, rows, strict=True)
+        results = self._ids(db.Results, [_result(study, config, row) for study, config, (_, row) in of_rows], db.FACTS)
+        processes = self._ids(db.Processes, [_process(*row) for row in rows])
         trials, timed = [], set()
-        for (sweep_id, row), study, result, process in zip(rows, studies, results, self._processes(rows), strict=True):
+        for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):
             trials.append({**_trial(row, result, process), "sweep_id": sweep_id})
             if row.outcome.time_us is not None or row.kind in (Kind.STATIC, Kind.INTERPRETER):
                 timed.add(study)
             if (code := row.outcome.facts.code) is not None:
-                self._connection.execute(delete(db.Codes).where(db.Codes.c.result_id == result))
-                self._connection.execute(insert(db.Codes), {"result_id": result, **vars(code)})
+                self._replace(db.Codes, {"result_id": result, **vars(code)})
         if once:
             trials = self._without_stored(trials)
         stored = self._insert(db.Trials, trials)
@@ -332,47 +352,9 @@ class Writing(Database):
     ) -> int:
         """Return the study of a row, noted as begun in its sweep."""
         version = version or KernelVersion(problem.kernel, "")
-        key = None if lookup_key is None else str(lookup_key)
-        study = self._study(Subject(version, device, kind, problem), lookup_key=key, bytes_moved=bytes_moved)
+        study = self._study(Subject(version, device, kind, problem), lookup_key, bytes_moved)
         self._run_of(sweep_id, study, **self._facts_of(sweep_id, version))
         return study
-
-    def _processes(self, rows: Sequence[tuple[int, Row]]) -> list[int]:
-        """Return the id of the process of each row, inserted where it is new."""
-        of, names = db.Processes.c, unique_names(db.Processes)
-        keys = [(sweep_id, row.process, row.commit) for sweep_id, row in rows]
-        new = [{**dict(zip(names, key, strict=True)), "started_at": time.time()} for key in dict.fromkeys(keys)]
-        self._insert(db.Processes, [{**row, "crc": row_checksum(db.Processes, row)} for row in new])
-        query = select(of.id, *(of[name] for name in names)).where(of.sweep_id.in_({sweep_id for sweep_id, _ in rows}))
-        if len(new) == 1:
-            query = query.where(of.name == keys[0][1])
-        ids = {tuple(row[1:]): int(row[0]) for row in self._connection.execute(query)}
-        return [ids[key] for key in keys]
-
-    def _results(self, rows: Sequence[Values]) -> list[int]:
-        """Return the ids of results, inserted where they are new. Facts of the compiler replace older ones."""
-        of, names = db.Results.c, unique_names(db.Results)
-        keys = [tuple(row[name] for name in names) for row in rows]
-        new = {key: {**defaults(db.Results), **row, "crc": 0} for key, row in zip(keys, rows, strict=True)}
-        self._insert(db.Results, list(new.values()))
-        query, stored = select(of.id, *(of[name] for name in (*names, *db.FACTS))), dict[tuple[Any, ...], Any]()
-        for ids in chunks({row["study_id"] for row in rows}):
-            some = query.where(of.study_id.in_(ids))
-            if len(new) == 1:
-                some = some.where(of.config_id == rows[0]["config_id"])
-            stored |= {tuple(row[1:5]): row for row in self._connection.execute(some)}
-        for key, row in zip(keys, rows, strict=True):
-            self._update_facts(stored[key], row)
-        return [stored[key].id for key in keys]
-
-    def _update_facts(self, stored: Any, row: Values) -> None:
-        names = (name for name in db.FACTS if row.get(name) is not None)
-        newer = {name: row[name] for name in names if row[name] != getattr(stored, name)}
-        if self._is_merging:
-            olds = {name: getattr(stored, name) for name in newer}
-            newer = {name: value for name, value in newer.items() if olds[name] is None or value > olds[name]}
-        if newer:
-            self._connection.execute(update(db.Results).where(db.Results.c.id == stored.id).values(**newer))
 
     def _without_stored(self, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Leave out trials in whose round of the sweep some process came to the same status."""
@@ -385,6 +367,12 @@ class Writing(Database):
         for trial in stored:
             first.pop(place(trial), None)
         return list(first.values())[::-1]
+
+    def _replace(self, table: Table, row: Values) -> None:
+        """Store a row whose first column is its key in place of the stored one."""
+        key = next(iter(row))
+        self._connection.execute(delete(table).where(table.c[key] == row[key]))
+        self._connection.execute(insert(table), row)
 
     def _insert(self, table: Table, rows: Sequence[Values]) -> int:
         if not rows:
@@ -419,11 +407,14 @@ class Writing(Database):
                 trials.setdefault(trial.result_id, []).append(trial)
             values: list[Values] = []
             result = self._connection.execute(query.where(db.Results.c.id.in_(ids)))
-            columns = list(result.keys())
+            columns, limits = list(result.keys()), dict[int, list[ClockLimits]]()
             for stored in result.all():
                 row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
                 of_result = trials.get(row["id"], [])
-                new = {**row, **summary(of_result, is_published=row["kind"] == Kind.PUBLISHED)}
+                study, is_published = row["study_id"], row["kind"] == Kind.PUBLISHED
+                if study not in limits:
+                    limits[study] = self._limits_of(study) or [ClockLimits()]
+                new = {**row, **summary(of_result, is_published=is_published, limits=limits[study][-1])}
                 names = ("status", "coarse_us", "coarse_processes", "final_us")
                 crc = row_checksum(db.Results, new, blocks_of(of_result))
                 values.append({**{name: new[name] for name in names}, "crc": crc, "row": row["id"]})
@@ -451,13 +442,34 @@ def stored_command(command: str) -> str:
 
 
 @functools.cache
-def _lookup(table: Table, names: tuple[str, ...]) -> Select[Any]:
-    return select(table).where(*(table.c[name] == bindparam(name) for name in names))
+def _all_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    id = table.c["id"] if "id" in table.c else literal(0)
+    return select(*(table.c[name] for name in unique_names(table)), id, *(table.c[name] for name in newer))
+
+
+@functools.cache
+def _one_stored(table: Table, newer: tuple[str, ...]) -> Select[Any]:
+    return _all_stored(table, newer).where(*(table.c[name] == bindparam(name) for name in unique_names(table)))
+
+
+def _is_plain(table: Table) -> bool:
+    """Return True if the checksum of a row covers its own columns only."""
+    return table is not db.Results
+
+
+def config_row(config: NamedInts | None) -> Values:
+    """Return the row of a config; None stands for a publication that names none."""
+    config = config or NamedInts()
+    return {"canonical": config.canonical, "text": str(config)}
 
 
 def _result(study: int, config: int, row: Row) -> Values:
     facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
     return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
+
+
+def _process(sweep_id: int, row: Row) -> Values:
+    return {"sweep_id": sweep_id, "name": row.process, "git_commit": row.commit, "started_at": time.time()}
 
 
 def _trial(row: Row, result_id: int, process_id: int) -> dict[str, Any]:

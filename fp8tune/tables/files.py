@@ -64,7 +64,7 @@ def _report_errors(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path} cannot be {action}: {error.strerror}; give another place with --output") from None
+        raise UsageError(f"{path} cannot be {action}: {error.strerror}; give another place with -o") from None
 
 
 @contextlib.contextmanager

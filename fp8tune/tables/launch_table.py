@@ -92,15 +92,15 @@ def shipped_path(arch: str) -> Path:
 
 
 def default_path(arch: str) -> Path:
-    """Return the path that an export writes: the shipped module in a checkout of fp8tune, else the user's table."""
+    """Return the path that an export writes: the shipped module inside a checkout of fp8tune, else the user's table."""
     shipped = shipped_path(arch)
-    place = shipped.resolve()
-    is_installed = {"site-packages", "dist-packages"} & set(place.parts)
-    if not is_installed and any((parent / ".git").exists() for parent in place.parents):
+    checkout = next((parent for parent in shipped.resolve().parents if (parent / ".git").exists()), None)
+    is_installed = {"site-packages", "dist-packages"} & set(shipped.resolve().parts)
+    if not is_installed and checkout is not None and Path.cwd().resolve().is_relative_to(checkout):
         return shipped
     folder = user_tables.folder()
     if folder is None:
-        raise UsageError(f"{user_tables.FOLDER_VARIABLE} is empty: name a folder for tables there, or give --output")
+        raise UsageError(f"{user_tables.FOLDER_VARIABLE} is empty: name a folder for tables there, or give -o PATH")
     return folder / shipped.name
 
 

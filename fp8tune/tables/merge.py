@@ -63,7 +63,7 @@ def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry:
             try:
                 before = parse(text or "", before.arch)
             except ValueError as error:
-                raise UsageError(f"{path} is no table, {error}: restore or remove it, or give --output") from None
+                raise UsageError(f"{path} is no table, {error}: restore or remove it, or give -o PATH") from None
         results.append(merge(before, selection, prune=prune))
         return results[-1].table.render()
 

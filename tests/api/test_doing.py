@@ -1,9 +1,11 @@
-"""``fp8tune.sweep``, ``lookup`` and ``export``: what the commands do, from Python."""
+"""``fp8tune.sweep``, ``compare``, ``lookup`` and ``export``: what the commands do, from Python."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import fields
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,86 +16,78 @@ from places import ROOT
 from servers import on_both
 
 import fp8tune
-from fp8tune import api
 from fp8tune.errors import UsageError
 from fp8tune.store.results import Store
-from fp8tune.sweep.events import Finished, Started, TrialDone
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping.events import Finished, Started, TrialDone
 from fp8tune_kernels.runtime import lookup
 
 ONE = str(ROOT / "tests" / "api" / "one.toml")
-
-TINY: dict[str, Any] = {
-    "shapes": ONE,
-    "timer": "simulated:1",
-    "quick": True,
-    "grid": {"BLOCK_SIZE": 1, "num_warps": [4, 8], "num_stages": 1},
-}
+SHORT = fp8tune.SweepOptions(timer="simulated:1", grid=("BLOCK_SIZE=1", "num_warps=4,8", "num_stages=1"))
+NOTEBOOK = ROOT / "docs" / "examples" / "results.ipynb"
 
 
 @on_both
-def test_a_sweep_tells_its_callback_and_gives_its_picks(database: str) -> None:
+def test_a_sweep_passes_its_events_on_and_returns_its_picks(database: str) -> None:
     events: list[object] = []
-    swept = fp8tune.sweep("rowwise-2d", db=database, callback=events.append, **TINY)
+    done = fp8tune.sweep("rowwise-2d", ONE, db=database, quick=True, on_event=events.append, options=SHORT)
     assert isinstance(events[0], Started)
     assert isinstance(events[-1], Finished)
-    assert sum(isinstance(event, TrialDone) for event in events) == swept.trials > 0
-    assert (swept.is_right, swept.left_out, swept.db) == (True, 0, database)
-    assert set(swept.picks["verdict"]) == {"quick"}
-    assert len(swept.picks) == len(swept.problems) == len(swept.results.picks()) > 0
-    assert set(swept.problems["configs"]) == set(swept.problems["ok"]) == {9}
-    assert any("simulated clock" in line for line in swept.notices)
-    events.clear()  # a sweep that was done is answered from its rows
-    again = fp8tune.sweep("rowwise-2d", db=swept.db, callback=events.append, **TINY)
+    assert (done.is_right, done.left_out, done.db) == (True, 0, database)
+    assert set(done.picks["verdict"]) == {"quick"}
+    assert done.results.picks().equals(done.picks)
+    assert any("simulated clock" in line for line in done.notices)
+    events.clear()  # the same call is answered from the database
+    again = fp8tune.sweep("rowwise-2d", ONE, db=database, quick=True, on_event=events.append, options=SHORT)
     assert all(event.from_database for event in events if isinstance(event, TrialDone))
-    assert again.picks.equals(swept.picks)
+    assert again.picks.equals(done.picks)
 
 
-def test_a_callback_that_raises_ends_a_sweep_which_the_same_call_goes_on_with(database: str) -> None:
+def test_a_callback_that_raises_ends_a_sweep_and_the_same_call_resumes(tmp_path: Path) -> None:
+    db = str(tmp_path / "rows.db")
+
     def stop(event: object) -> None:
         if isinstance(event, TrialDone):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fp8tune.sweep("rowwise-2d", db=database, callback=stop, **TINY)
-    assert len(fp8tune.open(database).trials()) == 1
-    with Store.open(database, writable=False) as store:
-        (said,) = store.unfinished_sweeps()
-    assert said.startswith("fp8tune.sweep(kernel=('rowwise-2d',), shapes=(")
+        fp8tune.sweep("rowwise-2d", ONE, db=db, quick=True, on_event=stop, options=SHORT)
+    assert len(fp8tune.open(db).trials()) == 1
     events: list[Any] = []
-    fp8tune.sweep("rowwise-2d", db=database, callback=events.append, **TINY)
+    fp8tune.sweep("rowwise-2d", ONE, db=db, quick=True, on_event=events.append, options=SHORT)
     assert sum(isinstance(event, TrialDone) and event.from_database for event in events) == 1
 
 
-def test_a_sweep_has_the_options_of_the_command() -> None:
-    ours = {"kernel": "kernels", **{name: name for name in inspect.signature(api.sweep).parameters if name != "kernel"}}
-    of_the_terminal = {"format", "command", "on"}  # Python sweeps on the GPU that is here
-    assert {*ours.values()} - {"callback"} == {field.name for field in fields(Options)} - of_the_terminal
-    defaults = Options()
-    for name, parameter in inspect.signature(api.sweep).parameters.items():
-        if name not in ("kernel", "shapes", "callback", "grid"):
-            assert parameter.default == getattr(defaults, name)
+def test_without_a_callback_progress_goes_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp8tune.sweep("rowwise-2d", ONE, db=tmp_path / "rows.db", quick=True, options=SHORT)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_comparison_has_rows_and_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    result = fp8tune.compare("HEAD..HEAD", "colwise", db=ROOT / "results.db")
+    assert result.exit_code == 0
+    assert set(result.rows["verdict"]) == {"SAME-CODE"}
+    assert {"kernel", "size", "device", "speedup", "lower", "upper"} <= set(result.rows.columns)
+    with pytest.raises(UsageError, match=r"main\.\.branch"):
+        fp8tune.compare("HEAD")
 
 
 @pytest.mark.parametrize(
-    ("shape", "arch", "step"),
+    ("size", "arch", "step"),
     [
         ("M=16640 K=5120 G=16", "sm_90", "key"),
-        ("M=16640 K=5000 G=16", "sm_90", "nearest"),
+        ("M=16640,K=5000,G=16", "sm_90", "nearest"),
         ({"M": 16640, "K": 5120, "G": 16}, "gfx942", "fallback"),
         ("M=16640 K=5120 G=16", "sm_80", "default"),
     ],
 )
-def test_a_lookup_says_by_which_step(shape: Any, arch: str, step: str) -> None:
-    found = fp8tune.lookup("colwise", shape, arch=arch)
-    assert (found.step, found.is_own, found.arch) == (step, False, arch)
-    assert set(found.config) == {"BLOCK_SIZE", "BLOCK_SIZE_ITER", "LEAD", "num_warps", "num_stages", "maxnreg"}
-    assert (found.row_key is None) == (step in ("fallback", "default"))
-    assert (found.row_key == found.key) == (step == "key")
-    assert str(found).startswith(f"colwise, {found.key} on {arch}: {found.config} (")
+def test_a_lookup_names_its_step(size: Any, arch: str, step: str) -> None:
+    result = fp8tune.lookup("colwise", size, arch=arch)
+    assert (result.step, result.is_own, result.arch) == (step, False, arch)
+    assert str(result).startswith(f"colwise, {result.key} on {arch}: {result.config} (")
 
 
-def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_returns_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from fp8tune.replay.loading import load_spec
@@ -102,31 +96,10 @@ def test_a_lookup_gives_what_is_launched_there(monkeypatch: pytest.MonkeyPatch) 
     lookup.forget()
     with lookup.compiling_for("sm_90"):
         for M, K, G in ((16640, 5120, 16), (100, 77, 3), (1 << 17, 5120, 1)):
-            found = fp8tune.lookup("colwise", {"M": M, "K": K, "G": G}, arch="sm_90")
-            assert lookup.config_for(spec, tuple(found.key.values()), torch.device("meta")) == found.config
-
-
-def test_a_lookup_reads_the_users_own_table_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
-    shipped = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
-    key = (("G", 16), ("K", 5120), ("M_bucket", 16384))
-    rows = (("colwise", "", key, (("BLOCK_SIZE", 16), ("num_warps", 2)), 0),)
-    (tmp_path / "gfx942.py").write_text(
-        f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = {rows!r}\n"
-    )
-    lookup.forget()
-    try:
-        found = fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
-        (tmp_path / "gfx942.py").write_text("no table")
-        lookup.forget()
-        with pytest.raises(UsageError, match="is no table"):
-            fp8tune.lookup("colwise", "M=16640 K=5120 G=16", arch="gfx942")
-    finally:
-        monkeypatch.undo()
-        lookup.forget()
-    assert (shipped.step, shipped.is_own) == ("fallback", False)
-    assert (found.step, found.is_own, found.config["num_warps"]) == ("key", True, 2)
-    assert str(found).endswith("(the row of its key in your own table)")
+            result = fp8tune.lookup("colwise", {"M": M, "K": K, "G": G}, arch="sm_90")
+            assert lookup.config_for(spec, tuple(result.key.values()), torch.device("meta")) == result.config
+    with pytest.raises(UsageError, match="has no layout 'diagonal'"):
+        fp8tune.lookup("colwise", "M=1 K=1 G=1 layout=diagonal", arch="sm_90")
 
 
 @pytest.fixture
@@ -141,27 +114,33 @@ def test_an_export_is_the_text_that_the_command_writes(
     stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FP8TUNE_DB", stored)  # --db takes no password
-    exported = fp8tune.export(arch="sm_90", db=stored)
-    assert list(exported.files) == ["sm_90.py"]
-    assert command("export", "--arch", "sm_90", "--output", tmp_path / "own.py").returncode == 0
-    assert str(exported) == (tmp_path / "own.py").read_text()
-    assert exported.write(tmp_path / "made") == [tmp_path / "made" / "sm_90.py"]
-    assert (tmp_path / "made" / "sm_90.py").read_text() == str(exported)
+    with pytest.raises(UsageError, match="2 quick picks left out"):
+        fp8tune.export("sm_90", db=stored)
+    export = fp8tune.export("sm_90", db=stored, allow_quick=True)
+    assert command("export", "--arch", "sm_90", "--allow-quick", "-o", tmp_path / "own.py").returncode == 0
+    assert str(export) == (tmp_path / "own.py").read_text()
+    assert export.write(tmp_path / "made") == [tmp_path / "made" / "sm_90.py"]
+    files = fp8tune.export("sm_90", "colwise", format="hf", db=stored, sizes={"N": "G"}, allow_quick=True).files
+    assert all("device_name=NVIDIA_H100" in name and name.endswith(".json") for name in files)
 
 
-@on_both
-def test_an_export_into_a_table_keeps_its_rows(stored: str, tmp_path: Path) -> None:
-    row = '    ("rowwise", "", None, (("num_warps", 4),), 0),\n'
-    there = tmp_path / "there.py"
-    there.write_text(f"NEAREST: tuple = ()\nORIGINS: tuple = ((),)\nROWS: tuple[object, ...] = (\n{row})\n")
-    results = fp8tune.open(stored)
-    assert row in str(fp8tune.export(arch="sm_90", db=results, into=there))
-    assert row not in str(fp8tune.export(arch="sm_90", db=results))
-    assert row in there.read_text()
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Its code in one process, without Jupyter."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    environment = {**os.environ, "FP8TUNE_BASE": str(ROOT / "results.db")}
+    environment.pop("TRITON_INTERPRET")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "proven" in done.stdout
 
 
-@on_both
-def test_an_export_in_a_format_of_others(stored: str) -> None:
-    exported = fp8tune.export(arch="sm_90", kernel="colwise", format="hf", db=stored, sizes={"N": "G"})
-    assert any("device_name=NVIDIA_H100" in name for name in exported.files)
-    assert all(name.endswith(".json") for name in exported.files)
+def test_modules_are_not_callable() -> None:
+    import fp8tune.comparing
+    import fp8tune.sweeping
+
+    assert not callable(fp8tune.comparing)
+    assert not callable(fp8tune.sweeping)
+    assert callable(fp8tune.sweep)
+    assert callable(fp8tune.compare)

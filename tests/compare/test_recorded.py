@@ -1,8 +1,7 @@
-"""Two revisions of planted kernels in a real repository, compared on planted rows."""
+"""Comparisons of two revisions of planted kernels in a repository, by recorded results."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,11 +13,10 @@ from database_rows import merged, study_of
 from git_repositories import commit, git
 
 from fp8tune import errors
-from fp8tune.compare import recorded
-from fp8tune.compare.comparison import ComparedRow, Comparison
-from fp8tune.compare.sides import sides
+from fp8tune.comparing import recorded
+from fp8tune.comparing.sides import sides
+from fp8tune.comparing.verdicts import ComparedRow, Comparison
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
-from fp8tune.render import contracts
 from fp8tune.revisions import source
 from fp8tune.stats.study import Study
 
@@ -31,6 +29,7 @@ SPEC = KernelSpec(name="{name}", launch=launch, outputs=launch)
 H100 = Device("sm_90", "NVIDIA H100", "1" * 16, 132, "580.95", "cuda 13.0", "2.11.0", "3.6.0")
 SHAPE = NamedInts(M=16640, K=5120, G=64)
 CONFIG = NamedInts(BLOCK_SIZE=32, num_warps=4)
+SPREAD = (0.998, 0.999, 1.001, 1.002)
 
 
 def file_of(kernel: str) -> str:
@@ -38,15 +37,14 @@ def file_of(kernel: str) -> str:
 
 
 def files(**scales: int) -> dict[str, str | None]:
-    """The files of kernels with these scales."""
     names = {name.replace("_", "-"): scale for name, scale in scales.items()}
     return {file_of(name): KERNEL.format(scale=scale, name=name) for name, scale in names.items()}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """colwise changes between main and branch, rowwise-2d does not, rowwise is new, mxfp8-dim0 goes."""
-    folder = tmp_path_factory.mktemp("made")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On the branch colwise changes, rowwise-2d does not, rowwise is added and mxfp8-dim0 removed."""
+    folder = tmp_path_factory.mktemp("original")
     git(folder, "init", "-q", "-b", "main")
     commit(folder, files(colwise=1, rowwise_2d=1, mxfp8_dim0=1))
     git(folder, "checkout", "-q", "-b", "branch")
@@ -55,164 +53,145 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def repository(made: Path, tmp_path: Path) -> Path:
-    """A copy, to change."""
-    return shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def repository(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path, dirs_exist_ok=True)
 
 
-def rows(
-    repository: Path,
-    revision: str,
-    kernel: str,
-    *times_us: float,
-    device: Device = H100,
-    config: NamedInts = CONFIG,
+def results(
+    repository: Path, revision: str, kernel: str, *times_us: float, device: Device = H100, config: NamedInts = CONFIG
 ) -> Study:
-    """What a finished sweep of the kernel at a revision would have stored."""
-    found = source.source_hash(kernel, source.at_commit(repository, revision))
+    """Return what a sweep of the kernel at a revision would store; with several times they are confirmed."""
+    source_hash = source.source_hash(kernel, source.at_commit(repository, revision))
     run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
-    return study_of(
-        Problem(kernel, SHAPE, routing="jagged"),
-        config,
-        device,
-        Kind.MEASURED,
-        Status.OK,
-        times_us=times_us,
-        finals=finals if len(times_us) > 1 else (),
-        version=KernelVersion(kernel, found, default=CONFIG, axes=(("BLOCK_SIZE", (32,)), ("num_warps", (4,)))),
-    )
+    version = KernelVersion(kernel, source_hash, CONFIG, (("BLOCK_SIZE", (32,)), ("num_warps", (4,))))
+    finals = finals if len(times_us) > 1 else ()
+    problem = Problem(kernel, SHAPE, routing="jagged")
+    return study_of(problem, config, device, Kind.MEASURED, Status.OK, times_us, version, finals=finals)
 
 
-def compare(evidence: Sequence[Study], repository: Path, range_text: str, kernels: Sequence[str] = ()) -> Comparison:
-    return recorded.compare(merged(evidence), sides(repository, range_text, kernels))
+def compare(
+    studies: Sequence[Study], repository: Path, text: str = "main..branch", kernels: Sequence[str] = ("colwise",)
+) -> Comparison:
+    return recorded.compare(merged(studies), sides(text, kernels, repository))
 
 
-def compared(repository: Path, *evidence: Study, range_text: str = "main..branch") -> dict[str, ComparedRow]:
-    comparison = compare(evidence, repository, range_text)
-    assert len({row.kernel for row in comparison.rows}) == len(comparison.rows)
-    return {row.kernel: row for row in comparison.rows}
-
-
-def test_changed_code_is_paired_by_its_source_hash(repository: Path) -> None:
-    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    row = compared(repository, *evidence)["colwise"]
-    assert (row.arch, row.shape, row.before_us, row.after_us) == ("sm_90", SHAPE, 200.0, 150.0)
-    assert row.ratio == 0.75
-
-
-def test_recorded_rows_end_in_the_same_verdicts(repository: Path) -> None:
-    """Four processes a side: enough to tell 25 % from the noise, and 0.1 % from 2 %."""
-    spread = (0.998, 0.999, 1.001, 1.002)
-    before = rows(repository, "main", "colwise", *(200.0 * x for x in spread))
-    for factor, verdict in ((0.75, "IMPROVEMENT"), (1.001, "CLEAR"), (1.25, "REGRESSION")):
-        times_us = tuple(200.0 * factor * x for x in spread)
-        after = rows(repository, "branch", "colwise", *times_us)
-        comparison = compare([before, after], repository, "main..branch", ["colwise"])
-        (row,) = comparison.rows
-        assert (row.verdict, row.n) == (verdict, 4)
-        assert row.effect is not None
-        assert row.effect.interval[0] < factor < row.effect.interval[1]
-        assert comparison.exit_code == (1 if verdict == "REGRESSION" else 0)
-
-
-def test_one_process_a_side_is_inconclusive_and_says_so(repository: Path) -> None:
-    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    comparison = compare(evidence, repository, "main..branch", ["colwise"])
-    assert [row.verdict for row in comparison.rows] == ["INCONCLUSIVE"]
-    assert comparison.exit_code == 3
-    assert any("one process a side" in line for line in comparison.notices)
-
-
-def test_an_unrelated_commit_orphans_no_rows(repository: Path) -> None:
-    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    file = repository / file_of("colwise")
-    file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
-    commit(repository, {"README.md": "hello"})
-    assert compared(repository, *evidence)["colwise"].after_us == 150.0
-
-
-def test_each_side_has_its_own_best_config(repository: Path) -> None:
-    slow, fast = rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)
-    other = NamedInts(BLOCK_SIZE=64, num_warps=4)
-    evidence = [
-        slow,
-        rows(repository, "main", "colwise", 180.0, config=other),
-        fast,
-        rows(repository, "branch", "colwise", 190.0, config=other),
-    ]
-    row = compared(repository, *evidence)["colwise"]
-    assert (row.before_us, row.after_us) == (180.0, 150.0)
-
-
-def test_the_verdict_words(repository: Path) -> None:
-    evidence = [
-        rows(repository, "main", "colwise", 200.0),
-        rows(repository, "main", "rowwise-2d", 90.0),
-        rows(repository, "branch", "rowwise", 80.0),
-        rows(repository, "main", "mxfp8-dim0", 70.0),
-    ]
-    found = compared(repository, *evidence)
-    assert {kernel: row.verdict for kernel, row in found.items()} == {
-        "rowwise-2d": "SAME-CODE",
-        "colwise": "no rows",
-        "rowwise": "NEW",
-        "mxfp8-dim0": "REMOVED",
-    }
-    assert found["rowwise-2d"].ratio == 1.0
-    assert (found["rowwise"].before_us, found["rowwise"].after_us) == (None, 80.0)
-    assert (found["mxfp8-dim0"].before_us, found["mxfp8-dim0"].after_us) == (70.0, None)
-    assert "run fp8tune sweep there" in found["colwise"].reason
+def row_of(repository: Path, *studies: Study, text: str = "main..branch") -> ComparedRow:
+    (row,) = compare(studies, repository, text).rows
+    return row
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("factor", "verdict", "code"), [(0.75, "FASTER", 0), (1.001, "CLEAR", 0), (1.25, "REGRESSION", 1)]
+)
+def test_four_processes_a_side_are_enough_for_a_verdict(
+    repository: Path, factor: float, verdict: str, code: int
+) -> None:
+    before = results(repository, "main", "colwise", *(200.0 * x for x in SPREAD))
+    after = results(repository, "branch", "colwise", *(200.0 * factor * x for x in SPREAD))
+    comparison = compare([before, after], repository)
+    (row,) = comparison.rows
+    assert (row.verdict, row.n, row.reason, comparison.exit_code) == (verdict, 4, "", code)
+    assert row.effect is not None
+    assert row.effect.interval[0] < factor < row.effect.interval[1]
+
+
+def test_one_process_a_side_is_open(repository: Path) -> None:
+    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
+    comparison = compare(studies, repository)
+    (row,) = comparison.rows
+    assert (row.verdict, row.ratio, comparison.exit_code) == ("OPEN", 0.75, 3)
+    assert "one process per side" in row.reason
+
+
+def test_an_unrelated_commit_orphans_no_results(repository: Path) -> None:
+    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
+    file = repository / file_of("colwise")
+    file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
+    commit(repository, {"README.md": "hello"})
+    assert row_of(repository, *studies).after_us == 150.0
+
+
+def test_each_side_has_its_own_best_config(repository: Path) -> None:
+    other = NamedInts(BLOCK_SIZE=64, num_warps=4)
+    studies = [
+        results(repository, "main", "colwise", 200.0),
+        results(repository, "main", "colwise", 180.0, config=other),
+        results(repository, "branch", "colwise", 150.0),
+        results(repository, "branch", "colwise", 190.0, config=other),
+    ]
+    row = row_of(repository, *studies)
+    assert (row.before_us, row.after_us) == (180.0, 150.0)
+
+
+def test_all_kernels_of_a_repository_are_compared(repository: Path) -> None:
+    studies = [
+        results(repository, "main", "colwise", 200.0),
+        results(repository, "main", "rowwise-2d", 90.0),
+        results(repository, "branch", "rowwise", 80.0),
+        results(repository, "main", "mxfp8-dim0", 70.0),
+    ]
+    comparison = compare(studies, repository, kernels=())
+    rows = {row.kernel: row for row in comparison.rows}
+    assert {kernel: row.verdict for kernel, row in rows.items()} == {"rowwise-2d": "SAME-CODE", "colwise": "OPEN"}
+    assert (comparison.added, comparison.removed) == (1, 1)
+    assert "run fp8tune sweep there" in rows["colwise"].reason
+    assert rows["rowwise-2d"].ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
     [
         ({"driver": "570.1"}, "driver 580.95 against 570.1"),
         ({"triton": "3.7.1"}, "triton 3.6.0 against 3.7.1"),
         ({"name": "NVIDIA H200", "uuid_hash": "2" * 16}, "name NVIDIA H100 against NVIDIA H200"),
     ],
 )
-def test_unlike_devices_and_versions_are_never_paired(repository: Path, change: dict[str, str], says: str) -> None:
-    elsewhere = rows(repository, "branch", "colwise", 150.0, device=replace(H100, **change))
-    comparison = compare(
-        [rows(repository, "main", "colwise", 200.0), elsewhere], repository, "main..branch", ["colwise"]
-    )
-    assert [row.verdict for row in comparison.rows] == ["no rows", "no rows"]
-    assert any("never paired" in row.reason and says in row.reason for row in comparison.rows)
+def test_unlike_devices_and_versions_are_never_compared(
+    repository: Path, change: dict[str, str], difference: str
+) -> None:
+    elsewhere = results(repository, "branch", "colwise", 150.0, device=replace(H100, **change))
+    comparison = compare([results(repository, "main", "colwise", 200.0), elsewhere], repository)
+    assert [row.verdict for row in comparison.rows] == ["OPEN", "OPEN"]
+    assert any("never compared" in row.reason and difference in row.reason for row in comparison.rows)
     assert comparison.exit_code == 3
-    assert any(says in line for line in comparison.notices)
 
 
 @pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC, Kind.PUBLISHED])
-def test_rows_that_time_nothing_of_ours_do_not_count(repository: Path, kind: Kind) -> None:
-    evidence = [replace(rows(repository, side, "colwise", 1.0), kind=kind) for side in ("main", "branch")]
-    row = compared(repository, *evidence)["colwise"]
-    assert (row.verdict, row.before_us, row.problem) == ("no rows", None, None)
+def test_results_that_are_no_times_of_ours_do_not_count(repository: Path, kind: Kind) -> None:
+    studies = [replace(results(repository, side, "colwise", 1.0), kind=kind) for side in ("main", "branch")]
+    row = row_of(repository, *studies)
+    assert (row.verdict, row.before_us, row.problem) == ("OPEN", None, None)
 
 
 def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
-    changed = [rows(repository, "main", "colwise", 100.0), rows(repository, "branch", "colwise", 25.0)]
-    shape = NamedInts(M=1, K=1, G=1)
-    sides = [rows(repository, side, "colwise", 50.0) for side in ("main", "branch")]
-    slower = [replace(study, problem=replace(study.problem, shape=shape)) for study in sides]
-    same = rows(repository, "main", "rowwise-2d", 90.0)
-    assert compare([*changed, *slower, same], repository, "main..branch").geomean == pytest.approx(0.5)
-    assert compare([same], repository, "main..branch").geomean == 1.0
-    assert compare([same], repository, "main..branch", ["colwise"]).geomean is None
+    changed = [results(repository, "main", "colwise", 100.0), results(repository, "branch", "colwise", 25.0)]
+    both = [results(repository, side, "colwise", 50.0) for side in ("main", "branch")]
+    other = [replace(study, problem=replace(study.problem, shape=NamedInts(M=1, K=1, G=1))) for study in both]
+    same = results(repository, "main", "rowwise-2d", 90.0)
+    assert compare([*changed, *other, same], repository, kernels=()).ratio == pytest.approx(0.5)
+    assert compare([same], repository, kernels=("rowwise-2d",)).ratio == 1.0
+    assert compare([same], repository).ratio is None
 
 
 def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
-    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
+    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
     git(repository, "checkout", "-q", "main")
     commit(repository, files(colwise=3))
-    assert compared(repository, *evidence, range_text="main..branch")["colwise"].verdict == "no rows"
-    assert compared(repository, *evidence, range_text="main...branch")["colwise"].ratio == 0.75
+    assert row_of(repository, *studies, text="main..branch").ratio is None
+    assert row_of(repository, *studies, text="main...branch").ratio == 0.75
+
+
+def test_a_kernel_file_names_its_repository(repository: Path) -> None:
+    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
+    reference = f"{repository}/{file_of('colwise')}:SPEC"
+    (row,) = recorded.compare(merged(studies), sides("main..branch", [reference])).rows
+    assert (row.kernel, row.ratio) == ("colwise", 0.75)
 
 
 @pytest.mark.parametrize("text", ["main", "main..", "..branch", "a..b..c", "a....b", "..", "", "main branch"])
 def test_a_malformed_range_is_one_line(repository: Path, text: str) -> None:
-    with pytest.raises(errors.UsageError, match="no range of revisions"):
+    with pytest.raises(errors.UsageError, match="two revisions"):
         compare([], repository, text)
 
 
@@ -232,32 +211,9 @@ def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository:
     for number, text in enumerate(HOSTILE):
         range_text = f"{text}{dots}branch" if number % 2 else f"main{dots}{text}"
         try:
-            compare([], repository, range_text, ["colwise"])
+            compare([], repository, range_text)
         except errors.Fp8tuneError as error:
             assert "\n" not in str(error).strip() or "\n" in text
     assert not list(repository.glob("*made*"))
     changed = ["git", "-C", str(repository), "status", "--porcelain", "--ignored"]
     assert not subprocess.run(changed, check=True, capture_output=True).stdout
-
-
-def test_a_kernel_of_another_repository_is_named_by_reference(repository: Path) -> None:
-    evidence = [
-        replace(rows(repository, side, "colwise", time_us), problem=Problem("colwise", SHAPE))
-        for side, time_us in (("main", 200.0), ("branch", 100.0))
-    ]
-    folder = repository / "kernels/fp8tune_kernels/quantize"
-    for kernel in ("fp8tune_kernels.quantize.colwise:SPEC", f"{folder}/colwise.py:SPEC"):
-        comparison = compare(evidence, repository, "main..branch", [kernel])
-        assert [(row.kernel, row.ratio) for row in comparison.rows] == [("colwise", 0.5)]
-
-
-def test_json_keeps_the_contract(repository: Path) -> None:
-    evidence = [rows(repository, "main", "colwise", 200.0), rows(repository, "branch", "colwise", 150.0)]
-    found = compare(evidence, repository, "main..branch", ["colwise"])
-    said = json.loads(json.dumps(contracts.comparison(found)))
-    wanted = {"kernel": "colwise", "arch": "sm_90", "before_us": 200.0, "after_us": 150.0, "ratio": 0.75}
-    assert {"rows", "geomean"} <= set(said)
-    assert said["geomean"] == pytest.approx(0.75)
-    assert wanted.items() <= said["rows"][0].items()
-    assert said["rows"][0]["shape"] == {"M": 16640, "K": 5120, "G": 64}
-    assert said["rows"][0]["verdict"] == "INCONCLUSIVE"

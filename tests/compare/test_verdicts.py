@@ -1,4 +1,4 @@
-"""The statistics of a comparison, against scipy's and against their own promises."""
+"""Statistics of a comparison, against those of SciPy and against their own promises."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fp8tune.compare import verdicts
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.comparing import verdicts
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.stats.estimate import Estimate
 
 logs = st.lists(st.floats(-0.1, 0.1), min_size=3, max_size=6)
@@ -40,7 +40,7 @@ def test_from_seven_rounds_on_it_is_trimmed(values: list[float]) -> None:
 
 
 def test_two_stalled_rounds_decide_nothing() -> None:
-    """On an H100 two rows that were 2 % slower ended INCONCLUSIVE, with intervals of +-3 and +-6 %."""
+    """On an H100 two rows that were 2 % slower ended OPEN, with intervals of +-3 and +-6 %."""
     rounds = [math.log(1.02) + 0.001 * (-1) ** number for number in range(verdicts.STAGE_TWO_ROUNDS)]
     for stall in (0.7, -0.7):
         assert verdicts.decide(verdicts.paired([*rounds[2:], stall, stall])) is ChangeVerdict.REGRESSION
@@ -56,18 +56,14 @@ def test_an_unpaired_effect_is_welchs_and_yuens(count: int) -> None:
     assert effect.df == pytest.approx(theirs.df)
 
 
-def test_the_words() -> None:
+def test_each_verdict() -> None:
     assert verdicts.decide(Estimate(math.log(1.02), 0.001, 11)) is ChangeVerdict.REGRESSION
-    assert verdicts.decide(Estimate(-math.log(1.02), 0.001, 11)) is ChangeVerdict.IMPROVEMENT
+    assert verdicts.decide(Estimate(-math.log(1.02), 0.001, 11)) is ChangeVerdict.FASTER
     assert verdicts.decide(Estimate(0.0, 0.001, 4)) is ChangeVerdict.CLEAR
-    assert verdicts.decide(Estimate(0.0, 0.02, 4)) is ChangeVerdict.INCONCLUSIVE
+    assert verdicts.decide(Estimate(0.0, 0.02, 4)) is ChangeVerdict.OPEN
     assert verdicts.decide(Estimate(math.log(1.004), 0.0, 4)) is ChangeVerdict.CLEAR
-
-
-def test_more_rows_decided_together_need_more_proof() -> None:
-    effect = Estimate(math.log(1.013), 0.003, 11)
-    assert verdicts.decide(effect) is ChangeVerdict.REGRESSION
-    assert verdicts.decide(effect, tested=20) is not ChangeVerdict.REGRESSION
+    assert verdicts.decide(Estimate(math.log(1.013), 0.003, 11), tested=1) is ChangeVerdict.REGRESSION
+    assert verdicts.decide(Estimate(math.log(1.013), 0.003, 11), tested=20) is not ChangeVerdict.REGRESSION
 
 
 @given(st.floats(-0.05, 0.05), st.floats(0, 0.03), st.integers(1, 30))
@@ -75,8 +71,8 @@ def test_no_row_is_faster_and_slower_and_what_is_not_open_is_clear(mean: float, 
     effect = Estimate(mean, error, 4)
     assert verdicts.is_open(effect) or verdicts.decide(effect) is ChangeVerdict.CLEAR
     mirrored = {
-        ChangeVerdict.REGRESSION: ChangeVerdict.IMPROVEMENT,
-        ChangeVerdict.IMPROVEMENT: ChangeVerdict.REGRESSION,
+        ChangeVerdict.REGRESSION: ChangeVerdict.FASTER,
+        ChangeVerdict.FASTER: ChangeVerdict.REGRESSION,
     }
     verdict = verdicts.decide(effect, tested)
     if verdict in mirrored:
@@ -96,17 +92,6 @@ def test_the_smallest_detectable_effect_is_found_as_often_as_promised() -> None:
     assert stats.binomtest(found, 1000, verdicts.POWER).pvalue > 1e-4
 
 
-def test_a_slowdown_at_the_threshold_is_called_a_regression_in_5_percent_at_most() -> None:
-    random, sd, rounds = np.random.default_rng(7), 0.008, 12
-    called = sum(
-        verdicts.decide(verdicts.paired(list(verdicts.SLOWDOWN + sd * random.standard_normal(rounds))))
-        is ChangeVerdict.REGRESSION
-        for _ in range(2000)
-    )
-    assert stats.binomtest(called, 2000, verdicts.ERROR, alternative="greater").pvalue > 1e-4
-    assert called > 20  # the test does reject
-
-
 def test_a_control_is_loud_only_outside_half_a_percent_and_beyond_chance() -> None:
     assert verdicts.is_stable(Estimate(0.004, 0.0001, 4))
     assert verdicts.is_stable(Estimate(0.01, 0.01, 4))
@@ -122,12 +107,6 @@ def test_the_geometric_mean_is_over_rows_and_its_error_over_rounds() -> None:
     both = verdicts.geomean([[changes] * 3, [[0.05, 0.05, 0.05]]])
     assert both.mean == pytest.approx((3 * 0.01 + 0.05) / 4)
     assert both.error == pytest.approx(0.75 * one.error)
-
-
-def test_a_control_arm_that_stays_adds_nothing_to_the_error_of_all_rows() -> None:
-    changes, controls = [0.01, 0.02, 0.0, 0.015, 0.005], [0.001, -0.001, 0.002, -0.002, 0.0]
-    one, told = verdicts.geomean([[changes]]), verdicts.all_rows([[changes]], [[controls]])
-    assert (told.mean, told.error, told.df) == pytest.approx((one.mean, one.error, one.df))
 
 
 def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:

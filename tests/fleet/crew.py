@@ -7,22 +7,23 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8tune.exporting import select_rows
 from fp8tune.fleet import units
-from fp8tune.fleet.worker import QueueEvent, Worker, WorkerEvent
+from fp8tune.fleet.worker import Do, QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.plan.selection import Selection
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep
-from fp8tune.sweep import planning
-from fp8tune.sweep.events import Event, TrialDone
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.events import Event, SizeDone, TrialDone
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan
 from fp8tune.tables.current import NO_TABLES
 
 DEVICE = "simulated:1"
@@ -30,22 +31,20 @@ FEW = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=8192", "num_stages=1")
 """Of rowwise-2d: the default and another config."""
 LEASE_S = 2.0
 
-Do = Callable[[Store, Plan], Iterator[Event]]
+Clock = Callable[[], float]
+Take = Callable[[bool], ProblemPlan | None]
 
 
 def plan_of(count: int, *, quick: bool = True) -> Plan:
     short = planning.planned(Options(("rowwise-2d",), timer=DEVICE, quick=quick, grid=FEW, shapes=()))
     rows = tuple(NamedInts(M=1024, K=128 * (1 + number), E=1, N=128) for number in range(count))
-    return planning.expanded(replace(short, rows=rows))
+    return planning.expanded(replace(short, selections=(Selection(rows),)))
 
 
 def queue(db: str, plan: Plan) -> QueuedSweep:
-    """Queue a plan, a unit for each problem size."""
-    sweep = units.queued(plan)
-    alone = (replace(plan, problems=(problem,)) for problem in plan.problems)
+    """Queue a plan."""
     with Store.open(db, create=True) as store:
-        store.add_units(sweep, [unit for part in alone for unit in units.units_of(part, sweep.key)])
-    return sweep
+        return units.add(store, plan)[0]
 
 
 def worked(db: str, gpu: int = 0, do: Do | None = None, **options: object) -> Iterator[WorkerEvent]:
@@ -53,28 +52,30 @@ def worked(db: str, gpu: int = 0, do: Do | None = None, **options: object) -> It
     return Worker(db, f"{DEVICE},gpu={gpu}", **given).run()  # type: ignore[arg-type]
 
 
-def known(plan: Plan, gpu: int) -> dict[str, object]:
+def known(plan: Plan, gpu: int) -> dict[str, Plan]:
     """Return what a worker would plan, to save the seconds that it takes in each of many processes."""
-    here = replace(plan, backend=SimulatedBackend(f"{DEVICE},gpu={gpu}"))
-    return {units.queued(plan).key: (here, {units.problem_key(problem): problem for problem in plan.problems})}
+    return {units.queued(plan).key: replace(plan, backend=SimulatedBackend(f"{DEVICE},gpu={gpu}"))}
 
 
 def of_type(events: Iterator[WorkerEvent], *kinds: str) -> list[QueueEvent]:
     return [event for event in events if isinstance(event, QueueEvent) and event.event in kinds]
 
 
-def timed_once(store: Store, plan: Plan) -> Iterator[Event]:
+def timed_once(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
     """Time each config of each problem once, and store it: the least that a unit can be."""
     backend = plan.backend
     named = {"command": "", "commit": "", "timer": backend.timer, "seed": 0}
     sweep_id = store.begin_sweep(plan.key, backend.device, **named)  # type: ignore[arg-type]
-    for problem in plan.problems:
+    problem: ProblemPlan | None = plan.problems[0]
+    while problem is not None:
         for config in problem.configs:
             outcome = backend.worker().block(problem.arm(config), Place())
             row = plan.row(problem, config, outcome, Place(), outcome.process)
             store.add(sweep_id, row, once=True)
             yield TrialDone(row, from_database=False)
         store.mark_complete(sweep_id, plan.subject(problem), len(problem.configs))
+        yield SizeDone(problem.problem)
+        problem = take(True)
 
 
 def table(db: str) -> str:

@@ -66,13 +66,13 @@ def test_two_workers_never_get_the_same(db: str) -> None:
     assert sorted(got) == sorted(f"unit-{number}" for number in range(24))
 
 
-def test_the_worthiest_first_then_the_kernel_at_hand_then_the_one_nobody_is_at(db: str) -> None:
-    others = [unit(1, "rowwise", expected_s=9), unit(2, "colwise", expected_s=5), unit(3, "colwise", expected_s=7)]
-    with filled(db, unit(0, "mxfp8-dim0", worth=8.0), *others) as store:
-        assert taken(store).unit.kernel == "mxfp8-dim0"
-        assert taken(store, last_kernel="colwise").unit.key == "unit-3"  # the longest of its own kernel
+def test_the_longest_first_then_the_kernel_at_hand_then_the_one_nobody_is_at(db: str) -> None:
+    others = [unit(n, kernel, expected_s=5) for n, kernel in enumerate(("rowwise", "colwise", "colwise"), start=1)]
+    with filled(db, unit(0, "mxfp8-dim0", expected_s=8), *others) as store:
+        assert taken(store, last_kernel="colwise").unit.kernel == "mxfp8-dim0"
+        assert taken(store, last_kernel="colwise").unit.key == "unit-2"
         assert taken(store, last_kernel="mxfp8-dim0").unit.key == "unit-1"  # somebody is at colwise
-        assert taken(store).unit.key == "unit-2"
+        assert taken(store).unit.key == "unit-3"
         assert store.take_unit("NVIDIA H100", "me") is None
         assert store.take_unit("NVIDIA H200", "me") is None
 
@@ -101,7 +101,7 @@ def test_within_a_fence_nothing_is_stored_once_the_lease_is_lost(db: str) -> Non
     with filled(db, unit(0)) as store:
         sweep = begin(store)
         lease = taken(store, lease_s=0.05)
-        with store.fenced(lease):
+        with store.fenced([lease]):
             assert store.add(sweep, row(process="before"))
             time.sleep(0.1)
             with Store.open(db) as other:
@@ -118,7 +118,7 @@ def test_a_unit_is_finished_with_the_rows_that_wait(db: str) -> None:
     with filled(db, unit(0)) as store:
         sweep = begin(store)
         lease = taken(store)
-        with store.fenced(lease), store.adding_together(60.0):
+        with store.fenced([lease]), store.adding_together(60.0):
             store.add_soon(sweep, row())
             store.add_soon(sweep, row(round=1))
             store.finish_unit(lease)
@@ -155,7 +155,7 @@ def test_attempts_are_bounded(db: str, dies: bool) -> None:
         (failed,) = store.queue().units
         reason = "its worker gave no sign of life until its lease ended" if dies else "it broke"
         assert (failed.state, failed.reason) == (UnitState.FAILED, reason)
-        assert store.retry_failed_units() == 1
+        assert store.add_units(SWEEP, ()) == 0  # queued again
         assert taken(store).attempt == 1
 
 

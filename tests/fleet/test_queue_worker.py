@@ -9,13 +9,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from fleet.crew import DEVICE, of_type, plan_of, queue, table, timed_once, worked
+from fleet.crew import DEVICE, Clock, Take, of_type, plan_of, queue, table, timed_once, worked
 from forked import Forked
 from places import PLANTED
 
@@ -28,8 +28,15 @@ from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, LeaseLostError
-from fp8tune.sweep.events import Event, Finished, TrialDone
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping.events import Event, Finished, SizeDone, TrialDone
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.planning import Plan
+
+
+@pytest.fixture(autouse=True)
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers find the simulated GPU."""
+    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
 
 
 @pytest.fixture
@@ -44,10 +51,9 @@ def test_another_gpu_takes_over_and_the_table_is_the_same(db: str, tmp_path: Pat
     with Store.open(db) as first:
         lease = first.take_unit(DEVICE, "lost", lease_s=0.2)
         assert lease is not None
-        whole = units.plan_of(lease.sweep, timer=f"{DEVICE},gpu=7")
-        plan = units.of_unit(whole, {units.problem_key(of): of for of in whole.problems}, lease.unit)
-        with first.fenced(lease):
-            lost = worker.unit_events(first, plan)
+        plan = units.plan_of(lease.sweep, timer=f"{DEVICE},gpu=7")
+        with first.fenced([lease]):
+            lost = sweep(first, replace(plan, problems=plan.problems[:1]))
             assert any(isinstance(event, TrialDone) and event.row.stage == stage for event in lost)
             time.sleep(0.3)
             assert len(of_type(worked(db, gpu=8), "done")) == 2
@@ -77,7 +83,7 @@ def test_a_unit_that_was_broken_off_continues_where_it_was(db: str) -> None:
 
 
 def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends(db: str) -> None:
-    def broken(store: Store, plan: Plan) -> Iterator[Event]:
+    def broken(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         raise UsageError("the fan is off")
         yield
 
@@ -89,11 +95,14 @@ def test_a_unit_that_fails_is_tried_elsewhere_and_a_worker_that_fails_twice_ends
 
 
 @pytest.mark.parametrize(("wrong", "without"), [("1", 2), ("0.4", 1)])
-def test_a_problem_that_no_config_is_right_on_is_named(db: str, wrong: str, without: int) -> None:
+def test_a_problem_that_no_config_is_right_on_is_named(
+    db: str, wrong: str, without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its unit is done, and no other worker would do better. A config that failed is not tried again."""
     plan = plan_of(2)
     queue(db, plan)
-    done = fp8tune("worker", "--db", db, "--timer", f"{DEVICE},wrong={wrong}")
+    monkeypatch.setenv("FP8TUNE_TIMER", f"{DEVICE},wrong={wrong}")
+    done = fp8tune("worker", "--db", db)
     lines = [line for line in done.stderr.splitlines() if "no config is right" in line]
     assert done.returncode == 1
     shapes = [of.problem.shape for of in plan.problems[:without]]
@@ -104,7 +113,7 @@ def test_a_problem_that_no_config_is_right_on_is_named(db: str, wrong: str, with
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
     assert [status.state for status in found] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
-    assert "done, but no config is right on some problems" in fp8tune("queue", "--db", db).stdout
+    assert "done, but no config is right on some problems" in fp8tune("worker", "--status", "--db", db).stdout
 
 
 def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
@@ -113,7 +122,7 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
         sweep = units.queued(plan)
         (unit,) = units.units_of(plan, sweep.key)
         store.add_units(sweep, [replace(unit, source_hash="0123456789abcdef", problems=("fedcba9876543210",))])
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    done = fp8tune("worker", "--db", db)
     assert done.returncode == 2
     assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
     with Store.open(db, writable=False) as store:
@@ -126,14 +135,17 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     queue(db, plan_of(40))
     now_s = 0.0
 
-    def half_a_minute(store: Store, plan: Plan) -> Iterator[Event]:
+    def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         nonlocal now_s
-        budget_s = plan.options.time_budget_s or 0.0
-        now_s += min(30.0, budget_s)
-        if budget_s < 30.0:
-            yield Finished(0, 0.0, left_out=1, is_whole=False)
-            return
-        yield from timed_once(store, plan)
+        deadline = now_s + (plan.options.time_budget_s or 0.0)
+        for event in timed_once(store, plan, clock, take=take):
+            if isinstance(event, SizeDone):
+                if now_s + 30.0 > deadline:
+                    now_s = deadline
+                    yield Finished(0, 0.0, left_out=1, is_whole=False)
+                    return
+                now_s += 30.0
+            yield event
 
     events = list(worked(db, 0, half_a_minute, time_budget_s=budget_s, clock=lambda: now_s))
     (ended,) = of_type(iter(events), "ended")
@@ -156,7 +168,7 @@ def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
         lease = store.take_unit(DEVICE, "me", lease_s=0.4)
         assert lease is not None
         heart = Heartbeat(stalls_after_s=60.0)
-        with heart.renewing(db, lease):
+        with heart.renewing(db, [lease], 0.1):
             time.sleep(0.8)
             assert store.return_expired_units() == 0
             heart.stalls_after_s = 0.0
@@ -180,7 +192,7 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
         for wait, returned in ((lambda: process.call(60, time.sleep, 1.2), 0), (lambda: time.sleep(1.2), 1)):
             lease = store.take_unit(DEVICE, "me", lease_s=0.4)
             assert lease is not None
-            with Heartbeat(stalls_after_s=0.3).renewing(db, lease):
+            with Heartbeat(stalls_after_s=0.3).renewing(db, [lease], 0.1):
                 wait()
                 assert store.return_expired_units() == returned
             store.return_units_of("me", "the next case")
@@ -193,13 +205,13 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
 
     def work() -> None:
         os.environ["FP8TUNE_DB"] = db
-        sys.argv = ["fp8tune", "worker", "--timer", DEVICE, "--format", "json", "--kernel", kernel]
+        sys.argv = ["fp8tune", "worker", "--format", "json", "--kernel", kernel]
         cli.main()
 
     process = Forked(work)
     while '"event": "taken"' not in (line := process.line()):
         assert line, process.wait()
-    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("queue", "--db", db).stdout
+    assert f"{os.uname().nodename}:{process.pid}" in fp8tune("worker", "--status", "--db", db).stdout
     os.kill(process.pid, signal.SIGTERM)
     code, said = process.wait()
     assert code == 143
@@ -210,20 +222,19 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
 
 
 def test_the_queue_says_what_there_is(db: str) -> None:
-    assert "does not exist" in fp8tune("queue", "--db", db).stderr
+    assert "does not exist" in fp8tune("worker", "--status", "--db", db).stderr
     sweep = queue(db, plan_of(3))
     with Store.open(db) as store:
         first, lease = (store.take_unit(DEVICE, name) for name in ("host-a:16", "host-a:17"))
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = json.loads(fp8tune("queue", "--db", db, "--format", "json").stdout)
+        found = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
         assert sorted(unit["state"] for unit in found["units"]) == ["done", "running", "waiting"]
         store.fail_unit(replace(lease, attempt=9), "it broke")
-    shown = fp8tune("queue", "--db", db).stdout
+    shown = fp8tune("worker", "--status", "--db", db).stdout
     assert "it broke" in shown
     assert max(map(len, shown.splitlines())) <= 120
-    assert "1 units that had failed wait again" in fp8tune("queue", "--db", db, "--retry-failed").stderr
-    assert fp8tune("queue", "--db", db, "--forget", "nothing").returncode == 2
-    assert "3 units removed" in fp8tune("queue", "--db", db, "--forget", sweep.key).stderr
-    assert "no work is queued" in fp8tune("queue", "--db", db).stdout
+    assert fp8tune("db", "forget", "sweep:nothing", "--yes", "--db", db).returncode == 2
+    assert "1 queued sweep deleted" in fp8tune("db", "forget", f"sweep:{sweep.key}", "--yes", "--db", db).stdout
+    assert "sweep:" not in fp8tune("worker", "--status", "--db", db).stdout

@@ -22,11 +22,17 @@ from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Unit
-from fp8tune.sweep import planning
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import planning
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 SHAPES = ("llama4", "deepseek-v3", "deepseek-moe-16b")
+
+
+@pytest.fixture(autouse=True)
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers find the simulated GPU."""
+    monkeypatch.setenv("FP8TUNE_TIMER", DEVICE)
 
 
 @pytest.fixture
@@ -161,12 +167,12 @@ def waiting_attempts(db: str) -> list[int]:
 def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str, changed: dict[str, object]) -> None:
     queue(db, plan_of(1))
     rewritten(db, **changed)
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE)
+    done = fp8tune("worker", "--db", db)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("fp8tune: ")
     assert waiting_attempts(db) == [0]
-    assert fp8tune("queue", "--db", db).returncode == 0
+    assert fp8tune("worker", "--status", "--db", db).returncode == 0
 
 
 # Imports
@@ -190,7 +196,7 @@ def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Pa
     (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
     queue(db, plan_of(1))
     rewritten(db, kernels=[kernel.format(folder=tmp_path)])
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE, cwd=tmp_path)
+    done = fp8tune("worker", "--db", db, cwd=tmp_path)
     assert not (tmp_path / "canary").exists()
     assert done.returncode == 2
     assert " --kernel " in done.stderr.splitlines()[-1]
@@ -202,9 +208,9 @@ def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
     options = ("--timer", DEVICE, "--quick", "--shapes", "llama4", "--db", db)
     sweep = fp8tune("sweep", "--on", "queue", "--kernel", f"{path}:SPEC", *options)
     assert f"fp8tune worker --kernel {path}:SPEC" in sweep.stderr
-    assert fp8tune("worker", "--db", db, "--timer", DEVICE).returncode == 2
+    assert fp8tune("worker", "--db", db).returncode == 2
     assert set(waiting_attempts(db)) == {0}
-    done = fp8tune("worker", "--db", db, "--timer", DEVICE, "--kernel", "untouched.py:*", cwd=PLANTED)
+    done = fp8tune("worker", "--db", db, "--kernel", "untouched.py:*", cwd=PLANTED)
     assert done.returncode == 0, done.stderr
     assert waiting_attempts(db) == []
 

@@ -9,9 +9,9 @@ from places import PLANTED
 
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.events import TrialDone
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.events import TrialDone
+from fp8tune.sweeping.options import Options
 
 FAULTS = f"{PLANTED / 'gpu_faults.py'}:SPEC"
 

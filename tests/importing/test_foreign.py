@@ -18,6 +18,7 @@ from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Sub
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, as_json
 from fp8tune.store.results import Store
+from fp8tune.sweeping import picks
 
 ONE = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
 CONFIG = NamedInts(ONE)
@@ -64,8 +65,8 @@ def store(each_database):
 def rows(store: Store, path: Path, kernel: str = "", device: str = ""):
     """The rows of a path, and the notices."""
     notices: list[str] = []
-    picks = foreign.read(path, notices.append, kernel)
-    return foreign.RowMaker(store, device, notices.append).rows(picks), notices
+    found = foreign.read(path, notices.append, kernel)
+    return foreign.RowMaker(store, device, notices.append).rows(found), notices
 
 
 def test_a_file_by_sizes_becomes_rows_without_a_time(tmp_path, store):
@@ -144,6 +145,15 @@ def test_damaged_files_are_named_and_the_others_read(tmp_path, store):
     assert all("\n" not in notice for notice in notices)
 
 
+def test_a_bad_entry_is_named_and_the_others_of_its_file_are_read(tmp_path, store):
+    path = gemm(tmp_path, **{"16": ONE, "512": None, "one": ONE, "32": {"num_warps": 0}, "64": ONE})
+    found, notices = rows(store, path, NAME)
+    assert [row.problem.shape["M"] for row in found] == [16, 64]
+    assert len(notices) == 3
+    for entry, notice in zip(("512", "one", "32"), notices, strict=True):
+        assert f"{path} is damaged: {entry!r}: " in notice
+
+
 def test_what_holds_no_configs_is_refused(tmp_path):
     for path in (tmp_path, write(tmp_path / "other.json", {"a": 1}), tmp_path / "absent.json"):
         with pytest.raises(UsageError, match="has no configs"):
@@ -209,20 +219,19 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
         )
         store.mark_complete(sweep, Subject(VERSION, H100, Kind.MEASURED, PROBLEM), len(timed))
     path = gemm(tmp_path, **{"16": ONE, "512": ONE})
-    imported = fp8tune("import", path, "--kernel", NAME, "--db", db)
-    assert (imported.returncode, "2 rows added, 0 already there" in imported.stdout) == (0, True), imported.stderr
-    assert "0 rows added, 2 already there" in fp8tune("import", path, "--kernel", NAME, "--db", db).stdout
-    (shown,) = json.loads(
-        fp8tune("show", "--format", "json", "--db", db).stdout
-    )  # a file without times decides nothing
-    assert (shown["kind"], shown["config"]) == ("measured", dict(other))
+    imported = fp8tune("db", "import", path, "--kernel", NAME, "--db", db)
+    assert (imported.returncode, "2 results added, 0 already there" in imported.stdout) == (0, True), imported.stderr
+    assert "0 results added, 2 already there" in fp8tune("db", "import", path, "--kernel", NAME, "--db", db).stdout
+    with Store.open(str(db)) as store:
+        (pick,) = picks.read(store)  # a file without times decides nothing
+    assert (pick.kind, pick.config) == (Kind.MEASURED, other)
 
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):
     db = tmp_path / "results.db"
-    done = fp8tune("import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
-    assert (done.returncode, done.stdout.count("1 rows added")) == (0, 2), done.stderr
+    done = fp8tune("db", "import", gemm(tmp_path), triton(tmp_path / "cache").parent, "--kernel", "gemm", "--db", db)
+    assert (done.returncode, done.stdout.count("1 results added")) == (0, 2), done.stderr
     for arguments in ([], [tmp_path / "absent"], [gemm(tmp_path / "b")], [gemm(tmp_path / "c"), "--kernel", "a b"]):
-        done = fp8tune("import", *arguments, "--db", db)
+        done = fp8tune("db", "import", *arguments, "--db", db)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

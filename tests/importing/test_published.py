@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -95,15 +94,6 @@ def test_a_database_brings_them_along_with_its_trials(store: Store, tmp_path: Pa
     assert import_file(store, tmp_path / "other.db").added == len(list(store.rows())) + 8
     assert (store.published(), len(store.studies())) == (rows, kernels)
     assert import_file(store, tmp_path / "other.db").added == 0
-
-
-def test_the_database_of_this_repository_takes_them(tmp_path: Path) -> None:
-    ours = tmp_path / "results.db"
-    shutil.copy(PUBLISHED.parents[2] / "results.db", ours)
-    with Store.open(str(ours)) as opened:
-        import_file(opened, PUBLISHED_OPERATIONS)
-        assert len(opened.published()) == 8
-        assert opened.counts()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from on_edges import assert_same_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
+from wrappers import public_wrapper
 
 import fp8tune_kernels as kernels
-from fp8tune.bench.kernel_contenders import public_wrapper
 from fp8tune_kernels import catalog, interpreter
 from fp8tune_kernels.gemm import operands
 from fp8tune_kernels.spec import NamedInts, Problem

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from own_tables import table_of
+from wrappers import public_wrapper
 
-from fp8tune.bench.kernel_contenders import public_wrapper
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
 from fp8tune_kernels.quantize import both_ways, panels, swiglu_gradient, swiglu_rowwise, whole_rows

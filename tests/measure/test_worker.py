@@ -63,6 +63,15 @@ def test_one_process_answers_many_calls_and_an_exception_keeps_it(worker: Worker
     assert worker.call(60, print_in_c) == worker.call(60, os.readlink, "/proc/self/fd/2")
 
 
+def test_a_fresh_process_does_not_hash_tritons_libraries() -> None:
+    """It took half a second of each fresh process of a confirmation."""
+    keys = "__import__('triton').runtime.cache.triton_key.cache_info().currsize"
+    code = f"from fp8tune.measure.worker import Worker; print(Worker().call(60, eval, {keys!r}))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
 def test_a_dead_a_hung_and_a_poisoned_process_are_replaced(worker: Worker) -> None:
     pids = [worker.call(60, os.getpid)]
     with pytest.raises(WorkerDied, match="SIGKILL"):

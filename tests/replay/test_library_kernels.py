@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    ended = record(folder, "--jit", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    ended = record(folder, "--kernel", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
     assert ended.returncode == 0, ended.stderr
     return ended
 
@@ -139,7 +139,7 @@ def _is_increment(row: Any) -> bool:
 
 
 def test_configs_that_a_pruner_makes_are_in_no_diff(timed: str, folder: Path) -> None:
-    where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db")
+    where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db", "--allow-quick")
     ended = fp8tune("export", "--for", "diff", *where, cwd=folder)
     assert ended.returncode == 2
     assert "early_config_prune" in ended.stderr
@@ -193,7 +193,7 @@ PINNED = {
 @pytest.mark.parametrize("attribute", PINNED)
 def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: str) -> None:
     export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
-    ended = fp8tune(*export, "--db", "timed.db", "--output", "tables", cwd=folder)
+    ended = fp8tune(*export, "--db", "timed.db", "--allow-quick", "-o", "tables", cwd=folder)
     assert ended.returncode == 0, ended.stderr
 
     def run() -> None:

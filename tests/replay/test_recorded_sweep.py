@@ -106,7 +106,7 @@ def sweep(folder: Path, kernel: toy_recording.Kernel, *options: str) -> tuple[in
 
 
 def test_a_reference_in_float64_judges_a_tolerance(tmp_path: Path) -> None:
-    options = ("--check", "tolerance=1e-5", "--reference", "toy_kernels:softmaxed")
+    options = ("--tolerance", "1e-5,0", "--reference", "toy_kernels:softmaxed")
     assert sweep(tmp_path, toy_recording.softmax(16, 24), *options)[0] == 0
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         assert {result.check for result in stored_results(store)} == {"tolerance 1e-05 relative of float64"}
@@ -129,7 +129,7 @@ def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> No
         ("(x): return {'nosuch': x}", "it gives 'nosuch', the kernel writes y"),
         ("(x): return None", "it gives NoneType for y: return a tensor"),
         ("(x): return x, x", "it gives 2 tensors, the kernel writes y: give a dict"),
-        ("(x): return x.double()", "return that, or ask for --check tolerance"),
+        ("(x): return x.double()", "return that, or add --tolerance RTOL,ATOL"),
     ],
 )
 def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, output: str) -> None:
@@ -153,7 +153,7 @@ def test_a_check_of_the_users_is_another_sweep(tmp_path: Path) -> None:
     kernel = toy_recording.copies("hooked", 32)
     assert "2 trials" in sweep(tmp_path, kernel)[1]
     assert "every trial of this sweep is in the database" in sweep(tmp_path, kernel)[1]
-    assert "every trial" not in sweep(tmp_path, kernel, "--check", "tolerance=0.1")[1]
+    assert "every trial" not in sweep(tmp_path, kernel, "--tolerance", "0.1,0")[1]
 
 
 def test_an_autotuner_without_a_recording_says_how_to_record(tmp_path: Path) -> None:

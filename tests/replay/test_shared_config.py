@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
     shutil.copy(ROOT / "docs/examples/shared_config.py", folder)
     program = (sys.executable, "-c", "import shared_config; shared_config.main()")
-    ended = record(folder, "--jit", "shared_config:*", program=program)
+    ended = record(folder, "--kernel", "shared_config:*", program=program)
     assert "120 tokens: right" in ended.stdout, ended.stderr
     assert ended.recording is not None
     assert len(ended.recording.kernels[0].launches) == 4

@@ -37,10 +37,10 @@ def test_the_kernel_with_most_tuning_and_gpu_time_is_swept_first() -> None:
 def test_show_prints_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text_of(Recording(kernels=(FIXED, SLOW, TUNED))))
-    ended = fp8tune("show", "--recording", path)
+    ended = fp8tune("show", path)
     assert f"\n...{TUNED.name[-37:]}  " in ended.stdout
     assert f"next: fp8tune sweep --kernel {TUNED.name} --recording {path}" in ended.stdout
     assert f"all: fp8tune sweep --recording {path}" in ended.stdout
-    output = json.loads(fp8tune("show", "--recording", path, "--format", "json").stdout)
+    output = json.loads(fp8tune("show", path, "--format", "json").stdout)
     assert [row["kernel"] for row in output["kernels"]] == [FIXED.name, SLOW.name, TUNED.name]
-    assert fp8tune("show", "--recording", path, "--failed").returncode == 2
+    assert fp8tune("show", path, "--failed").returncode == 2

@@ -1,4 +1,4 @@
-"""A headless Chromium that keeps what a page did: errors, warnings, and every request that it made."""
+"""Headless Chromium that records the errors, warnings and requests of a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # a second, and every worker collects what imports this
+if TYPE_CHECKING:  # importing takes a second
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -24,13 +24,13 @@ class Opened:
 
     page: Page
     path: Path
-    said: list[str] = field(default_factory=list)
-    """Errors and warnings of its console, and exceptions."""
-    asked: list[str] = field(default_factory=list)
-    """Addresses that it asked for, but for the file itself."""
+    messages: list[str] = field(default_factory=list)
+    """Console messages and exceptions."""
+    requests: list[str] = field(default_factory=list)
+    """Addresses that it requested, without the file itself."""
 
     def show(self, view: str) -> None:
-        """Go to a view by its address, and wait until its pictures are drawn."""
+        """Go to a page by its address, and wait until its charts are drawn."""
         self.page.goto(f"file://{self.path}#{view}")
         self.page.wait_for_selector("body[data-ready]", state="attached")
         self.drawn()
@@ -46,15 +46,11 @@ class Opened:
             time.sleep(0.02)
 
     def drawn(self) -> None:
-        """Wait until every picture that is there is drawn."""
+        """Wait until every chart is drawn."""
         self.until("[...document.querySelectorAll('.picture')].every((box) => box.dataset.drawn)")
 
-    def marks(self, part: str, kind: str) -> int:
-        """Marks of a kind (``symbol``, ``rect``, ``rule``) that a part's picture holds."""
-        return self.page.locator(f"#{part} .picture g.mark-{kind}.role-mark > path").count()
-
     def rows(self, part: str) -> int:
-        """Rows of a part's table; those of all, where it shows the first ones alone."""
+        """Return the number of rows of a part's table, of all if it shows only the first."""
         section = self.page.locator(f"#{part}")
         summary = section.locator("summary")
         if summary.count() and not section.locator("table").count():
@@ -68,10 +64,10 @@ class Opened:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """The system's browser; a test without one is skipped."""
+    """Start the system's browser, or skip the test."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip("no Chromium: apt-get install chromium, or tests of the page are left out")
+        pytest.skip("no Chromium: install it to test pages in a browser")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -80,17 +76,17 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def opened(
+def open_page(
     browser: Browser, path: Path, view: str = "overview", width: int = 1200, height: int = 900, *, dark: bool = False
 ) -> Opened:
-    """A new page of the file, at a view."""
+    """Open the file in a new page."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     context.set_default_timeout(30_000)
-    found = Opened(context.new_page(), path)
-    found.page.on("console", lambda message: found.said.append(f"{message.type}: {message.text}"))
-    found.page.on("pageerror", lambda error: found.said.append(f"exception: {error}"))
-    found.page.on("dialog", lambda dialog: (found.said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    opened = Opened(context.new_page(), path)
+    opened.page.on("console", lambda message: opened.messages.append(f"{message.type}: {message.text}"))
+    opened.page.on("pageerror", lambda error: opened.messages.append(f"exception: {error}"))
+    opened.page.on("dialog", lambda dialog: (opened.messages.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     own = f"file://{path}", "data:"
-    found.page.on("request", lambda request: request.url.startswith(own) or found.asked.append(request.url))
-    found.show(view)
-    return found
+    opened.page.on("request", lambda request: request.url.startswith(own) or opened.requests.append(request.url))
+    opened.show(view)
+    return opened

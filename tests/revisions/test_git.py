@@ -1,4 +1,4 @@
-"""What fp8tune asks of git, on real repositories."""
+"""Questions to git, on real repositories."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_head_is_empty_where_there_is_none(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_repository_no_folder_and_no_git_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.MachineError, match=r"not a git repository.*--repo"):
+    with pytest.raises(errors.MachineError, match="not a git repository"):
         git.toplevel(tmp_path)
-    with pytest.raises(errors.UsageError, match="is no folder"):
+    with pytest.raises(errors.UsageError, match="is not a folder"):
         git.toplevel(tmp_path / "missing")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(errors.MachineError, match="git is not installed"):

@@ -1,8 +1,11 @@
-"""The hash of a kernel's timed path: what moves it, what does not, and from where it can be computed."""
+"""Hash of a kernel's timed path: what changes it, what does not, and where it can be computed from."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,10 +15,11 @@ import pytest
 from git_repositories import commit, git
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from fp8tune import errors
 from fp8tune.revisions import source
-from fp8tune.revisions import walk as codewalk
+from fp8tune.revisions.walk import candidates, template
 from fp8tune_kernels import catalog
 
 KERNEL = '''
@@ -67,6 +71,15 @@ FILES = {
 }
 
 
+with contextlib.closing(sqlite3.connect(f"file:{ROOT / 'results.db'}?mode=ro", uri=True)) as _database:
+    STORED = {
+        kernel: set(hashes.split(","))
+        for kernel, hashes in _database.execute(
+            "SELECT kernel, group_concat(source_hash) FROM versions GROUP BY kernel"
+        )
+    }
+
+
 def hash_of(files: Mapping[str, str], kernel: str = "other.kernel:SPEC") -> str:
     return source.source_hash(kernel, files.get)
 
@@ -77,12 +90,17 @@ def edited(path: str, old: str, new: str) -> dict[str, str]:
 
 
 def test_every_python_version_gives_the_same_hash() -> None:
-    """Rows made by one Python are matched by another: a change of this value orphans every stored row."""
+    """Results of one Python are matched by another: a change of this value orphans every stored result."""
     assert hash_of(FILES) == "2a4ce21acf2d7be8"
 
 
+@pytest.mark.parametrize("kernel", STORED)
+def test_every_kernel_in_the_database_keeps_its_hash(kernel: str) -> None:
+    assert source.source_hash(kernel, source.installed(kernel)) in STORED[kernel]
+
+
 def test_variables_of_a_comprehension_are_no_names_of_the_module() -> None:
-    """From Python 3.12 on symbol tables show them in the scope around it: every row of a GPU machine was orphaned."""
+    """From Python 3.12 on symbol tables show them in the scope around it."""
     with_comprehension = edited("other/sizes.py", "GRID = (1,)", "GRID = tuple(spare for spare in (1,))")
     with_comprehension["other/sizes.py"] += "def spare():\n    return 1\n"
     other_spare = with_comprehension["other/sizes.py"].replace("return 1", "return 2")
@@ -129,7 +147,7 @@ def test_what_is_timed_changes_the_hash(path: str, old: str, new: str) -> None:
 
 
 def test_parameters_named_like_module_level_functions_are_not_followed() -> None:
-    """``launch(config, inputs, outputs)``: its ``inputs`` is no use of the module's ``inputs``."""
+    """The ``inputs`` of ``launch(config, inputs, outputs)`` is not the module's ``inputs``."""
     assert hash_of(edited("other/kernel.py", "return (INPUTS_ONLY,)", "return (1, 2, 3)")) == hash_of(FILES)
 
 
@@ -247,16 +265,16 @@ def test_a_commit_and_the_folder_it_was_made_from_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS)
-def test_every_declared_kernel_has_a_hash_that_reaches_its_jit_functions(kernel: str) -> None:
+def test_the_hash_of_every_kernel_covers_its_jit_functions(kernel: str) -> None:
     read = source.installed(kernel)
-    walk = codewalk.Walk(read, package="fp8tune_kernels", ignored=source.NOT_TIMED)
-    source.source_hash(kernel, read)
-    tree = ast.parse(read(codewalk.candidates(catalog.module_name(kernel))[0]) or "")
-    launch = next(node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "launch")
-    module = walk.module(catalog.module_name(kernel))
-    assert module is not None
-    walk.enter(module, launch)
-    assert any("'triton.jit'" in entry for entry in walk.entries)
+    file = candidates(catalog.module_name(kernel))[0]
+    body = re.compile(r"(@triton\.jit(?:.|\n)*?\n    )(tl\.|[a-z_]+ = )")
+
+    def edited(path: str) -> str | None:
+        text = read(path)
+        return body.sub(r"\1tl.static_print(1)\n    \2", text) if text is not None else None
+
+    assert source.source_hash(kernel, edited) != source.source_hash(kernel, read), file
 
 
 def test_hashing_imports_neither_torch_nor_triton_nor_the_kernel() -> None:
@@ -279,8 +297,8 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
 def test_canonical_text_tells_constants_apart(value: object) -> None:
     tree = ast.parse(f"x = {value!r}").body[0]
     again = ast.parse(f"x = (\n{value!r}\n) # why").body[0]
-    assert codewalk.template(tree) == codewalk.template(again)
-    assert codewalk.template(tree) != codewalk.template(ast.parse(f"x = [{value!r}, 0]").body[0])
+    assert template(tree) == template(again)
+    assert template(tree) != template(ast.parse(f"x = [{value!r}, 0]").body[0])
 
 
 AUTOTUNED = """

@@ -22,7 +22,7 @@ from fp8tune.stats.calibration import COPY, COUNTED, calibration_of, floor_us, i
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.stats.pairs import Block
 from fp8tune.store.results import Store
-from fp8tune.sweep import calibrate
+from fp8tune.sweeping import calibrate
 
 sds = st.floats(0.0, 0.05)
 

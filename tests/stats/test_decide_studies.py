@@ -37,7 +37,7 @@ def decided(times_us: dict[NamedInts, list[ProcessTimes]], current: NamedInts | 
 
 def test_finals_decide_and_say_how_sure_they_are():
     decision = decided({DEFAULT: timed(110.0), FAST: timed(100.0), SLOW: timed(120.0)})
-    assert (decision.pick, decision.verdict, decision.runner_up) == (FAST, Verdict.CERTIFIED, DEFAULT)
+    assert (decision.pick, decision.verdict, decision.runner_up) == (FAST, Verdict.PROVEN, DEFAULT)
     assert decision.processes == 6
     assert decision.times_us[SLOW] == pytest.approx(120.0, rel=0.002)
 
@@ -47,7 +47,7 @@ def test_the_current_config_stays_until_it_is_proven_slower_than_the_keep_band()
         times = {DEFAULT: timed(150.0), FAST: timed(100.0), SLOW: timed(100.0 * slower)}
         decision = decided(times, current=SLOW)
         assert (decision.pick == SLOW) is kept
-        assert (decision.verdict is Verdict.KEPT_INCUMBENT) is kept
+        assert decision.verdict is Verdict.PROVEN
 
 
 def test_the_bands_are_those_the_sweep_went_by():
@@ -65,31 +65,31 @@ def below_the_floor(tick_us: float, current: NamedInts | None = None, **times_us
 
 def test_a_difference_of_a_tick_is_no_proof_below_the_floor():
     decision = below_the_floor(0.5, default=10.4, fast=10.0)
-    assert (decision.pick, decision.verdict) == (DEFAULT, Verdict.UNRESOLVABLE)
+    assert (decision.pick, decision.verdict, decision.needs_more) == (DEFAULT, Verdict.OPEN, False)
     assert decision.ratio == pytest.approx(100 / 104, rel=0.002)
 
 
 def test_proof_beats_the_floor():
     """Two problems of rowwise-2d on an H200 kept configs that were proven to be 21 % and 15 % slower."""
     decision = below_the_floor(0.032, default=9.25, fast=7.65)
-    assert (decision.pick, decision.verdict) == (FAST, Verdict.CERTIFIED)
+    assert (decision.pick, decision.verdict) == (FAST, Verdict.PROVEN)
     decision = below_the_floor(0.032, default=7.65, fast=9.25)
-    assert (decision.pick, decision.verdict) == (DEFAULT, Verdict.CERTIFIED)
+    assert (decision.pick, decision.verdict) == (DEFAULT, Verdict.PROVEN)
 
 
 def test_a_tick_widens_the_bounds_of_a_tie():
     """The same 0.3 % are a tie by a fine timer, and cannot be told by a coarse one; today's config is replaced."""
-    for tick_us, verdict in ((0.05, Verdict.NEAR_TIE), (0.2, Verdict.UNRESOLVABLE)):
+    for tick_us, verdict in ((0.05, Verdict.PROVEN), (0.2, Verdict.OPEN)):
         decision = below_the_floor(tick_us, default=9.25, fast=7.65, slow=7.67)
         assert (decision.pick, decision.verdict) == (FAST, verdict)
-        assert not decision.is_contested
+        assert not decision.needs_more
 
 
 def test_what_was_picked_below_the_floor_stays_with_its_verdict():
     """A table made of a pick does not make the same evidence say less."""
     for current in (None, FAST):
         decision = below_the_floor(0.05, current, default=9.25, fast=7.65, slow=7.67)
-        assert (decision.pick, decision.verdict) == (FAST, Verdict.NEAR_TIE)
+        assert (decision.pick, decision.verdict) == (FAST, Verdict.PROVEN)
 
 
 def test_the_noise_floor_is_what_the_duplicate_is_off_by():
@@ -110,7 +110,7 @@ def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: 
 def test_a_study_with_finals_has_its_verdict_and_noise():
     default = entry(110.0, DEFAULT, control=tuple(timed(110.2)))
     study = only_study(default, entry(100.0, FAST), evidence(190.0, config=SLOW))
-    assert (study.pick.config, study.choice.verdict, study.choice.processes) == (FAST, Verdict.CERTIFIED, 6)
+    assert (study.pick.config, study.choice.verdict, study.choice.processes) == (FAST, Verdict.PROVEN, 6)
     assert study.choice.runner_up == DEFAULT
     assert study.choice.ratio == pytest.approx(1.1, rel=0.002)
     assert study.noise == pytest.approx(0.002, abs=0.001)
@@ -126,7 +126,7 @@ def test_the_table_s_config_is_current_and_completed_with_the_default_s_axes():
     entries = [entry(110.0, DEFAULT), entry(100.0, FAST), entry(101.2, SLOW)]
     key = (("G", 64), ("K", 5120))
     (study,) = studies_of(entries, installed(("colwise", "", key, tuple(SLOW.items()))))
-    assert (study.pick.config, study.choice.verdict) == (SLOW, Verdict.KEPT_INCUMBENT)
+    assert (study.pick.config, study.choice.verdict) == (SLOW, Verdict.PROVEN)
     entries = [entry(110.0, DEFAULT), entry(100.0, config(32, DEFAULT["num_warps"], DEFAULT["num_stages"]))]
     (study,) = studies_of(entries, installed(("colwise", "", key, (("BLOCK_SIZE", 32),))))
     assert study.pick.config == config(32, DEFAULT["num_warps"], DEFAULT["num_stages"])
@@ -192,7 +192,7 @@ def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
     rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
     assert only_study(evidence(100.0, **rates)).choice.verdict is Verdict.QUICK
     cached = [evidence(80.0, **rates), evidence(200.0, config=config(64), **rates)]
-    assert only_study(*cached).choice.verdict is Verdict.UNRESOLVABLE
+    assert only_study(*cached).choice.verdict is Verdict.OPEN
 
 
 @pytest.mark.parametrize(("time_us", "share"), [(200.0, 0.5), (95.0, 1.0), (20.0, None)])

@@ -27,8 +27,8 @@ from fp8tune.exporting import select_rows
 from fp8tune.store import database, units
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, QueuedSweep, Unit
-from fp8tune.sweep import planning, session
-from fp8tune.sweep.options import Options
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.options import Options
 
 GRID = ("BLOCK_SIZE=32,64,128", "BLOCK_SIZE_ITER=64", "LEAD=0", "num_warps=2,4,8", "num_stages=1,2", "maxnreg=0")
 
@@ -110,7 +110,7 @@ def test_3_a_lost_owner_stores_nothing(each_database: str, monkeypatch: pytest.M
         lost = first.take_unit("gpu", "first")
         assert lost is not None
         assert second.take_unit("gpu", "second") is None
-        with first.fenced(lost):
+        with first.fenced([lost]):
             assert first.add(sweep_id, row())
             clock[0] += LEASE_S + 1
             lease = second.take_unit("gpu", "second")

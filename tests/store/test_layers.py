@@ -18,6 +18,7 @@ from fp8tune.store import layers, location
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
+from fp8tune.sweeping import picks as kept_picks
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_own_results_win_whatever_the_code(databases: location.Databases) -> Non
         assert {one.version.source_hash for one in reader.studies() if one.version} == {"bbbb"}
 
 
-def test_what_was_not_timed_is_read_config_by_config(databases: location.Databases) -> None:
+def test_what_was_not_timed_is_read_of_one_database(databases: location.Databases) -> None:
     of = problem(K=1024)
     with both(databases) as (own, base):
         checked = [row(None, of=of, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
@@ -110,8 +111,8 @@ def test_what_was_not_timed_is_read_config_by_config(databases: location.Databas
         (study,) = reader.studies()
         assert study.failures == {config(64): Status.WRONG}
         outcomes = reader.tally(replace(subject(of), kind=Kind.INTERPRETER)).outcomes
-        assert {of: outcome.status for of, outcome in outcomes.items()} == {config(32): "ok", config(64): "wrong"}
-        assert len(list(reader.rows())) == 2
+        assert {of: outcome.status for of, outcome in outcomes.items()} == {config(64): "wrong"}
+        assert len(list(reader.rows())) == 1
 
 
 def test_calibrations_are_the_own_ones_over_the_bases(databases: location.Databases) -> None:
@@ -163,8 +164,27 @@ def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Data
         pass
 
 
+def test_kept_picks_of_both_are_joined_and_nothing_is_decided_again(
+    databases: location.Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with both(databases) as (own, base):
+        finished_sweep(base, {problem(K=1024): {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
+        finished_sweep(own, {problem(K=1024): {config(64): 110.0}})
+        for store, K in ((own, 2048), (base, 1024), (base, 4096)):
+            published = row(50.0, of=problem(K=K), kind=Kind.PUBLISHED, device=H200)
+            store.add(begin(store), replace(published, source="a/b#1"))
+        for store in (own, base):
+            kept_picks.keep_current(store)
+    monkeypatch.setattr(kept_picks, "read_studies", pytest.fail)
+    with read(databases) as reader:
+        joined = [(pick.problem.shape["K"], pick.kind, pick.time_us) for pick in kept_picks.read(reader)]
+    # A published row counts only where neither database has a measurement.
+    expected = [(1024, Kind.MEASURED, 110.0), (2048, Kind.MEASURED, 200.0), (4096, Kind.PUBLISHED, 50.0)]
+    assert sorted(joined) == [(K, kind, pytest.approx(time_us)) for K, kind, time_us in expected]
+
+
 def test_one_database_is_read_without_layers(databases: location.Databases) -> None:
     with both(databases):
         pass
-    with layers.opened(str(databases.own)) as reader:
+    with layers.opened_databases(location.Databases(databases.own), pytest.fail) as reader:
         assert not isinstance(reader, Layers)

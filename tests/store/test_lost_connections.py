@@ -150,17 +150,6 @@ def test_who_waits_says_so_once_and_when_it_goes_on(
     assert "cret" not in waits + goes_on
 
 
-def test_a_sweep_opens_a_database_again_that_it_reached_before(postgresql: Server) -> None:
-    mine = postgresql.database()
-    Store.open(mine, create=True).close()
-    postgresql.kill()
-    starting = threading.Timer(0.5, postgresql.start)
-    starting.start()
-    with Store.open(mine, writable=False) as store:
-        assert store.studies() == []
-    starting.join()
-
-
 def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
     with Store.open(url, create=True) as store:
         sweep = begin(store)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
-from servers import on_both
 
 from fp8tune.errors import DatabaseError
 from fp8tune.importing.files import import_file
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
-from fp8tune.stats.study import Study, Verdict
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import decided
 
@@ -62,42 +61,6 @@ def opened(path: Path | str) -> Store:
     return Store.open(str(path), create=True)
 
 
-@on_both
-def test_two_machines_that_agree_stay_certified(database, tmp_path):
-    with opened(database) as ours, opened(tmp_path / "theirs.db") as theirs:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(theirs, (111.0, 101.0, 105.0), device=ANOTHER_H100)
-    with opened(database) as ours:
-        import_file(ours, tmp_path / "theirs.db")
-        assert (winner(ours).pick.config, winner(ours).choice.verdict, winner(ours).choice.processes) == (
-            CONFIGS[1],
-            Verdict.CERTIFIED,
-            6,
-        )
-
-
-def test_of_two_sides_finals_on_one_machine_those_started_last_count(tmp_path):
-    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(theirs, (110.0, 105.0, 101.0))
-    for mine, other in (("ours.db", "theirs.db"), ("theirs.db", "ours.db")):
-        with opened(tmp_path / mine) as store:
-            import_file(store, tmp_path / other)
-            assert (winner(store).pick.config, winner(store).choice.verdict, winner(store).choice.processes) == (
-                CONFIGS[2],
-                Verdict.CERTIFIED,
-                6,
-            )
-
-
-def test_a_newer_sweep_of_one_s_own_is_no_disagreement(tmp_path):
-    with opened(tmp_path / "ours.db") as ours:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-        sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
-        assert (winner(ours).pick.config, winner(ours).choice.verdict) == (CONFIGS[2], Verdict.CERTIFIED)
-        shutil.copy(tmp_path / "ours.db", tmp_path / "older.db")
-
-
 def test_an_old_copy_brings_no_disagreement(tmp_path):
     with opened(tmp_path / "ours.db") as ours:
         sweep_with_finals(ours, (110.0, 100.0, 105.0))
@@ -129,7 +92,7 @@ def filled(path: Path, generator: random.Random) -> None:
 
 @pytest.mark.parametrize(
     ("database", "seed"),
-    [("sqlite", seed) for seed in range(5)] + [("postgresql", 12)],
+    [("sqlite", seed) for seed in range(2)] + [("postgresql", 12)],
     indirect=["database"],
 )
 def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path, seed: int) -> None:
@@ -192,7 +155,7 @@ def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> Non
         for table, query in ARCHIVED.items():
             archive.execute(f"CREATE TABLE {table} AS SELECT {query}")
         archive.commit()
-    with pytest.raises(DatabaseError, match="is an archive: read it with fp8tune import"):
+    with pytest.raises(DatabaseError, match="is an archive: read it with fp8tune db import"):
         Store.open(str(tmp_path / "full.db"), writable=False)
     with opened(tmp_path / "again.db") as store:
         report = import_file(store, tmp_path / "full.db")

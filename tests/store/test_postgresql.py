@@ -11,12 +11,12 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 from processes import together
 from servers import Server
 
-from fp8tune.check import stored
+from fp8tune.check import databases
 from fp8tune.errors import DatabaseError
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.studies import pick_of, read_studies
-from fp8tune.sweep import picks
+from fp8tune.sweeping import picks
 
 
 @pytest.fixture
@@ -39,17 +39,6 @@ def test_what_goes_in_comes_out_as_from_sqlite(url: str, tmp_path: Path) -> None
         assert remote.calibration(H100) == local.calibration(H100)
         assert remote.unfinished_sweeps() == local.unfinished_sweeps()
         assert not remote.add(begin(remote, request="finals"), row(1.0, stage="final", process="w0"))
-
-
-def test_merging_a_file_doubles_nothing(url: str, tmp_path: Path) -> None:
-    path = str(tmp_path / "results.db")
-    with Store.open(path, create=True) as local:
-        finished_sweep(local, {problem(): {config(32): 100.0, config(64): 110.0}})
-        expected = local.studies()
-    with Store.open(url, create=True) as remote, Store.open(path, writable=False) as local:
-        assert remote.merge(local) == (2, 0)
-        assert remote.merge(local) == (0, 2)
-        assert remote.studies() == expected
 
 
 def test_text_may_be_as_long_as_in_a_file(url: str) -> None:
@@ -101,11 +90,11 @@ def test_readers_beside_writers_see_one_moment(url: str) -> None:
 def test_doctor_finds_nothing_wrong(url: str) -> None:
     with Store.open(url, create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
-    with Store.open(url, writable=False) as store:
-        (finding,) = stored.check(url, store)
-    assert finding.level == "ok"
-    assert "sm_90 1 measured" in finding.what
-    assert "cret" not in finding.what
+        picks.keep_current(store)
+    findings = [*databases.check_database(url, None)]
+    assert [finding.level for finding in findings] == ["ok"]
+    assert "1 picks" in findings[0].text
+    assert all("cret" not in finding.text + finding.fix for finding in findings)
 
 
 def test_what_cannot_be_opened_is_one_line_without_the_password(postgresql: Server, url: str) -> None:

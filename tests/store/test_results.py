@@ -21,7 +21,7 @@ from database_rows import (
 )
 from sqlalchemy import event
 
-from fp8tune.errors import DatabaseError, MachineError
+from fp8tune.errors import DatabaseError
 from fp8tune.records import ClockLimits, Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
 from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
@@ -50,9 +50,9 @@ def test_a_sweep_does_not_go_on_at_another_power_limit(store):
     sweep = begin_at(700.0)
     assert begin_at(700.0) == sweep
     assert begin_at(None) == sweep  # a machine that does not tell
-    with pytest.raises(MachineError, match="power limit was 700 W and is 500 W"):
-        begin_at(500.0)
-    assert begin_at(500.0, again=True) != sweep
+    other = begin_at(500.0)
+    assert other != sweep
+    assert (begin_at(500.0), begin_at(700.0)) == (other, sweep)
 
 
 def test_a_row_comes_back_whole(store):
@@ -164,7 +164,7 @@ def test_trials_that_wait_are_not_stored_once_the_unit_is_lost(each_database):
         sweep = begin(store)
         store.add_units(QueuedSweep("s", "gpu", "{}"), [Unit("u", "s", 0, "colwise", "aaaa", ())])
         lease = store.take_unit("gpu", "me")
-        with store.fenced(lease), contextlib.ExitStack() as together:
+        with store.fenced([lease]), contextlib.ExitStack() as together:
             together.enter_context(store.adding_together(3600.0))
             store.add_soon(sweep, row())
             store.add_soon(sweep, row(round=1))
@@ -296,16 +296,16 @@ def test_evidence_can_be_narrowed(store):
 
 
 def test_what_is_forgotten_takes_all_that_refers_to_it_along(store):
-    finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 90.0} for K in range(1024, 1124)})
+    finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 90.0} for K in range(1024, 1054)})
     other = begin(store, request="other")
     store.add_many(other, [row(80.0, of=problem(K=1024), process="w2"), row(70.0, of=problem(K=9), process="w2")])
     assert store.forget([("sweeps", other)]) == {"sweeps": 1}
     assert [result.coarse_us for result in stored_results(store, problems=[problem(K=1024)])] == [90.0, 100.0]
     assert stored_results(store, problems=[problem(K=9)]) == []
-    studies = [("studies", id) for id in range(2, 90)]
-    assert store.forget([*studies, ("results", 1)]) == {"studies": 88, "results": 1}
+    studies = [("studies", id) for id in range(2, 20)]
+    assert store.forget([*studies, ("results", 1)]) == {"studies": 18, "results": 1}
     assert store.integrity() == []
-    assert sum(store.counts().values()) == 200 - 2 * 88 - 1
+    assert sum(store.counts().values()) == 60 - 2 * 18 - 1
 
 
 def test_merging_keeps_every_row_once(tmp_path, store):

@@ -16,17 +16,15 @@ from servers import on_both
 
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.records import NamedInts, Outcome, Row, Status
-from fp8tune.render.found import found_lines
 from fp8tune.stats.calibration import plan_for
-from fp8tune.stats.explanation import Explanation, reasons
-from fp8tune.stats.study import OPEN, SETTLED, Origin, Study, Today, Verdict
+from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
-from fp8tune.studies import decided, summarize
-from fp8tune.sweep import picks, planning, session
-from fp8tune.sweep.confirmation import process_name
-from fp8tune.sweep.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.studies import summarize
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.confirmation import process_name
+from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 PROTOCOL = plan_for({})
@@ -119,21 +117,16 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert len(duplicates) == len(processes) * PROTOCOL.rounds
         assert {row.outcome.time_us for row in duplicates}.isdisjoint({row.outcome.time_us for row in mine})
     for study in studies(store, options):
-        assert study.choice.verdict in (
-            Verdict.CERTIFIED,
-            Verdict.NEAR_TIE,
-            Verdict.KEPT_INCUMBENT,
-            Verdict.AMBIGUOUS,
-        )
+        assert study.choice.verdict in (Verdict.PROVEN, Verdict.OPEN)
         assert study.choice.processes in (PROTOCOL.processes, *PROTOCOL.more_processes)
         assert study.noise is not None
         assert study.noise < 0.02
 
 
-def test_only_ambiguous_rows_get_more_processes(store: Store, options: Options) -> None:
+def test_only_open_rows_get_more_processes(store: Store, options: Options) -> None:
     events(store, options)
     for study in studies(store, options):
-        assert study.choice.verdict is not Verdict.AMBIGUOUS or study.choice.processes == PROTOCOL.more_processes[-1]
+        assert not study.choice.needs_more or study.choice.processes == PROTOCOL.more_processes[-1]
 
 
 def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: Options) -> None:
@@ -143,16 +136,13 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     found = rows(events(store, alone))
     assert {row.config for row in found} == {default}
     for study in studies(store, alone):
-        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.ONLY, None)
+        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.PROVEN, None)
         assert (study.choice.processes, study.noise is None) == (PROTOCOL.processes, False)
     kept = picks.read(store)
     bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
-    assert bounds == {("only", None, None)}
+    assert bounds == {("proven", None, None)}
     (counted,) = summarize(kept)
-    assert (counted.count(*SETTLED), counted.count(*OPEN)) == (2, 0)  # of what was asked for nothing is left to measure
-    both = decided(store.studies())
-    assert reasons(Explanation(both[0]))[-1].endswith("there is nothing to compare it with: only.")
-    assert all(line.endswith(", the only config in the finals") for line in [*found_lines(both)][1:])
+    assert counted.verdicts == {"proven": 2}  # of what was asked for nothing is left to measure
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: Options) -> None:

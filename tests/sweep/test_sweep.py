@@ -18,14 +18,15 @@ from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.plan import grids
-from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
+from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune.sweep import loop, planning, session
-from fp8tune.sweep.events import Event, Finished, Started, TrialDone
-from fp8tune.sweep.loop import sweep
-from fp8tune.sweep.options import Options
-from fp8tune.sweep.planning import Plan
+from fp8tune.sweeping import loop, planning, session
+from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
@@ -98,6 +99,28 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store,
     assert len(kept) == len(rows)
     retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), retry_failed=True)
     assert [row.config["FAULT"] for row in retried if row.config] == [1]
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_results_at_another_power_limit_are_not_mixed(store: Store, one_shape: tuple[str, ...], quick: bool) -> None:
+    """A sweep that had ended lent its times to the next one, whose GPU was set to another power limit."""
+
+    def run_at(power_limit_w: float) -> tuple[int, list[Study]]:
+        plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=quick))
+        assert isinstance(plan.backend, SimulatedBackend)
+        plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
+        done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
+        return sum(not event.from_database for event in done), session.studies(store, plan)
+
+    first, studies = run_at(700.0)
+    assert first > 0
+    assert run_at(700.0)[0] == 0
+    second, changed = run_at(500.0)
+    assert second == first
+    assert [[result.figures for result in study.results] for study in changed] == [
+        [result.figures for result in study.results] for study in studies
+    ]
+    assert run_at(500.0)[0] == 0
 
 
 def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:

@@ -33,30 +33,27 @@ def folder(tmp_path: Path) -> Path:
 
 
 def export(folder: Path, name: str, *more: object) -> Ended:
-    return fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", NAME, *more, cwd=folder)
+    return fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", NAME, "--allow-quick", *more, cwd=folder)
 
 
 def test_files_are_written_and_then_up_to_date(folder: Path) -> None:
-    assert export(folder, "python", "--output", "out", "--check").returncode == 1
-    assert export(folder, "python", "--output", "out", "--dry").stdout == "out/_kernel_sm_90.py: would be written\n"
+    assert export(folder, "python", "-o", "out", "--check").returncode == 1
     assert not (folder / "out").exists()
-    first, next = export(folder, "python", "--output", "out").stdout.splitlines()
-    assert first == "out/_kernel_sm_90.py: written"
-    assert next.startswith("next: put the file beside the kernel")
-    checked = export(folder, "python", "--output", "out", "--check")
+    done = export(folder, "python", "-o", "out")
+    assert done.stdout == "out/_kernel_sm_90.py: written\n"
+    assert "next: put the file beside the kernel" in done.stderr
+    checked = export(folder, "python", "-o", "out", "--check")
     assert (checked.returncode, checked.stdout) == (0, "out/_kernel_sm_90.py: unchanged\n")
     (folder / "out" / "_kernel_sm_90.py").write_text("else")
-    checked = export(folder, "python", "--output", "out", "--check")
-    assert (checked.returncode, checked.stdout) == (1, "out/_kernel_sm_90.py: stale\n")
+    checked = export(folder, "python", "-o", "out", "--check")
+    assert (checked.returncode, checked.stdout) == (1, "out/_kernel_sm_90.py: out of date\n")
 
 
-def test_the_diff_and_its_table_go_to_stdout_and_apply(folder: Path) -> None:
+def test_the_diff_goes_to_stdout_and_applies(folder: Path) -> None:
     ended = export(folder, "diff")
     assert ended.returncode == 0
-    assert ended.stderr == "next: in the folder above the package: git apply FILE, or patch -p1 < FILE\n"
-    assert "### `maker.scales:_kernel`: 6 configs -> 1, worst loss 1.0 %" in ended.stdout
-    assert "- `BLOCK=256 EVEN=False num_warps=8 num_stages=2` at n=1024" in ended.stdout
-    assert "| +10.0 % |" in ended.stdout  # what run-time tuning took for n=1024
+    assert "next: in the folder above the package: git apply FILE, or patch -p1 < FILE\n" in ended.stderr
+    assert "6 configs -> 1, worst loss 1.0 %" in ended.stdout
     subprocess.run(["patch", "-p1"], input=ended.stdout, text=True, cwd=folder, check=True, capture_output=True)
     source = (folder / "maker" / "scales.py").read_text()
     config = 'triton.Config({"BLOCK": 128, "EVEN": True}, num_warps=4, num_stages=2)'
@@ -64,22 +61,12 @@ def test_the_diff_and_its_table_go_to_stdout_and_apply(folder: Path) -> None:
     assert '    key=["n"],  # the size\n' in source
 
 
-def test_the_diff_as_files_and_json(folder: Path) -> None:
-    dry = json.loads(export(folder, "diff", "--json", "--dry", "--output", "configs.diff").stdout)
-    assert dry["covering"]["configs"] == [dict(recorded.ROWS[2])]
-    assert dry["covering"]["worst_loss"] == pytest.approx(0.01)
-    assert dry["covering"]["before"] == len(CONFIGS)
-    assert [file["state"] for file in dry["files"]] == ["would be written"] * 2
-    assert [problem["shape"] for problem in dry["problems"]] == [{"n": n} for n in TIMES]
-    assert not (folder / "configs.diff").exists()
-    ended = export(folder, "diff", "--output", "configs.diff", "--within", "0%")
-    assert ended.stdout == (
-        "configs.diff: written\nconfigs.diff.md: written\n"
-        "next: in the folder above the package: git apply configs.diff, or patch -p1 < configs.diff\n"
-    )
-    assert "6 configs -> 2, worst loss 0.0 %" in (folder / "configs.diff.md").read_text()
-    assert export(folder, "diff", "--output", "configs.diff", "--within", "0%", "--check").returncode == 0
-    assert export(folder, "diff", "--output", "configs.diff", "--within", "2 %", "--check").returncode == 1
+def test_the_diff_as_a_file(folder: Path) -> None:
+    ended = export(folder, "diff", "-o", "configs.diff", "--within", "0%")
+    assert ended.stdout == "configs.diff: written\n"
+    assert "6 configs -> 2, worst loss 0.0 %" in (folder / "configs.diff").read_text()
+    assert export(folder, "diff", "-o", "configs.diff", "--within", "0%", "--check").returncode == 0
+    assert export(folder, "diff", "-o", "configs.diff", "--within", "2 %", "--check").returncode == 1
 
 
 EVERY_FORMAT = """
@@ -87,7 +74,8 @@ import sys
 from command_line import fp8tune
 for name in ("python", "hf", "diff"):
     output = f"{sys.argv[1]}/{name}"
-    ended = fp8tune("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--output", output)
+    command = ("export", "--for", name, "--arch", "sm_90", "--kernel", sys.argv[2], "--allow-quick", "-o", output)
+    ended = fp8tune(*command)
     assert ended.returncode == 0, ended.stderr
 """
 
@@ -115,21 +103,17 @@ def test_the_order_of_sets_changes_no_file(folder: Path) -> None:
         (["--for", "yaml"], "unknown format 'yaml': known: diff, hf, python"),
         (["--for", "vllm"], "has no BLOCK_SIZE_M"),
         (["--for", "python", "--within", "2%"], "--within does not go with --for python"),
-        (["--for", "diff", "--within", "2"], "'2' is no percentage: give one such as 2%"),
-        (["--for", "diff", "--within", "200%"], "is no percentage"),
-        (["--for", "diff", "--check"], "--output FILE"),
-        (["--for", "diff", "--output", "."], "is a folder: name the file of the diff"),
-        (["--for", "hf", "--dtype", "fp8_w8a8"], "--dtype does not go with --for hf"),
+        (["--for", "diff", "--within", "2"], "'2' is not a percentage: write 2%"),
+        (["--for", "diff", "--within", "200%"], "is not a percentage"),
+        (["--for", "diff", "--check"], "-o FILE"),
+        (["--for", "diff", "-o", "."], "is a folder: name the file of the diff"),
+        (["--for", "hf", "--size", "dtype=fp8_w8a8"], "--dtype does not go with --for hf"),
         (["--for", "python", "--size", "M=n"], "--size does not go with --for python"),
-        (["--for", "python", "--prune"], "--prune is for the table"),
-        (["--for", "python", "--device", "H100"], "name one of these, with their problems: NVIDIA H200 (3)"),
-        (["--for", "python", "--output", "fp8tune.db"], "cannot be"),
-        (["--dry"], "--dry goes with --for FORMAT"),
-        (["--device", "x"], "--device goes with --for FORMAT"),
+        (["--for", "python", "-o", "fp8tune.db"], "cannot be"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(folder: Path, arguments: list[str], reason: str) -> None:
-    ended = fp8tune("export", "--arch", "sm_90", "--kernel", NAME, *arguments, cwd=folder)
+    ended = fp8tune("export", "--arch", "sm_90", "--kernel", NAME, "--allow-quick", *arguments, cwd=folder)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert reason in ended.stderr
 
@@ -140,16 +124,17 @@ def test_one_kernel_is_named(folder: Path) -> None:
     assert "did you mean colwise" in fp8tune(*command, "--kernel", "colwse", cwd=folder).stderr
 
 
-def test_a_python_file_holds_each_device_and_other_formats_the_first(folder: Path) -> None:
+def test_all_devices_of_an_arch_are_written_and_a_diff_is_of_the_first(folder: Path) -> None:
     with Store.open(str(folder / "fp8tune.db")) as store:
         recorded.sweep(store, {1024: TIMES[1024]}, rows.H100)
-    document = json.loads(export(folder, "python", "--json").stdout)
-    assert document["devices"] == [rows.H100.name, H200]
-    assert [problem["device"] for problem in document["problems"]] == [rows.H100.name, *[H200] * 3]
+    assert export(folder, "python").returncode == 0
     table = runpy.run_path(str(folder / "_kernel_sm_90.py"))["TABLE"]
     assert {device: len(configs) for device, configs in table.items()} == {rows.H100.name: 1, H200: 3}
-    assert export(folder, "python", "--device", H200, "--check").returncode == 1
-    assert "which has the most problems of" in export(folder, "hf", "--dry").stderr
+    assert {rows.H100.name.replace(" ", "_"), H200.replace(" ", "_")} == {
+        line.partition("device_name=")[2].partition(".json")[0].partition(",")[0]
+        for line in export(folder, "hf").stdout.splitlines()
+    }
+    assert f"the diff is for {H200}, which has the most sizes of 2 GPUs" in export(folder, "diff").stderr
 
 
 def test_picks_of_another_declaration_and_unfinished_ones_are_left_out(folder: Path) -> None:
@@ -157,7 +142,7 @@ def test_picks_of_another_declaration_and_unfinished_ones_are_left_out(folder: P
         newer = replace(recorded.KERNEL, configs=CONFIGS[:4], source_hash="b")
         recorded.sweep(store, {2048: (10.0, 11.0, 12.0, 13.0)}, kernel=newer)
         recorded.sweep(store, {512: (10.0,) * 6}, rows.H200, complete=False)
-    ended = export(folder, "hf", "--dry")
+    ended = export(folder, "hf", "--check")
     assert "n=512 left out, not swept to the end" in ended.stderr
     assert ended.stderr.count("recorded of a kernel with other configs") in (1, 3)  # which was stored last
 
@@ -165,7 +150,7 @@ def test_picks_of_another_declaration_and_unfinished_ones_are_left_out(folder: P
 def test_a_kernel_with_a_specification(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "fp8tune.db"), create=True) as store:
         rows.finished_sweep(store, {rows.problem(): {rows.config(32): 10.0, rows.config(64, 8): 9.0}})
-    command = ("export", "--arch", "sm_90", "--kernel", "colwise", "--for")
+    command = ("export", "--arch", "sm_90", "--kernel", "colwise", "--allow-quick", "--for")
     assert fp8tune(*command, "python", cwd=tmp_path).returncode == 0
     assert '(5120, 64): {"kwargs": {"BLOCK_SIZE": 64}, ' in (tmp_path / "colwise_sm_90.py").read_text()
     assert "no configs=[...] to change" in fp8tune(*command, "diff", cwd=tmp_path).stderr
@@ -182,8 +167,8 @@ def test_a_package_adds_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     points = ("t4 = t4_format:FORMAT", "absent = nowhere:FORMAT", "other = json:dumps")
     (info / "entry_points.txt").write_text("\n".join(["[fp8tune.formats]", *points]))
     monkeypatch.syspath_prepend(str(folder / "site"))
-    ended = export(folder, "t4", "--output", "out")
-    assert "next: any reader of T4 takes out" in ended.stdout
+    ended = export(folder, "t4", "-o", "out")
+    assert "next: any reader of T4 takes out" in ended.stderr
     documents = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_kernel").iterdir())]
     assert [len(document["results"]) for document in documents] == [6, 6, 6]
     assert [result["invalidity"] for result in documents[0]["results"]] == [*["correct"] * 5, "correctness"]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fp8tune_reference import architecture, commands, concepts, database, frames, json, spec, words
+from fp8tune_reference import architecture, commands, concepts, database, frames, spec, words
 
 MARK = re.compile(r"^<!-- reference: ([\w-]+) -->$", re.MULTILINE)
 
@@ -24,11 +24,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "database": database.part,
     "exit-codes": words.exit_codes,
     "frames": frames.part,
-    "json": json.part,
     "lookup-steps": concepts.lookup_steps,
     "protocol": concepts.protocol,
     "routings": concepts.routings,
-    "show-columns": words.show_columns,
     "spec": spec.part,
     "verdicts": words.pick_verdicts,
     "why-not": words.why_not,

@@ -8,7 +8,6 @@ import textwrap
 
 from fp8tune import ceiling as ceilings
 from fp8tune.measure import checking, edges, guards
-from fp8tune.render.documents import PROTOCOL
 from fp8tune.stats.decide import MeasuringPlan
 from fp8tune_kernels import groups
 from fp8tune_kernels.runtime.chain import Step
@@ -18,15 +17,13 @@ from fp8tune_reference.markdown import code, needed, prose, sentence, table
 
 
 def protocol() -> str:
-    """The numbers that finals go by, where a device was not calibrated."""
-    meanings = {field.name: field for field in PROTOCOL}
-    plan = MeasuringPlan()
-    rows = []
-    for one in dataclasses.fields(plan):
-        value, said = getattr(plan, one.name), meanings[one.name]
+    """Return the numbers of the confirmation, where a device was not calibrated."""
+    meanings, rows = docstrings.of_attributes(MeasuringPlan), []
+    for field in dataclasses.fields(MeasuringPlan):
+        value = field.default
         shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
-        rows.append((code(one.name), shown, said.unit, prose(said.meaning)))
-    return table(["number", "value", "unit", "meaning"], rows)
+        rows.append((code(field.name), shown, prose(needed(meanings.get(field.name, ""), field.name))))
+    return table(["number", "value", "meaning"], rows)
 
 
 def lookup_steps() -> str:

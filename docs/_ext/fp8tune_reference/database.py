@@ -5,12 +5,23 @@ from __future__ import annotations
 from sqlalchemy import Column, Table
 from sqlalchemy.dialects import sqlite
 
-from fp8tune.render.fields import UNITS
 from fp8tune.store import schema
 from fp8tune_reference.markdown import code, needed, prose, sections, table
 
-OTHER_UNITS = {"_mhz": "MHz", "_c": "°C", "_w": "W", "_at": "s since 1970, UTC", "_ratio": "ratio", "_band": "share"}
-"""Units of columns beside those of JSON."""
+UNITS = {
+    "_gb_per_s": "GB/s",
+    "_bytes": "bytes",
+    "_us": "us",
+    "_share": "share",
+    "_mhz": "MHz",
+    "_c": "°C",
+    "_w": "W",
+    "_at": "s since 1970, UTC",
+    "_ratio": "ratio",
+    "_band": "share",
+    "_s": "s",
+}
+"""End of a column's name -> its unit; the first that fits."""
 
 
 def part() -> str:
@@ -36,7 +47,7 @@ def _type(column: Column[object]) -> str:
 
 
 def _unit(name: str) -> str:
-    return next((unit for end, unit in {**OTHER_UNITS, **UNITS}.items() if name.endswith(end)), "")
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def _target(column: Column[object]) -> str:

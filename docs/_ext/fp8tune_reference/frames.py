@@ -1,40 +1,22 @@
-"""The columns of the DataFrames that the Python API gives."""
+"""The columns of the DataFrames of the Python API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from fp8tune.api import frames
-from fp8tune_reference import docstrings
-from fp8tune_reference.markdown import code, needed, prose, sections, sentence, table
-
-METHODS = {
-    "Results.trials()": "TRIALS",
-    "Results.picks(), Swept.picks": "PICKS",
-    "Results.finals()": "FINALS",
-    "Results.samples()": "SAMPLES",
-    "Results.devices()": "DEVICES",
-    "Swept.problems": "TALLIES",
-}
-"""What gives a table -> the name of its columns in :mod:`fp8tune.api.frames`."""
+from fp8tune.output.documents import Document
+from fp8tune_reference.markdown import code, needed, prose, sections, table
 
 
 def part() -> str:
-    """A table for each. Raises UndocumentedError for a column without a text."""
-    texts = docstrings.of_attributes(frames)
-    return sections(*(section(given, getattr(frames, name), texts[name]) for given, name in METHODS.items()))
+    """Return a table for each method. Raises UndocumentedError for a column without a text."""
+    return sections(*(section(f"Results.{name}()", model) for name, model in frames.TABLES.items()))
 
 
-def section(given: str, columns: Sequence[frames.Column[Any]], text: str) -> str:
-    """The columns of one table."""
-    heading = ", ".join(map(code, given.split(", ")))
-    rows = [
-        (code(one.name), code(one.dtype), prose(needed(one.says, f"column {one.name} of {given}"))) for one in columns
-    ]
-    return sections(f"### Columns of {heading}", sentence(text), table(["column", "dtype", "meaning"], rows))
-
-
-def meanings() -> Mapping[str, Mapping[str, str]]:
-    """``trials`` and so on -> column -> its text."""
-    return {name.lower(): {one.name: one.says for one in getattr(frames, name)} for name in METHODS.values()}
+def section(method: str, model: type[Document]) -> str:
+    """Return the columns of one method."""
+    rows = []
+    for name, field in model.model_fields.items():
+        column = frames.RENAMED.get(name, name)
+        text = needed(field.description or "", f"column {column} of {method}")
+        rows.append((code(column), code(frames.dtype(str(field.annotation))), prose(text)))
+    return sections(f"### Columns of {code(method)}", table(["column", "dtype", "meaning"], rows))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
-from fp8tune.check.finding import Level
-from fp8tune.check.lint import KeyVerdict
-from fp8tune.compare.verdicts import ChangeVerdict
+from fp8tune.check.findings import Level
+from fp8tune.check.keys import KeyVerdict
+from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.errors import EXIT_CODES
 from fp8tune.records import Kind, Status
-from fp8tune.render import legend
-from fp8tune.stats.study import Verdict
+from fp8tune.stats.study import Precedence, Verdict
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_reference import docstrings
-from fp8tune_reference.markdown import code, marked, needed, prose, sections, table
+from fp8tune_reference.markdown import code, needed, prose, sections, table
 
 WORDS: dict[str, type[StrEnum]] = {
     "`status`: how a trial ended": Status,
     "`kind`: where a row comes from": Kind,
     "`verdict` of a pick": Verdict,
     "`verdict` of `fp8tune compare`": ChangeVerdict,
-    "`verdict` of `fp8tune lint`": KeyVerdict,
+    "`verdict` of `fp8tune doctor KERNEL`": KeyVerdict,
     "`step` of a lookup": Step,
     "`level` of `fp8tune doctor`": Level,
 }
@@ -41,28 +39,15 @@ def of(words: type[StrEnum]) -> str:
 
 
 def pick_verdicts() -> str:
-    """The verdicts of picks, with what to do."""
-    return _legend("verdict", legend.VERDICTS)
+    """Return the verdicts of picks."""
+    return of(Verdict)
 
 
 def why_not() -> str:
-    """Why a faster config is not the pick."""
-    return _legend("reason", legend.WHY_NOT)
-
-
-def show_columns() -> str:
-    """The columns that ``show`` and ``explain`` print."""
-    return _legend("column", legend.COLUMNS)
-
-
-def _legend(what: str, terms: Mapping[str, legend.Term]) -> str:
-    """What ``show --explain`` says. Raises UndocumentedError for a term without a meaning."""
-    advised = any(term.advice for term in terms.values())
-    rows = [
-        (code(name), needed(term.meaning, f"{name} of the legend"), *([marked(term.advice)] if advised else []))
-        for name, term in terms.items()
-    ]
-    return table([what, "meaning", *(["what to do"] if advised else [])], rows)
+    """Return the reasons why a faster config is not the pick."""
+    texts = docstrings.of_attributes(Precedence)
+    rows = [(code(word), prose(needed(texts.get(word.name, ""), word.name))) for word in Precedence if word]
+    return table(["reason", "meaning"], rows)
 
 
 def change_verdicts() -> str:

@@ -14,6 +14,8 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Backend
 from fp8tune_kernels.arches import ARCHES
 
+TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
+
 
 def backend_for(
     arch: str | None, timer: str | None, static: bool = False, trial_timeout_s: float = TRIAL_TIMEOUT_S
@@ -22,6 +24,7 @@ def backend_for(
 
     Raises UsageError for an unknown name, MachineError for what this machine cannot do.
     """
+    timer = timer or os.environ.get(TIMER)
     if timer is not None and timer.startswith("simulated"):
         if arch not in (None, "simulated"):
             raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
@@ -11,7 +12,7 @@ from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.device import clock_limits
+from fp8tune.measure.device import clock_limits, gpu_index
 from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
@@ -36,7 +37,7 @@ class GpuBackend(ProcessBackend):
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """Compile, and start beside it what takes seconds: the GPU context, the copy ceiling, the first inputs."""
-        super().compile(arms)
+        super().compile(compile_order(arms, gpu_index()))
         if arms and not self._is_warm:
             self._is_warm = True
             self._copy = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
@@ -57,6 +58,23 @@ class GpuBackend(ProcessBackend):
                 peak = alive.result(self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype))
                 yield ComputeCeiling(dtype, peak)
         yield from super().screen(arms, places, is_over)
+
+
+def compile_order(arms: Sequence[KernelArm], index: int) -> list[KernelArm]:
+    """Return arms in another order for each GPU of a host.
+
+    Workers of one sweep have a cache in common, and mostly the same code to compile for their sizes. Each two begin at
+    one place and go in opposite directions, so that a worker finds compiled what it comes to, and none compiles beside
+    another.
+    """
+    ordered = sorted(arms, key=lambda arm: arm.config.canonical)
+    random.Random(0).shuffle(ordered)  # neighbours take similarly long
+    place, pair = 0.0, index // 2
+    for digit in range(pair.bit_length()):  # 0, 1/2, 1/4, 3/4, ...: evenly spread, however many there are
+        place += (pair >> digit & 1) / 2 ** (digit + 1)
+    first = int(place * len(ordered))
+    ordered = ordered[first:] + ordered[:first]
+    return ordered[::-1] if index % 2 else ordered
 
 
 def copied(copy: Future[float]) -> float:

@@ -1,4 +1,4 @@
-// Draws the report's views from its data. Text of the database goes into text nodes and Vega data alone, never into
+// Draws the report's pages from its data. Text of the database goes into text nodes and Vega data only, never into
 // markup, an address or an expression.
 "use strict";
 
@@ -30,7 +30,7 @@ function rowsOf(report, part) {
     Object.fromEntries(columns.map((column, number) => [column.name, values[number][row]])));
 }
 
-// Where one is: #VIEW/ID?kernel=...&device=...
+// The current page: #VIEW/ID?kernel=...&device=...
 function place() {
   const [path, query] = location.hash.slice(1).split("?");
   const [view, id] = path.split("/");
@@ -50,7 +50,7 @@ function shown(column, value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
   if (column.digits === null) return value.toLocaleString("en", { useGrouping: !column.name.startsWith("axis_") && value >= 10000 });
-  return value.toLocaleString("en", { minimumFractionDigits: column.digits, maximumFractionDigits: column.digits });
+  return value.toLocaleString("en", { minimumFractionDigits: column.digits, maximumFractionDigits: column.digits }) + column.unit;
 }
 
 function ordered(rows, name, descending) {
@@ -91,7 +91,7 @@ function tableOf(caption, columns, rows) {
       const text = shown(column, row[column.name]);
       const target = column.link && row[column.link];
       const inner = target ? make("a", { href: target }, text) : text;
-      const kind = numeric.has(column.name) ? "number" : text.length > 30 && "long";
+      const kind = numeric.has(column.name) ? "number" : text.length > 90 && "long";
       return make(number ? "td" : "th", { scope: !number && "row", class: kind }, inner);
     }))));
     count.textContent = found.length === rows.length && listed.length === rows.length ? "" : `${listed.length} of ${rows.length} rows`;
@@ -108,14 +108,16 @@ let drawing = 0; // of the view that is shown now: what is finished later than t
 async function draw(box, spec, rows) {
   const mine = drawing;
   try {
-    const made = await vegaEmbed(box, { ...structuredClone(spec), datasets: { ...spec.datasets, rows } }, {
+    const { column, step } = spec.usermeta || {};
+    const size = step ? { height: step * new Set(rows.map((row) => row[column])).size } : {};
+    const made = await vegaEmbed(box, { ...structuredClone(spec), ...size, datasets: { ...spec.datasets, rows } }, {
       mode: "vega-lite", renderer: "svg", actions: false, ast: true, hover: false,
     });
     if (mine !== drawing) made.finalize();
     box.querySelectorAll("svg").forEach((svg) => { svg.removeAttribute("role"); svg.setAttribute("aria-hidden", "true"); });
   } catch (error) {
     console.error(error);
-    box.replaceChildren(`This picture could not be drawn (${error.message}). Its table has all of it.`);
+    box.replaceChildren(`This chart could not be drawn (${error.message}). The table below has its rows.`);
   }
   box.dataset.drawn = rows.length;
 }
@@ -123,15 +125,15 @@ async function draw(box, spec, rows) {
 function sectionOf(report, view, part, filter) {
   const template = report.templates[part.template];
   const rows = rowsOf(report, part).filter((row) => passes(filter, row));
-  const section = make("section", { id: `${view.id}-${template.id}`, "aria-labelledby": `${view.id}-${template.id}-title` },
-    make("h3", { id: `${view.id}-${template.id}-title` }, template.title), make("p", {}, template.says));
+  const section = make("section", { id: `${view.id}-${template.id}`, class: !template.chart && "wide", "aria-labelledby": `${view.id}-${template.id}-title` },
+    make("h3", { id: `${view.id}-${template.id}-title` }, template.title), make("p", {}, template.text));
   if (!rows.length) {
     section.append(make("p", { class: "empty" }, part.length ? "No row passes the filter." : template.empty));
     return section;
   }
   if (template.chart) {
-    const box = make("div", { class: "picture", role: "group", "aria-label": `Picture: ${template.title}. The table below has its rows.` });
-    section.append(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${template.title}, picture` }, box));
+    const box = make("div", { class: "picture", role: "group", "aria-label": `Chart: ${template.title}. The table below has its rows.` });
+    section.append(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${template.title}, chart` }, box));
     const details = make("details", {}, make("summary", {}, `Table of ${rows.length} ${rows.length === 1 ? "row" : "rows"}`));
     details.addEventListener("toggle", () => {
       if (details.open && details.childElementCount === 1) details.append(tableOf(template.title, template.columns, rows));
@@ -141,7 +143,7 @@ function sectionOf(report, view, part, filter) {
   } else {
     section.append(tableOf(template.title, template.columns, rows));
   }
-  if (part.left_out) section.append(make("p", { class: "note" }, part.left_out));
+  if (part.note) section.append(make("p", { class: "note" }, part.note));
   return section;
 }
 
@@ -160,16 +162,16 @@ function filters(report, here) {
   }));
 }
 
-function problemPicker(report, here) {
-  const offered = report.problems.filter((problem) => problem.id === here.id || passes(here.filter, problem));
-  const number = offered.findIndex((problem) => problem.id === here.id);
-  const select = make("select", { id: "problem-picker", change: () => { location.hash = address("problem", select.value, here.filter); } },
-    ...offered.map((problem) => make("option", { value: problem.id, selected: problem.id === here.id }, problem.title)));
+function sizePicker(report, here) {
+  const offered = report.sizes.filter((size) => size.id === here.id || passes(here.filter, size));
+  const number = offered.findIndex((size) => size.id === here.id);
+  const select = make("select", { id: "size-picker", change: () => { location.hash = address("size", select.value, here.filter); } },
+    ...offered.map((size) => make("option", { value: size.id, selected: size.id === here.id }, size.title)));
   const step = (offset, text) => {
     const to = offered[number + offset];
-    return to ? make("a", { href: address("problem", to.id, here.filter) }, text) : make("span", { class: "off" }, text);
+    return to ? make("a", { href: address("size", to.id, here.filter) }, text) : make("span", { class: "off" }, text);
   };
-  return make("p", { class: "picker" }, step(-1, "previous"), make("span", { class: "chosen" }, make("label", { for: select.id }, "Problem"), " ", select), step(1, "next"));
+  return make("p", { class: "picker" }, step(-1, "previous"), make("span", { class: "chosen" }, make("label", { for: select.id }, "Size"), " ", select), step(1, "next"));
 }
 
 function show(report) {
@@ -177,16 +179,16 @@ function show(report) {
   const here = place();
   const main = byId("main");
   const tabs = report.views.map((view) => [view.id, view.title]);
-  if (report.problems.length) tabs.splice(1, 0, ["problem", "Problems"]);
+  if (report.sizes.length) tabs.splice(1, 0, ["size", "Sizes"]);
   byId("tabs").replaceChildren(...tabs.map(([id, title]) =>
     make("li", {}, make("a", { href: address(id, "", here.filter), "aria-current": id === here.view && "page" }, title))));
   byId("filters").replaceChildren(...filters(report, here));
   let view = report.views.find((one) => one.id === here.view);
   const content = [];
-  if (here.view === "problem") {
-    const offered = report.problems.filter((problem) => passes(here.filter, problem));
-    view = report.problems.find((problem) => problem.id === here.id) || (here.id ? null : offered[0]);
-    if (view) content.push(problemPicker(report, { ...here, id: view.id }));
+  if (here.view === "size") {
+    const offered = report.sizes.filter((size) => passes(here.filter, size));
+    view = report.sizes.find((size) => size.id === here.id) || (here.id ? null : offered[0]);
+    if (view) content.push(sizePicker(report, { ...here, id: view.id }));
   }
   if (!view) {
     document.title = report.title;
@@ -194,9 +196,9 @@ function show(report) {
     return;
   }
   document.title = `${view.title} - ${report.title}`;
-  content.push(make("h2", {}, view.title), make("p", { class: "says" }, view.says));
+  content.push(make("h2", {}, view.title), make("p", { class: "text" }, view.text));
   if (view.facts.length) content.push(make("dl", {}, ...view.facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])));
-  const filter = here.view === "problem" ? new URLSearchParams() : here.filter;
+  const filter = here.view === "size" ? new URLSearchParams() : here.filter;
   content.push(...view.parts.map((part) => sectionOf(report, view, part, filter)));
   main.replaceChildren(...content);
 }

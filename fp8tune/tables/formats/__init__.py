@@ -68,6 +68,17 @@ def load(name: str) -> Format:
     return loaded
 
 
+def parse_options(size: Sequence[str], within: float | None = None) -> tuple[Options, list[str]]:
+    """Read ``--size`` texts, of which ``dtype=NAME`` names the dtype. Return options and the names of those given."""
+    from fp8tune.tables.formats.by_size import parse_sizes
+
+    dtype = next((text.partition("=")[2] for text in size if text.startswith("dtype=")), None)
+    sizes = parse_sizes(text for text in size if not text.startswith("dtype="))
+    requested = {"sizes": sizes, "dtype": dtype, "within": within}
+    names = [name for name, value in requested.items() if value not in (None, {})]
+    return Options(sizes, dtype, Options.within if within is None else within), names
+
+
 def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:
     """Raise UsageError if the format does not use one of the options, or if there is not exactly one kernel."""
     for option in options:

@@ -11,7 +11,7 @@ the step in bfloat16 takes longer than those launches. Both hold from some numbe
 
 Nothing here reads a tensor or waits for a device, and ``torch.compile`` guards on one comparison.
 
-``python -m benchmarks.layer_precision`` measures steps and fits the figures. 22 layers and 22 products were held back
+``python -m benchmarks.layer_precision`` fits the figures. 22 layers and 22 products were held back
 from the fit on an H100: it took the faster precision for 20 and 22, and kept 0.97 of its speed at least.
 """
 
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from fp8tune_kernels.runtime.lookup import running_arch
+from ..runtime.lookup import running_arch
 
 __all__ = ["LAYER", "PRECISIONS", "PRODUCT", "Costs", "Rule", "is_fp8_layer", "is_fp8_product", "least_fp8_rows"]
 

@@ -6,8 +6,8 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 
-from fp8tune_kernels.spec import FLAGS, NamedInts, Span
-from fp8tune_kernels.tables import Key, Row
+from ..spec import FLAGS, NamedInts, Span
+from ..tables import Key, Row
 
 __all__ = ["distance", "nearest"]
 
@@ -39,7 +39,7 @@ def distance(first: Key, second: Key) -> float:
     """The sum over all sizes of (log2 of their ratio) squared; infinite between other names or flags.
 
     Equal ratios tie to the last bit. The rows of a group count as one more size, because a tile has to fit them:
-    lookups of ``rowwise`` then lose 9 % on an H100, each shape left out, not 15 (``benchmarks/README.md``).
+    lookups of ``rowwise`` then lose 9 % on an H100, each shape left out, not 15.
     """
     if len(first) != len(second):
         return math.inf

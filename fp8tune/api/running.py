@@ -1,0 +1,181 @@
+"""``fp8tune.sweep`` and ``fp8tune.compare``: work that takes a GPU, a simulated one, or recorded results."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fp8tune.api import frames
+from fp8tune.api.results import Names, Results, open, several
+from fp8tune.comparing import live, recorded
+from fp8tune.comparing.sides import sides
+from fp8tune.comparing.verdicts import Comparison as Judged
+from fp8tune.errors import UsageError
+from fp8tune.measure.backends.choice import backend_for
+from fp8tune.options import CompareOptions, SweepOptions
+from fp8tune.output import compare as documents
+from fp8tune.output.progress import Display, SweepProgress
+from fp8tune.output.show import ListedPick
+from fp8tune.plan import selection
+from fp8tune.redaction import redacted
+from fp8tune.store import layers, location
+from fp8tune.store.results import Store
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.events import Event, Finished
+from fp8tune.sweeping.options import Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+logger = logging.getLogger("fp8tune")
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Result of a sweep."""
+
+    db: str
+    """Database that holds its results."""
+    picks: DataFrame
+    """Best config of each of its sizes, with the columns of :meth:`Results.picks`; empty if nothing was timed."""
+    is_right: bool
+    """True if every size has a right config: the command's exit code 0."""
+    left_out: int
+    """Blocks that the budget left out."""
+    notices: tuple[str, ...]
+
+    @property
+    def results(self) -> Results:
+        """All results of its database."""
+        return open(self.db)
+
+
+def sweep(
+    kernel: Names = None,
+    shapes: Names = "llama4",
+    *,
+    recording: str | Path | None = None,
+    quick: bool = False,
+    budget_s: float | None = None,
+    db: str | Path | None = None,
+    on_event: Callable[[Event], object] | None = None,
+    options: SweepOptions | None = None,
+) -> SweepResult:
+    """Check and time every config; resume what is stored. Shows progress unless on_event is given.
+
+    Every result is stored as it comes, and the same call resumes. What ``on_event`` raises ends the sweep. The sweep
+    runs here and in processes that it starts: a script needs ``if __name__ == "__main__":`` around the call. Without a
+    GPU it sets ``TRITON_INTERPRET=1`` here and times nothing.
+
+    Args:
+        kernel: Kernels, as the command takes them; None for all of fp8tune, or all of the recording.
+        shapes: Shape sets, ``SET[,NAME=VALUE...]``.
+        recording: File of ``fp8tune record``.
+        quick: Coarse pass only.
+        budget_s: Time limit.
+        db: Database to write; None for ``$FP8TUNE_DB``, else ``./fp8tune.db``.
+        on_event: Receives each event of :mod:`fp8tune.sweeping.events`.
+        options: Everything rarer, as the command has it; the other arguments replace its fields.
+
+    Raises:
+        Fp8tuneError: A name is unknown, or this machine or the database cannot do it. A wrong config raises nothing.
+    """
+    given = {
+        "kernel": several(kernel),
+        "shapes": () if shapes == "llama4" else several(shapes),
+        "recording": None if recording is None else os.fspath(recording),
+        "quick": quick,
+        "budget_s": budget_s,
+        "db": None if db is None else os.fspath(db),
+    }
+    given = {name: value for name, value in given.items() if value not in (None, (), False)}
+    chosen = replace(options or SweepOptions(), **given)  # type: ignore[arg-type]
+    if chosen.on is not None:
+        raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
+    text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    plan = planning.planned(Options.of(chosen, f"fp8tune.sweep({redacted(text)})"))
+    notices: list[str] = []
+    path = location.to_write(chosen.db, notices.append)
+    plan = planning.expanded(plan)
+    finished, today = Finished(0, 0.0), {size.problem: size.today.config for size in plan.problems if size.today}
+    with Store.open(path, create=True) as store, contextlib.ExitStack() as stack:
+        if on_event is None:
+            on_event = stack.enter_context(SweepProgress(today)).show
+        events = stack.enter_context(contextlib.closing(session.run(store, plan)))  # type: ignore[type-var]
+        for event in events:
+            if isinstance(event, Finished):
+                finished = event
+            on_event(event)
+        tallies, studies = session.tallies(store, plan), session.studies(store, plan)
+    return SweepResult(
+        db=path,
+        picks=frames.table(ListedPick, map(ListedPick.of, picks.of(studies))),
+        is_right=all(tally.has_right for tally in tallies),
+        left_out=finished.left_out,
+        notices=(*notices, *plan.notices),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Result of a comparison."""
+
+    rows: DataFrame
+    """One row per size and GPU: verdict, speedup, interval, times and configs."""
+    exit_code: int
+    """Exit code of the command: 1 for REGRESSION or WRONG, 3 for OPEN."""
+    speedup: float | None
+    """Geometric mean over the sizes whose code changed; below 1 is slower."""
+
+
+def compare(
+    revisions: str,
+    kernel: Names = None,
+    shapes: Names = "llama4",
+    *,
+    picks: Literal["own", "same", "retune"] = "own",
+    db: str | Path | None = None,
+) -> Comparison:
+    """Judge "A..B"; `.rows` has a speedup, an interval and a verdict per size, `.exit_code` the result."""
+    document = documents.make(
+        compared(
+            CompareOptions(
+                revisions=revisions,
+                kernel=several(kernel),
+                shapes=several(shapes),
+                picks=picks,
+                db=None if db is None else os.fspath(db),
+            ),
+            logger.info,
+        )
+    )
+    return Comparison(frames.table(documents.ComparedSize, document.rows), document.exit_code, document.speedup)
+
+
+def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
+    """Compare on the GPU or the simulated clock; without one, or with ``db``, by recorded results."""
+    if ".." not in options.revisions:
+        got = f", got {options.revisions!r:.80}" if options.revisions else ""
+        raise UsageError(f"compare needs two revisions{got}: write main..branch, or main..WORKTREE")
+    both = sides(options.revisions, options.kernel)
+    backend, notices = backend_for(None, options.timer)
+    if options.db is not None or not backend.times:
+        if options.db is None:
+            notice("No GPU found: comparing recorded results.")
+        with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
+            return recorded.compare(recorded.stored(reader, both), both)
+    for line in notices:
+        notice(line)
+    selections = [*map(selection.parse, options.shapes)]
+    with Display() as display:
+        for event in live.compare(both, selections, options.picks, backend):
+            if isinstance(event, Judged):
+                return event
+            share = event.done / event.total if event.total else 0.0
+            display.update(event.text, share, count=f"{event.done} of {event.total}" if event.total else "")
+    raise AssertionError("a live comparison ends with its result")

@@ -1,0 +1,47 @@
+"""``fp8tune bench``."""
+
+from __future__ import annotations
+
+import typer
+
+from fp8tune.cli.adapter import command
+from fp8tune.options import BenchOptions
+
+
+@command(BenchOptions, epilog="$ fp8tune bench --op moe-layer --shapes models")
+def bench(options: BenchOptions) -> None:
+    """Time the FP8 kernels and layers beside other libraries.
+
+    Needs a GPU. A contender with a different output is marked wrong and excluded from all ratios. Exits 1 if an output
+    of fp8tune-kernels is wrong.
+    """
+    from fp8tune.bench import run
+    from fp8tune.importing.published import read_operations
+    from fp8tune.measure.backends.choice import backend_for
+    from fp8tune.output import bench as screens
+    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import notice, print_screens
+    from fp8tune.plan.shapes import sweeps_dir
+
+    backend, notices = backend_for(None, None, trial_timeout_s=run.TIMEOUT_S)
+    subjects = run.planned(options, backend)
+    notice(*notices)
+    rows: list[run.Row] = []
+    try:
+        with screens.BenchProgress(sum(len(subject.sizes) for subject in subjects)) as progress:
+            for event in run.run(backend, subjects):
+                progress.show(event)
+                if isinstance(event, run.Row):
+                    rows.append(event)
+    finally:  # after Ctrl-C what is there is printed
+        if rows:
+            published = read_operations(sweeps_dir() / "published" / "grouped_mm.csv")
+            published = [item for item in published if options.op == f"{item.recipe}-{item.operation}"]
+            report = screens.make_report(rows, published)
+            if options.format == "json":
+                print_json(report)
+            else:
+                print_screens(screens.screens(report), options.format)
+    if any(row.is_wrong for row in rows):
+        notice("fp8tune: an output of fp8tune-kernels is wrong: see above")
+        raise typer.Exit(1)

@@ -1,0 +1,191 @@
+"""``fp8tune db``: import, prune and forget."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fp8tune.cli import databases
+from fp8tune.cli.adapter import command, group
+from fp8tune.errors import UsageError
+from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
+from fp8tune.text import visible
+from fp8tune_kernels.spec import NamedInts
+
+if TYPE_CHECKING:
+    from fp8tune.store.results import Store
+
+app = group("Import, prune or forget results.")
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@command(
+    ImportOptions,
+    usage="PATH...",
+    epilog="$ fp8tune db import other.db ~/.triton/cache",
+    parent=app,
+    name="import",
+)
+def import_(options: ImportOptions) -> None:
+    """Merge other databases, published results or tuned files.
+
+    Reads .db, .db.xz, CSV, Triton caches, and JSON of vLLM, SGLang and HF.
+    """
+    from fp8tune.importing import archives, foreign
+    from fp8tune.importing import files as importing
+    from fp8tune.output.progress import Display
+    from fp8tune.output.tables import notice
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping import picks as deciding
+    from fp8tune.sweeping import published
+
+    if not options.paths:
+        raise UsageError("nothing to import: name a database, a CSV file, or tuned files of others")
+    paths = [Path(path) for path in options.paths]
+    picks = {path: foreign.read(path, notice, options.kernel) for path in paths if foreign.is_foreign(path)}
+    with contextlib.ExitStack() as stack:
+        unpacked = {path: stack.enter_context(archives.unpacked(path)) for path in paths if path not in picks}
+        loaded = {path: importing.load(file, published.lookup_key) for path, file in unpacked.items()}
+        store = stack.enter_context(Store.open(databases.to_write(options.db), create=True))
+        for path in paths:
+            if path in picks:
+                rows = foreign.RowMaker(store, options.device, notice).rows(picks[path])
+                if not rows:
+                    raise UsageError(f"{visible(str(path))}: none of its configs can be stored")
+                loaded[path] = importing.Loaded(path, rows=tuple(rows))
+            with Display() as display:
+                report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
+            print(f"{visible(str(path))}: {report.added} results added, {report.already_there} already there")
+        deciding.keep_current(store)
+
+
+@command(
+    PruneOptions,
+    epilog="$ fp8tune db prune --db results.db --archive full.db.xz",
+    parent=app,
+)
+def prune(options: PruneOptions) -> None:
+    """Make a database small enough to commit.
+
+    Keeps picks, confirmations, the 20 fastest others of each size, and counts.
+    """
+    from fp8tune.importing import archives
+    from fp8tune.store import database
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping import picks
+
+    path = database.path_of(db := databases.to_write(options.db))
+    if path is None:
+        raise UsageError(
+            f"{database.label(db)} is a server, which prune does not change: import its results into a file"
+        )
+    with Store.open(db, writable=False):  # before the archive is written: not every file is a database
+        before = path.stat().st_size
+    archived = None if options.archive is None else archives.write(path, Path(options.archive))
+    with Store.open(str(path)) as store:
+        pruned = store.prune(_configs_in_use(store))
+        picks.keep_current(store)
+    print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
+    print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
+    if archived is not None:
+        print(f"{visible(str(options.archive))}: {_mb(archived)}, read it with fp8tune db import")
+
+
+def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
+    """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
+    from fp8tune.studies import read_studies
+    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
+    from fp8tune_kernels.arches import ARCHES
+    from fp8tune_kernels.tables import table
+
+    studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
+    configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
+    in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
+    versions = {study.version.kernel: study.version for study in studies if study.version is not None}
+    return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+@command(
+    ForgetOptions,
+    usage="TARGET...",
+    epilog="$ fp8tune db forget colwise@M=16640,K=5120 --yes",
+    parent=app,
+)
+def forget(options: ForgetOptions) -> None:
+    """Delete results, after a question.
+
+    TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
+    """
+    from fp8tune.store import database
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping.picks import keep_current
+
+    if not options.targets:
+        raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
+    db = databases.to_write(options.db)
+    with Store.open(db) as store:
+        rows = [row for target in options.targets if not target.startswith("sweep:") for row in _rows(store, target)]
+        queued = [_queued(store, target) for target in options.targets if target.startswith("sweep:")]
+        if not options.yes:
+            _ask(f"Delete {_counts(rows, len(queued))} from {database.label(db)}?")
+        for key in queued:
+            store.forget_units(key)
+        if rows:
+            store.forget(rows)
+            keep_current(store)
+    print(f"{database.label(db)}: {_counts(rows, len(queued))} deleted")
+
+
+def _rows(store: Store, target: str) -> list[tuple[str, int]]:
+    """Return the rows that a target names. Raises UsageError if there is none."""
+    from fp8tune import names
+    from fp8tune.filters import Filters
+
+    table, _, number = target.partition(":")
+    table = "results" if table == "trial" else table
+    if table in ("results", "studies", "sweeps", "processes") and number.isdecimal() and len(number) < 19:
+        return [(table, int(number))]
+    name, _, size = target.partition("@")
+    (kernel,) = names.stored_kernels([name], store)
+    filters, studies = Filters.parse(size), store.study_ids(kernel)
+    filters.check([study.problem for study in studies.values()], [])
+    rows = [("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)]
+    if not rows:
+        raise UsageError(f"{target:.80} has no results here: fp8tune show lists what has")
+    return rows
+
+
+def _queued(store: Store, target: str) -> str:
+    keys = [sweep.key for sweep in store.queue().sweeps if sweep.key.startswith(target.removeprefix("sweep:"))]
+    if len(keys) != 1:
+        raise UsageError(f"{target:.80} names {len(keys)} queued sweeps: fp8tune worker --status lists them")
+    return keys[0]
+
+
+def _counts(rows: list[tuple[str, int]], queued: int) -> str:
+    from fp8tune.output.text import counted
+
+    nouns = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process"}
+    tables = [table for table, _ in rows]
+    parts = [counted(tables.count(table), noun) for table, noun in nouns.items() if table in tables]
+    return " and ".join([*parts, *([counted(queued, "queued sweep")] if queued else [])])
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("no terminal to ask in: add --yes to delete without a question")
+    if not typer.confirm(question, err=True):
+        raise UsageError("nothing deleted")

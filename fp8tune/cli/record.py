@@ -1,0 +1,69 @@
+"""``fp8tune record``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+
+from fp8tune.cli.adapter import command
+from fp8tune.errors import UsageError
+from fp8tune.options import RecordOptions
+
+KILLED = range(129, 193)  # exit codes of a program that a signal ended
+
+
+@command(
+    RecordOptions,
+    usage="-- COMMAND...",
+    epilog="$ fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py",
+    allow_interspersed_args=False,  # what follows the program's name is the program's
+)
+def record(options: RecordOptions) -> None:
+    """Record which Triton kernels a program launches, and with what.
+
+    Follows child processes, and exits with the program's exit code.
+    """
+    from fp8tune.output import record as screens
+    from fp8tune.output.tables import notice
+    from fp8tune.replay import program
+    from fp8tune.replay.recording import text_of
+
+    if not options.command:
+        raise UsageError("the program to record is missing: fp8tune record -o run.json -- python train.py")
+    path = Path(options.output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{options.output!r} cannot be written: name a file in a folder that exists")
+    if _is_no_recording(path):
+        raise UsageError(f"{options.output!r} is not a recording, and stays as it is: name another file")
+    sys.stdout.flush()
+    ended = program.run(options.command, options.kernel)
+    if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
+        path.write_text(text_of(ended.recording), encoding="utf-8")
+        screens.recording(screens.make_summary(ended.recording, options.output)).print()
+        raise typer.Exit(ended.exit_code)
+    if ended.exit_code in KILLED and ended.recording is None:
+        reason = "the program was killed before its recording was first written"
+    elif ended.exit_code:
+        reason = f"the program failed with exit code {ended.exit_code}, see above"
+    elif ended.recording is None:
+        reason = "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
+    else:
+        reason = (
+            f"{shlex.join(options.command):.80} launched no autotuned kernel; for @triton.jit kernels add "
+            "--kernel 'module:*'"
+        )
+    if ended.exit_code == 0:
+        raise UsageError(f"nothing recorded: {reason}")
+    notice(f"fp8tune: nothing recorded: {reason}")
+    raise typer.Exit(ended.exit_code)
+
+
+def _is_no_recording(path: Path) -> bool:
+    """Return True for a file that holds something else, such as the program itself."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        return b'"fp8tune_recording"' not in file.read(100)

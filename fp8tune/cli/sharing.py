@@ -1,0 +1,79 @@
+"""``fp8tune sweep --on``: the sweep's work in units, for workers elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from fp8tune.output.tables import notice
+from fp8tune.output.text import counted
+from fp8tune.store import database
+from fp8tune.store.results import Store
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue
+from fp8tune.sweeping.planning import Plan
+
+LOOK_S = 1.0
+"""Seconds between looks at the queue."""
+
+
+def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
+    """Queue the units of an expanded plan, and do them if ``on`` is ``ray``.
+
+    ``begun`` is when the time budget began, on the monotonic clock.
+    """
+    from fp8tune.fleet import units
+
+    with Store.open(db, create=True) as store:
+        sweep, new = units.add(store, plan)
+        queue = store.queue([sweep.key])
+    done = queue.counts[UnitState.DONE]
+    before = "" if new else f", queued before, {done:,} done"
+    notice(
+        f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'problem')} for {sweep.device}{before}"
+    )
+    worker = f"fp8tune worker{units.worker_options(plan.options.kernels)}"
+    if on == "ray":
+        on_ray(plan, db, sweep.key, begun)
+    else:
+        notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
+        notice("fp8tune worker --status shows how far they are")
+
+
+def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
+    """Do the units of a queued sweep on all GPUs that Ray has.
+
+    Exit code 1: a unit failed for good, or no config is right on a problem size.
+    """
+    from fp8tune.fleet.on_ray import RayFleet
+    from fp8tune.output.worker import QueueProgress, findings_line
+    from fp8tune.stopping import Stopped
+    from fp8tune.sweeping import picks
+
+    options, queue = [f"--kernel={text}" for text in plan.options.kernels if ":" in text or "?" in text], Queue()
+    if plan.options.time_budget_s is not None:
+        options.append(f"--budget={max(0.0, begun + plan.options.time_budget_s - time.monotonic()):.0f}")
+    with Store.open(db, create=True) as store:
+        try:
+            with RayFleet(db, options, plan.options.timer) as fleet, QueueProgress() as display:
+                is_over = False
+                while not is_over:
+                    is_over = fleet.is_over()
+                    store.return_expired_units()
+                    queue = store.queue([sweep])
+                    display.show(queue)
+                    is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
+                    time.sleep(0 if is_over else LOOK_S)
+        except (KeyboardInterrupt, Stopped) as stopped:
+            stopped.add_note("every unit that was not done waits again; the same command goes on")
+            raise
+        picks.keep_current(store)
+    notice(*fleet.failures)
+    if left := queue.counts[UnitState.WAITING] + queue.counts[UnitState.RUNNING]:
+        notice(f"{counted(left, 'unit')} left; run it again to go on")
+    notice(f"rows are in {database.label(db)}")
+    if findings := sum(status.is_finding for status in queue.units):
+        notice(findings_line(findings))
+    if findings or queue.counts[UnitState.FAILED]:
+        raise typer.Exit(1)

@@ -1,0 +1,165 @@
+"""``fp8tune show``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp8tune.cli import databases
+from fp8tune.cli.adapter import command
+from fp8tune.errors import UsageError
+from fp8tune.options import ShowOptions
+
+if TYPE_CHECKING:
+    from fp8tune.filters import Filters
+    from fp8tune.records import Pick, Subject
+    from fp8tune.store.layers import Reader
+
+EPILOG = """
+proven     confirmed in fresh processes: no rival is over 1.5 % faster
+open       confirmed, but noise may hide a rival that is over 1.5 % faster
+quick      coarse pass in one process, not confirmed
+stale      measured with other code, Triton or driver than this GPU runs now
+published  reported by others, not measured here
+wrong      no config gives the right output, so there is no pick
+
+$ fp8tune show colwise M=16640,K=5120,G=16
+"""
+
+
+@command(ShowOptions, usage="[KERNEL [SIZE]]", epilog=EPILOG, aliases={"--arch": "device", "--kernel": "kernel"})
+def show(options: ShowOptions) -> None:
+    """Show the best configs and what they gain over today's.
+
+    SIZE, such as K=1408 or M=16640,K=1408, keeps matching sizes; a single match shows all configs and why the pick won.
+    A recording may stand for KERNEL.
+    """
+    if options.kernel is not None and options.kernel.endswith(".json"):
+        _show_recording(options, options.kernel)
+        return
+    from fp8tune import names
+    from fp8tune.filters import Filters
+
+    filters = Filters.parse(options.size, options.device, options.verdict)
+    with databases.opened(options.db) as (store, db):
+        kernels = names.stored_kernels([options.kernel], store) if options.kernel else None
+        if options.failed:
+            _show_checks(options, filters, kernels, store, db)
+        else:
+            _show_picks(options, filters, kernels, store, db)
+
+
+def _show_recording(options: ShowOptions, path: str) -> None:
+    from fp8tune.output import record
+    from fp8tune.output.documents import print_json
+    from fp8tune.replay.recording import read
+
+    if options != ShowOptions(kernel=path, format=options.format):
+        raise UsageError(f"{path} is a recording: leave out all options but --format")
+    document = record.make_summary(read(Path(path)), path)
+    if options.format == "json":
+        print_json(document)
+    else:
+        record.recording(document).print(options.format)
+
+
+def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
+    from fp8tune.measure.device import probe
+    from fp8tune.output import show as screens
+    from fp8tune.output.documents import Document, print_json
+    from fp8tune.output.tables import notice
+    from fp8tune.stats.study import Verdict
+    from fp8tune.sweeping import picks
+
+    stored = picks.read(store, kernels)
+    subjects = picks.wrong(store, kernels)
+    known: list[Pick | Subject] = [*stored, *subjects]
+    filters.check([result.problem for result in known], [result.device for result in known])
+    chosen = [pick for pick in stored if _fits(filters, pick)]
+    wrong = [subject for subject in subjects if _fits(filters, subject)]
+    here = probe()
+    measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
+    if options.size and kernels and len(measured) == 1 and not wrong:
+        _show_detail(options, measured[0], store, picks.is_stale(measured[0], here))
+        return
+    rows = [screens.ListedPick.of(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
+    if filters.verdicts:
+        rows = [row for row in rows if row.verdict in filters.verdicts]
+        wrong = wrong if Verdict.WRONG in filters.verdicts else []
+    if not rows and not wrong:
+        if not filters.verdicts and store.pools(kernels[0] if kernels else None):
+            _show_checks(options, filters, kernels, store, db)
+        else:
+            notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
+        return
+    document: Document
+    if kernels is None:
+        counts = Counter((subject.problem.kernel, _gpu(subject)) for subject in wrong)
+        triton = sorted({pick.device.triton for pick in measured} - {""})
+        document = screens.make_overview(rows, counts, db, triton, options.sort, options.top)
+        screen = screens.overview(document, "next: fp8tune show KERNEL, fp8tune export")
+    else:
+        gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
+        gpus.update(map(_gpu, wrong))
+        gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
+        elsewhere = Counter(row.gpu for row in rows if row.gpu != gpu)
+        sizes = [screens.size_of(subject.problem) for subject in wrong if _gpu(subject) == gpu]
+        listed = [row for row in rows if row.gpu == gpu]
+        document = screens.make_pick_list(kernels[0], gpu, listed, sizes, elsewhere, options.sort, options.top)
+        screen = screens.pick_list(document)
+    if options.format == "json":
+        print_json(document)
+    else:
+        screen.print(options.format, wide=options.wide)
+
+
+def _gpu(subject: Subject) -> str:
+    return subject.device.name or subject.device.arch
+
+
+def _fits(filters: Filters, subject: Pick | Subject) -> bool:
+    return filters.has_problem(subject.problem) and filters.has_device(subject.device)
+
+
+def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool) -> None:
+    from fp8tune.output import show as screens
+    from fp8tune.output.documents import print_json
+    from fp8tune.records import Subject
+    from fp8tune.stats.explanation import Explanation
+    from fp8tune.studies import read_studies
+
+    problem, device = pick.problem, pick.device
+    studies = read_studies(store, problem.kernel, device.arch, [pick.kind], problems=[problem])
+    study = next(study for study in studies if study.device.name == device.name)
+    outcomes = {}
+    if study.version is not None:
+        outcomes = store.tried(Subject(study.version, study.device, study.kind, study.problem), stage=None)
+    row = screens.ListedPick.of(pick, is_stale=is_stale)
+    document = screens.make_detail(row, Explanation(study, outcomes))
+    if options.format == "json":
+        print_json(document)
+    else:
+        screens.detail(document, options.top).print(options.format, wide=options.wide)
+
+
+def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
+    """Show outcomes instead of picks: those that failed, or what was only checked or compiled."""
+    from fp8tune.output import checks
+    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import notice
+    from fp8tune.store.read import subjects_of
+
+    subjects = subjects_of(store.pools(kernels[0] if kernels else None))
+    filters.check([subject.problem for subject in subjects], [subject.device for subject in subjects])
+    tallies = [store.tally(subject) for subject in subjects if _fits(filters, subject)]
+    tallies = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
+    document = checks.make_check_list(tallies[: options.top])
+    if options.format == "json":
+        print_json(document)
+    elif not tallies:
+        notice(f"no failed configs in {db}" if options.failed else f"no results of this in {db}: run fp8tune sweep")
+    else:
+        screen = checks.failed_configs(document) if options.failed else checks.checked_kernels(document)
+        screen.print(options.format, wide=options.wide)

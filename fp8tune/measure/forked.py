@@ -1,0 +1,8 @@
+"""What Triton computes in each process that launches a kernel, computed once in the server that workers fork from."""
+
+import os
+
+from triton.runtime import cache
+
+if os.environ.get("TRITON_INTERPRET") != "1" and hasattr(cache, "triton_key"):
+    cache.triton_key()  # hashes 460 MB of libraries: half a second of the 1.1 that a worker took to its first launch

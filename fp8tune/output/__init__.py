@@ -1,0 +1,1 @@
+"""Everything that commands print: documents, tables, messages and progress."""

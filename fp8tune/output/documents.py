@@ -1,0 +1,72 @@
+"""Base of the JSON documents. JSON, CSV, the schema and the reference page come from these models alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fp8tune.text import quoted_formula, visible
+
+
+def value(meaning: str, unit: str = "", **options: Any) -> Any:
+    """Declare a field by one sentence and its unit. Shares are fractions: 0.01 is 1 %."""
+    return Field(description=meaning, json_schema_extra={"unit": unit}, **options)
+
+
+class Document(BaseModel):
+    """Base of all documents: immutable, and without fields that are not declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    printed_by: ClassVar[str] = ""
+    """Command that prints the document, such as ``show KERNEL``; empty for parts of others."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _printable(cls, values: Any) -> Any:
+        # Names of files and databases may hold control characters or lone surrogates, and JSON has no infinity.
+        return {name: _printable(value) for name, value in values.items()} if isinstance(values, dict) else values
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return visible(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_json(document: Document | Sequence[Document]) -> None:
+    """Print one document, or a list of documents, as indented JSON."""
+    value = document.model_dump(mode="json") if isinstance(document, Document) else [*map(plain, document)]
+    print(json.dumps(value, indent=2))
+
+
+def print_json_line(document: Document) -> None:
+    """Print a document as one line of JSON, at once."""
+    print(json.dumps(plain(document)), flush=True)
+
+
+def plain(document: Document) -> dict[str, Any]:
+    """Return a document as plain values of JSON."""
+    return document.model_dump(mode="json")
+
+
+def print_csv(rows: Sequence[Document]) -> None:
+    """Print documents of one type as CSV. Mappings become ``NAME=VALUE`` pairs; without rows nothing is printed."""
+    if rows:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(type(rows[0]).model_fields)
+        writer.writerows([_cell(value) for value in plain(row).values()] for row in rows)
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={item}" for name, item in value.items())
+    if isinstance(value, bool | list):
+        return json.dumps(value)
+    return quoted_formula(value) if isinstance(value, str) else value

@@ -1,0 +1,233 @@
+"""Progress on stderr: a bar in a terminal, elsewhere one line every ten seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from statistics import geometric_mean
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from fp8tune.measure.engine import CompileProgress
+from fp8tune.output.tables import console, notice, print_lines
+from fp8tune.output.text import clock, counted, microseconds, pairs, ratio
+from fp8tune.records import Kind, NamedInts, Problem, Row
+from fp8tune.sweeping import events
+from fp8tune.text import visible
+
+REFRESH_S = 0.1
+LINE_EVERY_S = 10.0
+
+
+class Display:
+    """Shows a phase, the share of it that is done, and the time left at the speed of the phase so far.
+
+    No error of the display reaches the work that it is about: after the first one the display ends, with a warning.
+    """
+
+    def __init__(self, out: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._now = out, now
+        self._bar: _Bar | None = None
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._phase, self._count, self._note, self._share = "", "", "", 0.0
+        self._began_s = self._share_before = 0.0
+
+    def __enter__(self) -> Self:
+        self._guard(self._start)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._guard(self._bar.stop)
+        self._ended.set()
+
+    def _start(self) -> None:
+        self._out = self._out or console("stderr")
+        if self._out.is_terminal and not self._out.is_dumb_terminal:
+            self._bar = _Bar(self._out)
+            self._bar.start()
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def update(self, phase: str, share: float = 0.0, *, count: str = "", note: str = "") -> None:
+        """Show a phase with the share of it that is done, from 0 to 1. Never raises."""
+        with self._lock:
+            if phase != self._phase:
+                self._phase, self._began_s, self._share_before = phase, self._now(), share
+            self._share, self._count, self._note = share, visible(count), visible(note)
+
+    def line(self, text: str) -> None:
+        """Print a line that stays. Never raises."""
+        self._guard(self._print, text)
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the phase ends, from the share of it that is done; None before anything is."""
+        done = self._share - self._share_before
+        return (self._now() - self._began_s) * (1 - self._share) / done if done > 0 else None
+
+    def _print(self, text: str) -> None:
+        if self._bar and self._out:
+            print_lines(self._out, [text])
+        else:
+            notice(text)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(REFRESH_S if self._bar else LINE_EVERY_S):
+            self._guard(self._draw)
+
+    def _draw(self) -> None:
+        with self._lock:
+            phase = "  ".join(filter(None, (self._phase, self._count)))
+            left_s, share, note = self.left_s(), self._share, self._notes()
+        left = "" if left_s is None else f"{clock(left_s)} left"
+        if self._bar:
+            self._bar.draw(phase, share, left, note)
+        elif phase:
+            self._print("  ".join(filter(None, (phase, f"{100 * share:.0f} %", left, note))))
+
+    def _notes(self) -> str:
+        return self._note
+
+    def _guard(self, action: Callable[..., object], *arguments: object) -> None:
+        if self._ended.is_set():
+            return
+        try:
+            with self._lock:
+                action(*arguments)
+        except Exception as error:
+            self._ended.set()
+            text = f"fp8tune: warning: the progress display failed ({type(error).__name__}); the work goes on"
+            # These may fail for the same reason as the display, such as a closed stderr.
+            for step in (self._bar.stop if self._bar else None, lambda: notice(text)):
+                with contextlib.suppress(Exception):
+                    if step:
+                        step()
+
+
+class _Bar(Progress):
+    """A bar, and a line of text below it. Vanishes at the end."""
+
+    def __init__(self, out: Console) -> None:
+        self._note = ""
+        column = Column(no_wrap=True)
+        fields = ("description", "fields[percent]", "fields[left]")
+        text, *rest = (TextColumn(f"{{task.{name}}}", markup=False, table_column=column) for name in fields)
+        super().__init__(
+            text,
+            BarColumn(None),
+            *rest,
+            console=out,
+            auto_refresh=False,  # Rich would draw in a thread of its own, where an error prints a traceback
+            redirect_stdout=sys.stdout.isatty(),  # Rich would print JSON that goes to a pipe above the bar
+            transient=True,
+            expand=True,
+        )
+        self._task = self.add_task("starting", total=1.0, percent="", left="")
+
+    def draw(self, text: str, share: float, left: str, note: str) -> None:
+        """Draw the bar again."""
+        self._note, percent = note, f"{100 * share:.0f} %"
+        self.update(self._task, description=text, completed=share, percent=percent, left=left, refresh=True)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return the bar and the line below it."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self._note, no_wrap=True, overflow="ellipsis")
+
+
+class SweepProgress(Display):
+    """Shows the events of a sweep, with the speedup so far over today's configs."""
+
+    def __init__(
+        self,
+        today: Mapping[Problem, NamedInts] | None = None,
+        out: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the config that a launch uses now, for each problem size."""
+        super().__init__(out, now)
+        self.stored = 0
+        """New trials."""
+        self.phase = "coarse pass"
+        self.is_complete = False
+        """True at the end of a sweep that has nothing left to do."""
+        self._today, self._sizes, self._coarse = today or {}, 0, "coarse pass"
+        self._round: events.RoundStarted | None = None
+        self._trials = self._all_trials = 0
+        # Sum and number of the times of each config: by problem size and stage, because stages are not compared.
+        self._times: dict[tuple[Problem, str], dict[NamedInts, tuple[float, int]]] = {}
+        self._changed: set[tuple[Problem, str]] = set()
+        self._gains: dict[Problem, tuple[float | None, float]] = {}
+        self._last: Problem | None = None
+
+    def show(self, event: events.Event) -> None:
+        """Show an event of a sweep. Never raises."""
+        if isinstance(event, events.TrialDone):
+            self.stored += not event.from_database
+        elif isinstance(event, events.Finished):
+            self.is_complete = event.is_whole
+        self._guard(self._event, event)
+
+    def _event(self, event: events.Event) -> None:
+        match event:
+            case events.Started(_, kind, problems):
+                self._sizes = problems
+                words = {Kind.STATIC: "compiling", Kind.INTERPRETER: "checking"}
+                self.phase = self._coarse = words.get(kind, "coarse pass")
+                self.update(self.phase)
+            case events.RoundStarted():
+                self._round, self._trials, self._all_trials = event, 0, event.trials
+                self.phase = self._coarse
+                self._count_trials()
+            case events.ConfirmationStarted():
+                self._trials, self._all_trials = 0, event.trials
+                self.phase = "confirmation" if event.decision == 1 else f"confirmation, round {event.decision}"
+                self._sizes = event.problems
+                self._count_trials()
+            case events.ConfirmationSkipped(problem, reason):
+                self._print(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
+            case CompileProgress(problem, done, total) if not self._trials and done < total:
+                self.update("compiling", done / total, count=f"{problem.kernel} {pairs(problem.shape)}")
+            case events.TrialDone(row):
+                self._trials += 1
+                self._add(row)
+                self._count_trials()
+
+    def _count_trials(self) -> None:
+        share = min(1.0, self._trials / self._all_trials) if self._all_trials else 0.0
+        if self.phase != self._coarse:
+            self.update(self.phase, share, count=counted(self._sizes, "size"))
+        elif self._round and self._sizes:
+            # A problem size counts by its rounds, a round by its trials.
+            done = self._round.index + (self._round.round + share) / self._round.rounds
+            self.update(self.phase, done / self._sizes, count=f"{self._round.index} of {counted(self._sizes, 'size')}")
+
+    def _add(self, row: Row) -> None:
+        time_us, config = row.outcome.time_us, row.config
+        if time_us is None or config is None or row.stage == "duplicate":
+            return
+        times = self._times.setdefault((row.problem, row.stage), {})
+        total, count = times.get(config, (0.0, 0))
+        times[config] = total + time_us, count + 1
+        self._changed.add((row.problem, row.stage))
+        self._last = row.problem
+
+    def _notes(self) -> str:
+        for problem, stage in self._changed:
+            means = {config: total / count for config, (total, count) in self._times[problem, stage].items()}
+            best_us, today = min(means.values()), self._today.get(problem)
+            self._gains[problem] = (means[today] / best_us if today in means else None, best_us)
+        self._changed.clear()
+        if self._last is None:
+            return ""
+        gain, best_us = self._gains[self._last]
+        gains = [value for value, _ in self._gains.values() if value]
+        mean = f"so far {ratio(geometric_mean(gains))} over today's configs; " if gains else ""
+        newest = f"{ratio(gain)}, " if gain else ""
+        return f"{mean}{pairs(self._last.shape)}: {newest}{microseconds(best_us)} us"

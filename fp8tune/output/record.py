@@ -1,0 +1,79 @@
+"""Document and screen of a recording: the end of ``record``, and ``show run.json``."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from typing import ClassVar, Literal
+
+from fp8tune.output.documents import Document, value
+from fp8tune.output.tables import Column, Screen, number
+from fp8tune.output.text import counted, percent
+from fp8tune.replay.recording import Recording
+from fp8tune.replay.summary import most_to_gain, rows
+
+
+class RecordedKernel(Document):
+    """One kernel of a recording."""
+
+    kernel: str = value("Name of the kernel.")
+    launches: int = value("All launches.")
+    distinct: int = value("Launches that differ in more than values.")
+    keys: int = value("Distinct keys of the autotuner: each is tuned at run time on its own.")
+    configs: int = value("Configs that it declares.")
+    gpu_share: float | None = value("Share of the GPU time of all recorded kernels; null if it was not timed.", "share")
+    tuning_s: float = value("Time of run-time tuning, over all processes.", "s")
+    refusal: str = value("Reason why it cannot be swept; empty if it can be.")
+    skipped: int = value("Launches that were only counted.")
+
+
+class RecordingSummary(Document):
+    """Kernels that a program launched."""
+
+    printed_by: ClassVar[str] = "show RECORDING"
+
+    document: Literal["recording"] = value("Distinguishes documents.", default="recording")
+    recording: str = value("File of the recording.")
+    device: str = value("Name of the GPU; empty if Triton's interpreter ran.")
+    arch: str = value("Architecture of the GPU.")
+    processes: int = value("Processes that launched kernels.")
+    kernels: list[RecordedKernel] = value("Kernels, those with most GPU time first.")
+    next: str | None = value("Command that sweeps the kernel with most to gain; null if none can be swept.")
+
+
+def make_summary(recording: Recording, path: str) -> RecordingSummary:
+    """Return a recording as a document."""
+    kernels = rows(recording)
+    best, file = most_to_gain(kernels), shlex.quote(path)
+    command = f"fp8tune sweep --kernel {shlex.quote(best.kernel)} --recording {file}" if best else None
+    return RecordingSummary(
+        recording=path,
+        device=recording.device,
+        arch=recording.arch,
+        processes=recording.processes,
+        kernels=[RecordedKernel(**asdict(row)) for row in kernels],
+        next=command,
+    )
+
+
+def recording(document: RecordingSummary) -> Screen:
+    """Return the screen of a recording."""
+    kernels = document.kernels
+    where = document.device or "Triton's interpreter"
+    counts = f"{counted(len(kernels), 'kernel')} in {counted(document.processes, 'process')}"
+    columns = [
+        Column("kernel", [row.kernel for row in kernels], cut="start"),
+        number("GPU time", [f"{percent(row.gpu_share, 1)} %" if row.gpu_share is not None else "-" for row in kernels]),
+        number("tuning s", [f"{row.tuning_s:.1f}" if row.tuning_s else "-" for row in kernels]),
+        number("launches", [f"{row.launches:,}" for row in kernels]),
+        number("distinct", [f"{row.distinct:,}" for row in kernels], leaves="after cuts"),
+        number("keys", [f"{row.keys:,}" for row in kernels], leaves="before cuts"),
+        number("configs", [f"{row.configs:,}" for row in kernels]),
+    ]
+    below = [f"{row.kernel} cannot be swept: {row.refusal}" for row in kernels if row.refusal]
+    below += [f"{row.kernel}: {row.skipped:,} launches were only counted" for row in kernels if row.skipped]
+    if document.next:
+        below.append(f"next: {document.next}")
+    if sum(bool(row.distinct) and not row.refusal for row in kernels) > 1:
+        below.append(f"all: fp8tune sweep --recording {shlex.quote(document.recording)}")
+    return Screen([f"{document.recording}: {counts} on {where}"], columns, below, kernels)

@@ -1,0 +1,443 @@
+"""Documents and screens of picks: ``show``, and the end of a sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean, median
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fp8tune import records
+from fp8tune.output.documents import Document, value
+from fp8tune.output.tables import Column, Screen, number, speedups, wide_number, words
+from fp8tune.output.text import (
+    ConfigNames,
+    counted,
+    layout,
+    listed,
+    microseconds,
+    pairs,
+    percent,
+    ratio,
+    short_gpu,
+    split_shared,
+)
+from fp8tune.stats.study import Stage, Verdict
+from fp8tune.text import short_dtype
+
+if TYPE_CHECKING:
+    from fp8tune.stats.explanation import Explanation  # imports NumPy, which most screens do not need
+
+Sort = Literal["size", "speedup", "time", "peak"]
+
+COARSE_LISTED = 6
+"""Configs that the detail view lists at least."""
+
+ATTRIBUTES = {
+    "routing": "routing",
+    "layout": "input_layout",
+    "dtype": "in_dtype",
+    "output": "fp8_dtype",
+    "scale": "scale_mode",
+}
+"""What distinguishes problem sizes beside their dimensions, with the field of a problem."""
+
+_USUAL = ("", "none", "contiguous", "unstated")
+
+
+class ListedPick(Document):
+    """The best config of one size on one GPU."""
+
+    kernel: str = value("Name of the kernel.")
+    size: dict[str, int | str] = value("Problem size by dimension.")
+    attributes: dict[str, str] = value("What else distinguishes sizes: routing, layout, dtype, output and scale.")
+    gpu: str = value("Name of the GPU, or its arch if it has no name.")
+    arch: str = value("Architecture of the GPU, such as sm_90.")
+    kind: str = value("How it was timed: measured, published or simulated.")
+    speedup: float | None = value("Time of today's config over time of the pick; null if today's was not timed.", "x")
+    in_use: bool = value("True if today's config is the pick.")
+    over_default: float | None = value("Time of the declared default over time of the pick.", "x")
+    today: dict[str, int] | None = value("Config that a launch uses without the pick; null for published times.")
+    today_from: str = value("Source of today's config: own table, shipped table, recording or default.")
+    today_us: float | None = value("Time of today's config.", "us")
+    time_us: float = value("Time of the pick.", "us")
+    config: dict[str, int] | None = value("Launch config; null if a publication names none.")
+    peak_share: float | None = value("Share of the GPU's peak that the pick reaches; 1 is all of it.", "share")
+    bound: str = value("What the peak is of: memory or compute; empty if it is not known.")
+    gb_per_s: float | None = value("Bytes that the kernel must move over the time of the pick.", "GB/s")
+    verdict: Verdict = value("How far the pick can be trusted; show --help has the words.")
+    next_best: float | None = value("Slowdown of the fastest other config; below 0 if it is faster.", "share")
+    noise: float | None = value("Difference between the default and the default timed again.", "share")
+    processes: int = value("Fresh processes that confirmed the pick; 0 after a coarse pass only.")
+    source: str = value("Publication that reports the time; empty if measured here.")
+
+    @classmethod
+    def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
+        """Return a stored pick as a document."""
+        problem, device = pick.problem, pick.device
+        return cls(
+            kernel=problem.kernel,
+            size=size_of(problem),
+            attributes={name: getattr(problem, field) for name, field in ATTRIBUTES.items()},
+            gpu=device.name or device.arch,
+            arch=device.arch,
+            kind=str(pick.kind),
+            speedup=pick.speedup_ratio,
+            in_use=pick.today is not None and pick.today == pick.config,
+            over_default=pick.default_ratio,
+            today=None if pick.today is None else dict(pick.today),
+            today_from=pick.today_origin or "",
+            today_us=pick.today_us,
+            time_us=pick.time_us,
+            config=None if pick.config is None else dict(pick.config),
+            peak_share=pick.ceiling_share,
+            bound=pick.bound or "",
+            gb_per_s=pick.bytes_moved / pick.time_us / 1e3 if pick.bytes_moved else None,
+            verdict=Verdict.STALE if is_stale else Verdict(pick.verdict),
+            next_best=None if pick.runner_up_ratio is None else pick.runner_up_ratio - 1,
+            noise=pick.noise_floor_share,
+            processes=pick.processes if pick.stage == Stage.FINAL else 0,
+            source=pick.source,
+        )
+
+
+class KernelSummary(Document):
+    """All picks of one kernel on one GPU."""
+
+    kernel: str = value("Name of the kernel.")
+    gpu: str = value("Name of the GPU.")
+    sizes: int = value("Sizes, those without a right config included.")
+    speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
+    in_use: bool = value("True if every pick with a speedup is in use.")
+    over_default: float | None = value("Geometric mean of the speedups over the default.", "x")
+    peak_share: float | None = value("Median share of the peak.", "share")
+    verdicts: dict[Verdict, int] = value("Number of sizes by verdict.")
+
+
+class Overview(Document):
+    """All kernels, or the kernels of one sweep."""
+
+    printed_by: ClassVar[str] = "show"
+
+    document: Literal["overview"] = value("Distinguishes documents.", default="overview")
+    database: str = value("Database that was read.")
+    triton: list[str] = value("Versions of Triton that measured the picks.")
+    kernels: list[KernelSummary] = value("One row per kernel and GPU.")
+
+
+class PickList(Document):
+    """Picks of one kernel on one GPU."""
+
+    printed_by: ClassVar[str] = "show KERNEL"
+
+    document: Literal["picks"] = value("Distinguishes documents.", default="picks")
+    kernel: str = value("Name of the kernel.")
+    gpu: str = value("Name of the GPU.")
+    sizes: int = value("Sizes that match, also if fewer are listed.")
+    speedup: float | None = value("Geometric mean of their speedups over today's configs.", "x")
+    in_use: bool = value("True if every pick is in use.")
+    over_default: float | None = value("Geometric mean of their speedups over the default.", "x")
+    picks: list[ListedPick] = value("One row per size.")
+    wrong: list[dict[str, int | str]] = value("Sizes without a right config.")
+    elsewhere: dict[str, int] = value("Number of picks by GPU that are not listed.")
+
+
+class Candidate(Document):
+    """One config of a size."""
+
+    config: dict[str, int] | None = value("Launch config; null if a publication names none.")
+    status: str = value("Outcome: ok, wrong, out_of_resources and so on.")
+    time_us: float | None = value("Time of the config; null if it failed.", "us")
+    slower: float | None = value("Slowdown against the pick; below 0 if the config is faster.", "share")
+    lower: float | None = value("Lower bound of the slowdown; null without a confirmation.", "share")
+    upper: float | None = value("Upper bound of the slowdown; null without a confirmation.", "share")
+    confirmed: bool = value("True if timed in fresh processes, false after the coarse pass only.")
+    roles: list[str] = value("Roles of the config: pick, today, default.")
+    reason: str = value("Reason why it has no time; empty otherwise.")
+
+
+class PickDetail(Document):
+    """One size with all its configs, if one size matches."""
+
+    printed_by: ClassVar[str] = "show KERNEL SIZE"
+
+    document: Literal["detail"] = value("Distinguishes documents.", default="detail")
+    pick: ListedPick = value("The pick of the size.")
+    why: str = value("Reason why the next best config is not the pick, if that is faster; empty otherwise.")
+    candidates: list[Candidate] = value("All configs: the pick, confirmed ones, others by time, failed ones.")
+    keep_band: float = value("Slowdown against a rival that a proven pick may have.", "share")
+
+
+def size_of(problem: records.Problem) -> dict[str, int | str]:
+    """Return a problem size for a document. Recorded arguments that are no integers are words."""
+    return {name: size if type(size) is int else str(size) for name, size in problem.shape.items()}
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values that are known."""
+    known = [value for value in values if value]
+    return geometric_mean(known) if known else None
+
+
+def make_overview(
+    picks: Sequence[ListedPick],
+    wrong: Mapping[tuple[str, str], int],
+    database: str,
+    triton: Iterable[str],
+    sort: Sort = "size",
+    top: int | None = None,
+) -> Overview:
+    """Summarize picks by kernel and GPU.
+
+    Args:
+        picks: Picks of all kernels.
+        wrong: Number of sizes without a right config, by kernel and GPU.
+        database: Name of the database.
+        triton: Versions of Triton that measured the picks.
+        sort: Order of rows; ``size`` is proven ones before quick ones, then the largest speedup.
+        top: Number of rows; None means all.
+    """
+    groups: dict[tuple[str, str], list[ListedPick]] = {place: [] for place in wrong}
+    for pick in picks:
+        groups.setdefault((pick.kernel, pick.gpu), []).append(pick)
+    rows = []
+    for (kernel, gpu), group in groups.items():
+        shares = [pick.peak_share for pick in group if pick.peak_share is not None]
+        counts = Counter(pick.verdict for pick in group)
+        counts[Verdict.WRONG] += wrong.get((kernel, gpu), 0)
+        timed = [pick for pick in group if pick.speedup is not None or pick.in_use]
+        rows.append(
+            KernelSummary(
+                kernel=kernel,
+                gpu=gpu,
+                sizes=counts.total(),
+                speedup=mean(pick.speedup for pick in group),
+                in_use=bool(timed) and all(pick.in_use for pick in timed),
+                over_default=mean(pick.over_default for pick in group),
+                peak_share=median(shares) if shares else None,
+                verdicts={word: counts[word] for word in Verdict if counts[word]},
+            )
+        )
+    keys = {
+        "speedup": lambda row: -(row.speedup or 0.0),
+        "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu]),
+        "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
+    }
+    rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
+    trust = {word: place for place, word in enumerate(Verdict)}
+    rows.sort(key=lambda row: (min(map(trust.__getitem__, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
+    rows = sorted(rows, key=keys[sort]) if sort in keys else rows
+    return Overview(database=database, triton=list(triton), kernels=rows[:top])
+
+
+def make_pick_list(
+    kernel: str,
+    gpu: str,
+    picks: Sequence[ListedPick],
+    wrong: Sequence[dict[str, int | str]],
+    elsewhere: Mapping[str, int],
+    sort: Sort = "size",
+    top: int | None = None,
+) -> PickList:
+    """List the picks of one kernel on one GPU."""
+    keys: dict[str, Callable[[ListedPick], Any]] = {
+        "speedup": lambda pick: -(pick.speedup or 0.0),
+        "time": lambda pick: -pick.time_us,
+        "peak": lambda pick: 2.0 if pick.peak_share is None else pick.peak_share,
+    }
+    rows = sorted(picks, key=keys.get(sort, _size_order))
+    return PickList(
+        kernel=kernel,
+        gpu=gpu,
+        sizes=len(picks) + len(wrong),
+        speedup=mean(pick.speedup for pick in picks),
+        in_use=all_in_use(picks),
+        over_default=mean(pick.over_default for pick in picks),
+        picks=rows[:top],
+        wrong=list(wrong) if top is None else [],
+        elsewhere=dict(elsewhere),
+    )
+
+
+def _size_order(pick: ListedPick) -> tuple[object, ...]:
+    sizes = tuple((isinstance(size, str), size) for size in pick.size.values())
+    return len(sizes), sizes, tuple(pick.attributes.values())
+
+
+def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
+    """Return one size with all its configs."""
+    study, candidates = explanation.study, []
+    for attempt in explanation.attempts:
+        roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
+        low, high = attempt.interval or (None, None)
+        candidates.append(
+            Candidate(
+                config=None if attempt.config is None else dict(attempt.config),
+                status=str(attempt.status),
+                time_us=attempt.time_us,
+                slower=None if attempt.slowdown is None else attempt.slowdown - 1,
+                lower=None if low is None else low - 1,
+                upper=None if high is None else high - 1,
+                confirmed=attempt.stage is Stage.FINAL,
+                roles=[role for role, config in roles.items() if config == attempt.config],
+                reason=attempt.reason,
+            )
+        )
+    band = explanation.plan.keep_band
+    return PickDetail(pick=pick, why=str(study.precedence), candidates=candidates, keep_band=band)
+
+
+def overview(document: Overview, next_line: str = "") -> Screen:
+    """Return the screen of all kernels: one row per kernel and GPU."""
+    rows = document.kernels
+    gpus = [short_gpu(row.gpu) for row in rows]
+    names = list(dict.fromkeys(gpus))
+    where = listed(names) if len(names) > 1 else rows[0].gpu
+    triton = f", Triton {listed(document.triton)}" if document.triton else ""
+    kernels = counted(len({row.kernel for row in rows}), "kernel")
+    title = f"{document.database}: {counted(sum(row.sizes for row in rows), 'pick')} of {kernels} on {where}{triton}"
+    # A second column of speedups says nothing new if today's config is the default everywhere.
+    differs = any(row.speedup != row.over_default for row in rows)
+    columns = [
+        Column("kernel", [row.kernel for row in rows], cut="start"),
+        Column("gpu", gpus if len(names) > 1 else []),
+        number("sizes", [f"{row.sizes:,}" for row in rows]),
+        speedups([ratio(row.speedup, row.in_use) for row in rows]),
+        number("over default", [ratio(row.over_default) for row in rows] if differs else [], leaves="after cuts"),
+        number("% peak", [percent(row.peak_share) for row in rows], leaves="before cuts"),
+        Column("verdicts", [_counts(row.verdicts) for row in rows], cut="end"),
+    ]
+    return Screen([title], columns, [next_line], rows)
+
+
+def _counts(verdicts: Mapping[Verdict, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in verdicts.items())
+
+
+def pick_list(document: PickList) -> Screen:
+    """Return the screen of one kernel on one GPU."""
+    rows = document.picks
+    columns, shared, legend = pick_columns(rows, document.wrong, over_default=document.in_use)
+    listed_count = len(rows) + len(document.wrong)
+    count = f"{listed_count} of {document.sizes}" if listed_count < document.sizes else str(document.sizes)
+    title = f"{document.kernel} on {document.gpu}: {count} size{'s' * (document.sizes != 1)}"
+    title += f" with {pairs(shared)}" if shared else ""
+    mean_line = ""
+    if document.in_use and document.over_default:
+        title += ", all in use"
+        mean_line = f"speedup over the default: {ratio(document.over_default)} (geometric mean)"
+    elif document.speedup:
+        sources = listed(dict.fromkeys(row.today_from for row in rows if row.today_from))
+        mean_line = f"{ratio(document.speedup)} over today's configs (geometric mean; from {sources})"
+    others = ", ".join(f"{gpu} ({counted(count, 'size')})" for gpu, count in document.elsewhere.items())
+    return Screen([title, mean_line], columns, [legend, f"also on {others}: --device" if others else ""], rows)
+
+
+def all_in_use(rows: Sequence[ListedPick]) -> bool:
+    """Return True if today's config is the pick of every row, so that the speedup over the default says more."""
+    return bool(rows) and all(row.in_use for row in rows)
+
+
+def pick_columns(
+    rows: Sequence[ListedPick], wrong: Sequence[dict[str, int | str]] = (), *, over_default: bool = False
+) -> tuple[list[Column], dict[str, object], str]:
+    """Return the columns of picks, the sizes that all rows share, and the legend of their configs.
+
+    ``over_default`` is True if speedups are over the default, because all picks are in use.
+    """
+    shared, sizes = split_shared([*(row.size for row in rows), *wrong])
+    _, attributes = split_shared([row.attributes for row in rows])
+    names, gap = ConfigNames.of([row.config or {} for row in rows]), ["-"] * len(wrong)
+    all_sizes = [*(row.size for row in rows), *wrong]
+    columns = [number(name, [str(size.get(name, "-")) for size in all_sizes]) for name in sizes]
+    is_unique = len({pairs(size) for size in all_sizes}) == len(all_sizes)
+    for name in attributes if len(rows) > 1 else ():  # a single row shares nothing, but needs no column for it
+        is_launch = name == "layout" and all(row.attributes[name].startswith(records.RECORDED) for row in rows)
+        if not (is_launch and is_unique):  # the id of a launch says nothing if the size names it
+            cells = [*(_attribute(row, name) for row in rows), *gap]
+            columns.append(Column("launch" if is_launch else name, cells, cut="end"))
+    gains = [ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use) for row in rows]
+    columns += [
+        speedups([*gains, *gap]),
+        number("time us", [*(microseconds(row.time_us) for row in rows), *gap]),
+        Column("config", [*(names.short(row.config) for row in rows), *gap], cut="end"),
+        number("% peak", [*(percent(row.peak_share) for row in rows), *gap], leaves="before cuts"),
+        words("verdict", [*(str(row.verdict) for row in rows), *["wrong"] * len(wrong)]),
+        wide_number("GB/s", [*(f"{row.gb_per_s:,.0f}" if row.gb_per_s else "-" for row in rows), *gap]),
+        wide_number("over default", [*(ratio(row.over_default) for row in rows), *gap]),
+        wide_number("next best %", [*(percent(row.next_best, 1) for row in rows), *gap]),
+        wide_number("noise %", [*(percent(row.noise, 2) for row in rows), *gap]),
+        wide_number("processes", [*(str(row.processes) for row in rows), *gap]),
+    ]
+    return columns, shared, names.legend
+
+
+def _attribute(row: ListedPick, name: str) -> str:
+    return short_dtype(layout(row.attributes[name])) or "-"
+
+
+def detail(document: PickDetail, top: int | None = None, *, wide: bool = False) -> Screen:
+    """Return the screen of one size: confirmed configs, some of the coarse pass, and why the pick won."""
+    pick, timed = document.pick, [row for row in document.candidates if row.time_us is not None]
+    confirmed = sum(row.confirmed for row in timed)
+    rows = timed[: top or max(COARSE_LISTED, confirmed + 1)]
+    names = ConfigNames.of([row.config or {} for row in rows], spelled=True)
+    columns = [
+        number("#", [str(place) for place in range(1, len(rows) + 1)]),
+        Column("config", [names.short(row.config) for row in rows], cut="end"),
+        number("time us", [microseconds(row.time_us) for row in rows]),
+        number("slower", ["pick" if "pick" in row.roles else f"{percent(row.slower, 1)} %" for row in rows]),
+        Column("interval", [_interval(row) for row in rows] if any(map(_interval, rows)) else [], cut="end"),
+    ]
+    attributes = [layout(pick.attributes[name]) for name in ("routing", "layout")]
+    attributes += [short_dtype(pick.attributes["dtype"])] if pick.attributes["dtype"] != "bfloat16" else []
+    kind = ", ".join(text for text in attributes if text not in _USUAL)
+    above = [
+        f"{pick.kernel} {pairs(pick.size)}{f' ({kind})' if kind else ''} on {pick.gpu}",
+        _gain(pick),
+        f"{pick.verdict}: {_reason(document)}",
+    ]
+    more = f"({counted(len(timed) - len(rows), 'more config')}: --top {len(timed)})" if len(timed) > len(rows) else ""
+    runs = f"confirmed in {counted(pick.processes, 'fresh process')}" if pick.processes else ""
+    failed = Counter(row.status.replace("_", " ") for row in document.candidates if row.time_us is None)
+    failures = f"failed: {', '.join(f'{count:,} {word}' for word, count in failed.items())} (--failed)"
+    below = [names.legend, "  ".join(filter(None, (more, runs))), failures if failed else ""]
+    return Screen(above, columns, below, rows)
+
+
+def _interval(row: Candidate) -> str:
+    text = "" if row.confirmed or "pick" in row.roles else "coarse pass only"
+    if row.lower is not None and row.upper is not None:
+        text = f"{percent(row.lower, 1)} to {percent(row.upper, 1)} %"
+    role = "today's config" if "today" in row.roles else "default" if "default" in row.roles else ""
+    return "  ".join(filter(None, (text, role)))
+
+
+def _gain(pick: ListedPick) -> str:
+    now = microseconds(pick.time_us)
+    peak = f", {percent(pick.peak_share)} % of peak" if pick.peak_share is not None else ""
+    if pick.in_use and pick.over_default:
+        before = microseconds(pick.time_us * pick.over_default)
+        return f"in use ({pick.today_from}); {ratio(pick.over_default)} over the default: {before} -> {now} us{peak}"
+    if pick.in_use:
+        return f"in use ({pick.today_from}): {now} us{peak}"
+    if pick.speedup is None:
+        return f"{now} us{peak}" + ("; today's config was not timed" if pick.today is not None else "")
+    before = microseconds(pick.time_us * pick.speedup)
+    return f"{ratio(pick.speedup)} over today's config ({pick.today_from}): {before} -> {now} us{peak}"
+
+
+def _reason(document: PickDetail) -> str:
+    pick, band, share = document.pick, percent(document.keep_band, 1), document.pick.next_best
+    rival = ""
+    if share is not None:
+        why = f" ({document.why})" if document.why else ""
+        rival = f"; the next best is {percent(abs(share), 1)} % {'slower' if share >= 0 else 'faster'}{why}"
+    texts = {
+        Verdict.PROVEN: f"no rival is over {band} % faster{rival}",
+        Verdict.OPEN: f"noise may hide a rival that is over {band} % faster{rival}",
+        Verdict.QUICK: f"coarse pass in one process{rival}; confirm it with fp8tune sweep",
+        Verdict.PUBLISHED: f"reported by {pick.source}, not measured here",
+        Verdict.STALE: f"this GPU runs other code, Triton or driver now{rival}; measure it again with fp8tune sweep",
+    }
+    return texts.get(pick.verdict, "no config gives the right output")

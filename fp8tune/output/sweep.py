@@ -1,0 +1,184 @@
+"""Documents of a sweep's events, and the screen at its end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, Literal
+
+from fp8tune.output.documents import Document, value
+from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
+from fp8tune.output.tables import Screen
+from fp8tune.output.text import counted, db_option, listed, pairs, ratio
+from fp8tune.records import Device, Kind, Row, Status
+from fp8tune.stats.study import Verdict
+from fp8tune.sweeping.events import Finished, Started
+from fp8tune_kernels.catalog import KERNELS
+
+ROWS = 10
+"""Sizes that the end of a sweep lists."""
+
+
+class SweepStarted(Document):
+    """First line of a sweep."""
+
+    printed_by: ClassVar[str] = "sweep"
+
+    event: Literal["started"] = value("Distinguishes events.", default="started")
+    gpu: str = value("Name of the GPU or of its stand-in.")
+    arch: str = value("Architecture of the GPU, such as sm_90.")
+    kind: str = value("How configs are tried: measured, simulated, interpreter or static.")
+    sizes: int = value("Sizes of all kernels.")
+    configs: int = value("Configs of all sizes.")
+
+    @classmethod
+    def of(cls, event: Started) -> SweepStarted:
+        """Return the event as a document."""
+        device = event.device
+        return cls(
+            gpu=device.name or device.arch,
+            arch=device.arch,
+            kind=str(event.kind),
+            sizes=event.problems,
+            configs=event.configs,
+        )
+
+
+class ConfigTimed(Document):
+    """One config was checked, timed or compiled, or failed."""
+
+    printed_by: ClassVar[str] = "sweep"
+
+    event: Literal["timed"] = value("Distinguishes events.", default="timed")
+    kernel: str = value("Name of the kernel.")
+    size: dict[str, int | str] = value("Problem size by dimension.")
+    layout: str = value("Layout of the input: contiguous, transposed, or recorded- and the id of a launch.")
+    config: dict[str, int] = value("Launch config.")
+    status: str = value("Outcome: ok, wrong, out_of_resources and so on.")
+    time_us: float | None = value("Time of the block; null if it failed or nothing is timed.", "us")
+    reason: str = value("Reason why it is not ok; empty otherwise.")
+    stage: str = value("Phase: screen (coarse pass), final (confirmation) or duplicate (default again).")
+    round: int = value("Round of the phase, from 0.")
+
+    @classmethod
+    def of(cls, row: Row) -> ConfigTimed:
+        """Return a stored row as a document."""
+        return cls(
+            kernel=row.problem.kernel,
+            size=size_of(row.problem),
+            layout=row.problem.input_layout,
+            config=dict(row.config or {}),
+            status=str(row.outcome.status),
+            time_us=row.outcome.time_us,
+            reason=row.outcome.reason,
+            stage=row.stage,
+            round=row.round,
+        )
+
+
+class SizeDecided(Document):
+    """The pick of one size at the end of the sweep."""
+
+    printed_by: ClassVar[str] = "sweep"
+
+    event: Literal["decided"] = value("Distinguishes events.", default="decided")
+    pick: ListedPick = value("The pick.")
+
+
+class SweepFinished(Document):
+    """Last line of a sweep. It comes after a budget has ended, too."""
+
+    printed_by: ClassVar[str] = "sweep"
+
+    event: Literal["finished"] = value("Distinguishes events.", default="finished")
+    seconds: float = value("Time that the sweep took.", "s")
+    speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
+    sizes: int = value("Sizes that have a pick.")
+    statuses: dict[str, int] = value("Number of configs by outcome.")
+    left_out: int = value("Blocks that the budget left out.")
+    complete: bool = value("False if the budget ended before the work.")
+
+    @classmethod
+    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
+        """Return the event as a document, with the picks and the outcomes of all configs."""
+        return cls(
+            seconds=event.seconds,
+            speedup=mean(pick.speedup for pick in picks),
+            sizes=len(picks),
+            statuses={str(status): count for status, count in statuses.items()},
+            left_out=event.left_out,
+            complete=event.is_whole,
+        )
+
+
+def title(kernels: Sequence[str], device: Device, sizes: int, configs: int, database: str) -> str:
+    """Return the first line of a sweep: ``colwise on NVIDIA H200: 12 sizes x 720 configs, results in fp8tune.db``."""
+    names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
+    work = counted(sizes, "size")
+    work += f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
+    return f"{names} on {device.name or device.arch}: {work}, results in {database}"
+
+
+def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
+    """Return the table at the end of a sweep of one kernel: the largest gains first."""
+    rows = sorted(picks, key=lambda pick: (pick.in_use, -(pick.speedup or 0.0), -(pick.over_default or 0.0)))
+    in_use = sum(pick.in_use for pick in picks)
+    is_in_use = all_in_use(picks)
+    columns, shared, legend = pick_columns(rows[:ROWS], over_default=is_in_use)
+    more = len(rows) - ROWS
+    sizes = f"geometric mean of {counted(len(picks), 'size')}"
+    without = f", {wrong} without a right config" if wrong else ""
+    if is_in_use:
+        gain = mean(pick.over_default for pick in picks)
+        above = f"all in use{without}; speedup over the default: {ratio(gain)} ({sizes})"
+    else:
+        gain = mean(pick.speedup for pick in picks)
+        counts = f"{len(picks) - in_use} changed, {in_use} in use{without}"
+        above = f"{ratio(gain)} over today's configs ({sizes}): {counts}"
+    below = [f"({counted(more, 'more size')}: fp8tune show {shlex.quote(rows[0].kernel)})" if more > 0 else "", legend]
+    return Screen([above, f"sizes with {pairs(shared)}:" if shared else ""], columns, below, rows)
+
+
+def next_lines(
+    picks: Sequence[ListedPick],
+    unsettled: int,
+    kernels: Sequence[str],
+    kind: Kind,
+    device: Device,
+    command: str,
+    db: str | None,
+) -> Iterator[str]:
+    """Yield the commands that come next.
+
+    Args:
+        picks: Picks of the sweep.
+        unsettled: Number of picks that more measurements could settle.
+        kernels: Kernels of the sweep.
+        kind: How configs were tried.
+        device: GPU of the sweep.
+        command: Command of the sweep.
+        db: Its ``--db``.
+    """
+    of_db, first = db_option(db), shlex.quote(kernels[0]) if kernels else ""
+    if kind is Kind.INTERPRETER:
+        yield "next: the same command on a machine with a GPU, which times what is right"
+    elif kind is Kind.STATIC:
+        yield f"next: fp8tune show {first} --device {device.arch} --wide{of_db}"
+    elif kind is Kind.SIMULATED:
+        yield f"next: fp8tune show {first}{of_db} (simulated times are not exported)"
+    elif any(pick.verdict in (Verdict.PROVEN, Verdict.OPEN) for pick in picks):
+        own = next((shlex.quote(kernel) for kernel in kernels if kernel not in KERNELS), "")
+        target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
+        yield f"next: fp8tune export{target}{of_db}"
+    if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):
+        without = re.sub(r" --quick\b", "", command)
+        yield f"to confirm {counted(quick, 'quick pick')}: {without}"
+    elif unsettled:
+        again = command if "--again" in command.split() else f"{command} --again"
+        yield f"to measure {counted(unsettled, 'open pick')} again, on a quiet GPU: {again}"
+
+
+def stopped_line(stored: int, phase: str, database: str) -> str:
+    """Return the message of a sweep that is told to end."""
+    return f"{counted(stored, 'new result')} in {database}, the last of the {phase}: run the same command to resume"

@@ -1,0 +1,210 @@
+"""Documents, screens and progress of workers and of their queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from fp8tune.fleet.worker import QueueEvent, WorkerEvent
+from fp8tune.output.documents import Document, value
+from fp8tune.output.progress import Display
+from fp8tune.output.tables import Column, Screen, number, words
+from fp8tune.output.text import clock, counted, duration
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue, Unit, UnitStatus
+from fp8tune.sweeping.events import TrialDone
+
+WORKERS = 8
+"""Workers that the status lists."""
+
+
+class WorkerStep(Document):
+    """One step of a worker; what does not apply is null."""
+
+    printed_by: ClassVar[str] = "worker"
+
+    event: str = value("started, taken, done, failed, given back, refused, waiting or ended.")
+    worker: str = value("Worker: host, process and the first digits of the GPU.")
+    unit: str | None = value("Key of the unit.")
+    sweep: str | None = value("Key of the sweep of the unit.")
+    kernel: str | None = value("Kernel of the unit.")
+    sizes: list[str] | None = value("Sizes of the unit.")
+    reason: str = value(
+        "Reason why it failed, went back or ended; of a unit that is done, a size without right config."
+    )
+    attempt: int | None = value("Number of the attempt, from 1.")
+    seconds: float | None = value("Time that the unit took.", "s")
+    trials: int | None = value("New results of the unit.")
+    done: int | None = value("Units that this worker did.")
+    failed: int | None = value("Units that failed here.")
+    running: int | None = value("Units that other workers have.")
+    waiting: int | None = value("Units that wait for this GPU name.")
+
+    @classmethod
+    def of(cls, event: QueueEvent) -> WorkerStep:
+        """Return an event as a document."""
+        unit, names = event.unit, set(cls.model_fields) - {"unit", "sweep", "kernel", "sizes"}
+        return cls(
+            unit=unit.key if unit else None,
+            sweep=unit.sweep_key if unit else None,
+            kernel=unit.kernel if unit else None,
+            sizes=list(unit.shapes) if unit else None,
+            **{name: getattr(event, name) for name in names},
+        )
+
+
+class QueuedUnit(Document):
+    """One part of a queued sweep."""
+
+    sweep: str = value("Key of its sweep.")
+    device: str = value("Name of the GPU that it is for.")
+    unit: str = value("Key of the unit.")
+    kernel: str = value("Name of the kernel.")
+    sizes: list[str] = value("Sizes of the unit.")
+    state: Literal["waiting", "running", "done", "failed", "lost"] = value("State; lost if its worker does not answer.")
+    worker: str = value("Worker that has it or had it last; empty if it was never taken.")
+    attempts: int = value("Number of attempts, without those that gave it back in order.")
+    since_s: float | None = value("Time since it was taken; null while it waits.", "s")
+    seconds: float | None = value("Time that it took; null unless done.", "s")
+    reason: str = value("Reason why it failed or came back, or that a size has no right config; empty otherwise.")
+    expected_s: float = value("Time that it is expected to take.", "s")
+
+
+class QueueStatus(Document):
+    """All queued sweeps with their units."""
+
+    printed_by: ClassVar[str] = "worker --status"
+
+    document: Literal["queue"] = value("Distinguishes documents.", default="queue")
+    database: str = value("Database with the queue.")
+    commands: dict[str, str] = value("Command that queued each sweep, by key.")
+    units: list[QueuedUnit] = value("Units, the oldest sweep first.")
+
+
+def make_status(queue: Queue, database: str) -> QueueStatus:
+    """Return the queue as a document."""
+    devices = {sweep.key: sweep.device for sweep in queue.sweeps}
+    units = [
+        QueuedUnit(
+            sweep=status.unit.sweep_key,
+            device=devices.get(status.unit.sweep_key, ""),
+            unit=status.unit.key,
+            kernel=status.unit.kernel,
+            sizes=list(status.unit.shapes),
+            state="lost" if _is_lost(status) else str(status.state),  # type: ignore[arg-type]
+            worker=status.worker,
+            attempts=status.attempts,
+            since_s=status.since_s,
+            seconds=status.seconds,
+            reason=status.reason,
+            expected_s=status.unit.expected_s,
+        )
+        for status in queue.units
+    ]
+    return QueueStatus(database=database, commands={sweep.key: sweep.command for sweep in queue.sweeps}, units=units)
+
+
+def _is_lost(status: UnitStatus) -> bool:
+    return status.state is UnitState.RUNNING and (status.lease_left_s or 0.0) < 0
+
+
+def status(document: QueueStatus) -> Iterator[Screen]:
+    """Yield the screen of each queued sweep: its workers, lost ones first, and failed units."""
+    if not document.commands:
+        yield Screen([f"no work is queued in {document.database}: fp8tune sweep --on queue puts some there"])
+    for sweep in document.commands:
+        units = [unit for unit in document.units if unit.sweep == sweep]
+        running = sorted((unit for unit in units if unit.state in ("running", "lost")), key=lambda u: u.state != "lost")
+        counts = Counter(unit.state for unit in units)
+        done = Counter(unit.worker for unit in units if unit.state == "done")
+        left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
+        parts = [f"sweep:{sweep}  {counts['done']} of {counted(len(units), 'unit')} done"]
+        parts += [f"{counts['failed']} failed"] if counts["failed"] else []
+        parts += [f"about {duration(left_s / counts['running'])} left"] if counts["running"] else []
+        rows = running[:WORKERS]
+        columns = [
+            Column("worker", [unit.worker for unit in rows], cut="start"),
+            Column("GPU", [unit.device for unit in rows], cut="end"),
+            Column("unit", [_name(unit.kernel, unit.sizes) for unit in rows], cut="end"),
+            number("since", [clock(unit.since_s or 0.0) for unit in rows]),
+            number("done", [str(done[unit.worker]) for unit in rows]),
+            words("state", ["lost" if unit.state == "lost" else "working" for unit in rows]),
+        ]
+        below = [f"({counted(len(running) - WORKERS, 'more worker')})"] if len(running) > WORKERS else []
+        for unit in units:
+            if unit.state == "failed":
+                name, retry = _name(unit.kernel, unit.sizes), "to retry, queue the sweep again"
+                below.append(f"failed: {name} on {unit.worker}: {unit.reason}; {retry}")
+            elif unit.state == "done" and unit.reason:
+                below.append(f"{unit.kernel}: {unit.reason}")
+        yield Screen([", ".join(parts)], columns if rows else [], below, units)
+
+
+def unit_name(unit: Unit) -> str:
+    """Return the name of a unit: ``colwise M=16640 K=2048 and 2 more``."""
+    return _name(unit.kernel, unit.shapes, len(unit.problems))
+
+
+def _name(kernel: str, sizes: tuple[str, ...] | list[str], count: int | None = None) -> str:
+    more = (len(sizes) if count is None else count) - 1
+    return f"{kernel} {sizes[0] if sizes else ''}{f' and {more} more' if more > 0 else ''}"
+
+
+def findings_line(units: int) -> str:
+    """Return the message about units that have a size without a right config."""
+    return f"some sizes of {counted(units, 'unit')} have no right config: fp8tune show --failed"
+
+
+class WorkerProgress(Display):
+    """Shows a worker's events: one line for each unit, and the results of the current one."""
+
+    def __init__(self, database: str) -> None:
+        """Take the name of the database for messages."""
+        super().__init__()
+        self._database, self._unit, self._trials = database, "", 0
+
+    def show(self, event: WorkerEvent) -> None:
+        """Show an event. Never raises."""
+        self._guard(self._event, event)
+
+    def _event(self, event: WorkerEvent) -> None:
+        if isinstance(event, TrialDone) and not event.from_database:
+            self._trials += 1
+            self.update("working", count=counted(self._trials, "result"), note=self._unit)
+        if not isinstance(event, QueueEvent):
+            return
+        name, reason = unit_name(event.unit) if event.unit else "", f": {event.reason}" if event.reason else ""
+        match event.event:
+            case "started":
+                self._print(f"{event.worker} works on the queue in {self._database}")
+            case "taken":
+                self._unit, self._trials = name, 0
+                self.update("working", note=name)
+            case "done":
+                work = f"{counted(event.trials or 0, 'result')} in {duration(event.seconds or 0.0)}"
+                self._print(f"done: {name}, {work}{reason}")
+            case "failed" | "given back" | "refused":
+                self._print(f"{event.event}: {name}{reason}")
+            case "waiting":
+                self.update("waiting", note=f"other workers have {counted(event.running or 0, 'unit')}")
+            case "ended":
+                failed = f", {event.failed} failed" if event.failed else ""
+                left = f"; {counted(event.waiting, 'unit')} left" if event.waiting else ""
+                self._print(f"{counted(event.done or 0, 'unit')} done{failed}{reason}{left}")
+
+
+class QueueProgress(Display):
+    """Shows how far all workers are with a sweep."""
+
+    def show(self, queue: Queue) -> None:
+        """Show the queue as it is. Never raises."""
+        self._guard(self._queue, queue)
+
+    def _queue(self, queue: Queue) -> None:
+        done = [status for status in queue.units if status.state in (UnitState.DONE, UnitState.FAILED)]
+        expected_s, total_s = (sum(status.unit.expected_s for status in units) for units in (done, queue.units))
+        failed, workers = queue.counts[UnitState.FAILED], queue.counts[UnitState.RUNNING]
+        note = counted(workers, "worker") + (f", {failed} failed" if failed else "")
+        count = f"{len(done):,} of {counted(len(queue.units), 'unit')}"
+        self.update("units", expected_s / total_s if total_s else 0.0, count=count, note=note)

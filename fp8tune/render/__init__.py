@@ -1,1 +1,0 @@
-"""What people and programs are shown: tables, progress, JSON. All of it, and nothing else."""

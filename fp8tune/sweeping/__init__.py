@@ -1,0 +1,1 @@
+"""Sweeps: from options to stored results, by a coarse pass and a confirmation."""

@@ -1,0 +1,103 @@
+"""The events of a sweep, for whoever shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fp8tune.measure.engine import CompileProgress
+from fp8tune.records import Device, Kind, Problem, Row
+from fp8tune.stats.decide import MeasuringPlan
+
+
+@dataclass(frozen=True)
+class Started:
+    """First event."""
+
+    device: Device
+    kind: Kind
+    """Whether configs are timed, checked or compiled."""
+    problems: int
+    """Number of problem sizes."""
+    configs: int
+    """Number of their configs, pruned ones included."""
+
+
+@dataclass(frozen=True)
+class RoundStarted:
+    """A round of the coarse pass of a problem size begins."""
+
+    problem: Problem
+    index: int
+    """Number of the problem size, from 0."""
+    round: int
+    """From 0, the round that has every config."""
+    rounds: int
+    trials: int
+    """Trials of the round, stored and pruned ones included."""
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """A trial has a row, now or from an earlier run."""
+
+    row: Row
+    from_database: bool
+
+
+@dataclass(frozen=True)
+class ConfirmationStarted:
+    """Finalists are timed in fresh processes until the next decision."""
+
+    problems: int
+    """Number of problem sizes that are not decided."""
+    processes: int
+    """Number of processes that have timed each of them after this."""
+    trials: int
+    """New trials."""
+    protocol: MeasuringPlan
+    is_calibrated: bool
+    """True if the protocol's numbers come from a calibration of this device or others of its name."""
+    decision: int = 1
+    """Number of the decision, from 1."""
+    decisions: int = 1
+    """Number of decisions at most."""
+
+
+@dataclass(frozen=True)
+class ConfirmationSkipped:
+    """A problem size cannot be confirmed in this sweep."""
+
+    problem: Problem
+    reason: str
+
+
+@dataclass(frozen=True)
+class SizeDone:
+    """Nothing is left to do for a problem size."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Last event of a sweep that was not interrupted."""
+
+    trials: int
+    """Trials of the coarse pass and of the confirmation, stored ones of the coarse pass included."""
+    seconds: float
+    left_out: int = 0
+    """Trials that a time budget left out."""
+    is_whole: bool = True
+    """True if nothing is left to do for the same command."""
+
+
+Event = (
+    Started
+    | RoundStarted
+    | CompileProgress
+    | TrialDone
+    | ConfirmationStarted
+    | ConfirmationSkipped
+    | SizeDone
+    | Finished
+)

@@ -1,0 +1,238 @@
+"""A sweep: the coarse pass of each problem size, then the confirmation of all of them.
+
+The coarse pass of a problem size has rounds, each a seeded permutation: the first of every config, later ones of those
+that may still be the best. It only chooses the configs that are confirmed (:mod:`fp8tune.sweeping.confirmation`). A
+trial that fails is a row with its reason. A trial that has a result is not run again, so that the same command
+continues a sweep that was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fp8tune.ceiling import FLOP_PER_S
+from fp8tune.measure.arms import Place
+from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
+from fp8tune.measure.machine import is_machines
+from fp8tune.plan.problems import seed_text
+from fp8tune.records import Kind, NamedInts, Outcome, Row, Status
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.stats.means import median
+from fp8tune.store.results import Store
+from fp8tune.sweeping.confirmation import Confirmation
+from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Started, TrialDone
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+
+ROUNDS = MeasuringPlan().screen_rounds
+CONTENDER_RATIO = 1.3
+"""Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
+TOGETHER_S = 1.0
+"""Trials that come within this time are stored in one commit: others wait for the database's disk."""
+COMPILE_AHEAD = 1000
+"""Configs of the next problem sizes that are queued for the compilers, so that they do not wait for the clock."""
+
+
+def sweep(
+    store: Store,
+    plan: Plan,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    begun: float | None = None,
+    take: Callable[[bool], ProblemPlan | None] | None = None,
+) -> Generator[Event, None, None]:
+    """Run a plan. Closing the generator ends the workers; every stored row stays.
+
+    Args:
+        store: Database.
+        plan: What is swept.
+        clock: Seconds, for the time budget.
+        begun: When the time budget began, if not now.
+        take: Returns another problem size to sweep after the plan's, or None. Its argument is False if it would only
+            be compiled beside the current one.
+    """
+    started, options, backend = clock(), plan.options, plan.backend
+    deadline = (started if begun is None else begun) + (options.time_budget_s or 0.0)
+    deadline = math.inf if options.time_budget_s is None else deadline
+    sweep_id = store.begin_sweep(
+        plan.key,
+        backend.device,
+        command=options.command,
+        commit=plan.commit,
+        timer=backend.timer,
+        seed=options.seed,
+        again=options.again,
+        limits=backend.limits,
+    )
+    _record_kernels(store, plan, sweep_id, plan.problems)
+    yield Started(backend.device, backend.kind, len(plan.problems), sum(problem.count for problem in plan.problems))
+    confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
+    upcoming, passes = iter(plan.problems), list[_CoarsePass]()
+    trials, index, left_out = 0, 0, 0
+
+    def compile_ahead() -> None:
+        """Queue the current problem size and the next ones for the compilers."""
+        while (ahead := sum(coarse.queued for coarse in passes[index + 1 :])) < COMPILE_AHEAD:
+            problem = next(upcoming, None)
+            if problem is None and take is not None and not ahead and (problem := take(index == len(passes))):
+                _record_kernels(store, plan, sweep_id, [problem])
+            if problem is None:
+                return
+            passes.append(_CoarsePass(store, plan, sweep_id, problem, len(passes)))
+
+    with contextlib.closing(backend), store.adding_together(TOGETHER_S):
+        compile_ahead()
+        while index < len(passes) and clock() <= deadline:
+            for event in passes[index].run(lambda: clock() > deadline):
+                trials += isinstance(event, TrialDone)
+                yield event
+            if passes[index].is_done and not confirmation.is_wanted:
+                yield SizeDone(passes[index].problem.problem)
+            index += 1
+            compile_ahead()
+        if index == len(passes):
+            done = ((coarse.problem, coarse.times_us) for coarse in passes)
+            for event in confirmation.run(done) if confirmation.is_wanted else ():
+                trials += isinstance(event, TrialDone)
+                yield event
+        left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
+        left_out += sum(problem.count for problem in upcoming)
+        is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
+        if is_whole:
+            store.finish_sweep(sweep_id)
+    yield Finished(trials, clock() - started, left_out, is_whole)
+
+
+def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[ProblemPlan]) -> None:
+    """Store by which check and reference each kernel is right, operations, and the launches of recorded problems."""
+    for size in {size.reference: size for size in sizes}.values():
+        spec = load_spec(size.reference)
+        if size.reference_hash:
+            store.record_reference(sweep_id, size.version, size.reference_hash)
+        if plan.backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
+            store.record_check(sweep_id, size.version, spec.check_text)
+        if isinstance(spec, RecordedSpec):
+            problems = [other.problem for other in sizes if other.reference == size.reference]
+            store.record_launches({problem: text for problem in problems if (text := spec.document(problem))})
+    if flops := {size.problem: size.flops for size in sizes if size.flops is not None}:
+        store.record_flops(flops)
+
+
+@dataclass
+class _CoarsePass:
+    """The coarse pass of one problem size."""
+
+    store: Store
+    plan: Plan
+    sweep_id: int
+    problem: ProblemPlan
+    index: int
+    times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
+    """Block values in microseconds, the rounds in order."""
+    is_done: bool = False
+    queued: int = 0
+    """Number of configs that were given to the compilers."""
+    known: Mapping[int, Mapping[NamedInts, Outcome]] = field(default_factory=dict)
+    """Results that need no new trial, by round."""
+    known_at: object = None
+
+    def __post_init__(self) -> None:
+        self.read()
+        known, configs = self.known.get(0, {}), self.problem.configs
+        todo = [config for config in self._permuted(configs, 0) if config not in known and not configs[config]]
+        self.plan.backend.compile([self.problem.arm(config) for config in todo])
+        self.queued = len(todo)
+
+    def read(self) -> None:
+        """Read the results of all rounds."""
+        tried = self.store.tried_in_rounds(
+            self.plan.subject(self.problem),
+            sweep=self.sweep_id if self.plan.options.again else None,
+            reference=self.problem.reference_hash,
+            limits=self.plan.backend.limits,
+        )
+        self.known_at = self.store.changes
+        self.known = {
+            round: {config: outcome for config, outcome in outcomes.items() if self._counts(config, outcome)}
+            for round, outcomes in tried.items()
+        }
+
+    def _counts(self, config: NamedInts, outcome: Outcome) -> bool:
+        """Return False for a config that is pruned no longer, and for a failure of the machine."""
+        configs = self.problem.configs
+        if config not in configs or (outcome.status is Status.PRUNED and not configs[config]):
+            return False
+        if is_machines(outcome.reason):
+            return False
+        return outcome.status in (Status.OK, Status.PRUNED) or not self.plan.options.retry_failed
+
+    def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
+        """Run all rounds; stored results come first in each."""
+        if self.known_at != self.store.changes:  # another process stored something
+            self.read()
+        rounds = ROUNDS if self.plan.backend.times else 1
+        for round in range(rounds):
+            configs = self._permuted(self._contenders() if round else self.problem.configs, round)
+            yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))
+            for event in self._round(round, configs, is_over):
+                if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
+                    self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
+                yield event
+            if is_over():
+                self.read()
+                if not set(configs) <= self.known.get(round, {}).keys():
+                    return
+        self.is_done = True
+        self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
+
+    def _contenders(self) -> list[NamedInts]:
+        """Return the configs that may still be the best, and those that launches use: no single block drops these."""
+        problem, limit_us = self.problem, CONTENDER_RATIO * min(map(median, self.times_us.values()), default=math.inf)
+        in_use = {problem.current, problem.fallback, problem.today.config if problem.today else None}
+        times = ((config, self.times_us[config]) for config in problem.configs if config in self.times_us)
+        return [config for config, blocks in times if config in in_use or median(blocks) <= limit_us]
+
+    def _round(self, round: int, configs: Sequence[NamedInts], is_over: Callable[[], bool]) -> Iterator[Event]:
+        known, pruned = self.known.get(round, {}), self.problem.configs
+        for config in configs:
+            if config in known:
+                yield TrialDone(self._row(config, known[config], Place(round=round)), from_database=True)
+        requests = {
+            config: Place(round=round, position=position)
+            for position, config in enumerate(configs)
+            if config not in known
+        }
+        for config in [config for config in requests if pruned[config]]:
+            yield self._stored(config, Outcome(Status.PRUNED, reason=pruned[config]), requests.pop(config))
+        todo, device, backend = list(requests), self.plan.backend.device, self.plan.backend
+        for result in backend.screen([self.problem.arm(config) for config in todo], [*requests.values()], is_over):
+            match result:
+                case CompileProgress():
+                    yield result
+                case CopyCeiling(gb_per_s):
+                    self.store.record_ceiling(self.sweep_id, device, gb_per_s)
+                case ComputeCeiling(in_dtype, flop_per_s):
+                    self.store.record_calibration(self.sweep_id, device, FLOP_PER_S + in_dtype, flop_per_s)
+                case (number, outcome):
+                    yield self._stored(todo[number], outcome, requests[todo[number]])
+
+    def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
+        row = self._row(config, outcome, place)
+        self.store.add_soon(self.sweep_id, row)
+        return TrialDone(row, from_database=False)
+
+    def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
+        return self.plan.row(self.problem, config, outcome, place, outcome.process)
+
+    def left_out(self) -> int:
+        """Return the number of configs without a result."""
+        self.read()
+        return len(self.problem.configs.keys() - self.known.get(0, {}).keys())
+
+    def _permuted(self, configs: Iterable[NamedInts], round: int) -> list[NamedInts]:
+        return self.plan.permuted(configs, round, seed_text(self.problem.problem))

@@ -1,0 +1,108 @@
+"""Configs that others published: timed with the grid, or compiled for their arch, never believed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fp8tune.errors import UsageError
+from fp8tune.measure import device, machine
+from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.compiling import alike
+from fp8tune.plan.grids import Grid
+from fp8tune.plan.problems import check_shape
+from fp8tune.records import Kind, NamedInts, Problem
+from fp8tune.replay.loading import load_spec
+from fp8tune.stats.study import Study
+from fp8tune.store.results import Store
+from fp8tune.store.texts import UNSTATED
+from fp8tune.sweeping.events import Event
+from fp8tune.sweeping.loop import sweep
+from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import Plan, ProblemPlan, version_of
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.catalog import KERNELS
+
+_logger = logging.getLogger(__name__)
+
+
+def lookup_key(problem: Problem) -> NamedInts | None:
+    """Return the table key of an imported problem size; None for a kernel that is not declared here.
+
+    Raises UsageError for a shape that the kernel cannot have.
+    """
+    if problem.kernel not in KERNELS:
+        return None
+    spec = load_spec(problem.kernel)
+    check_shape(spec, problem)
+    return spec.lookup_key(problem)
+
+
+def with_published(store: Store, plan: Plan) -> Plan:
+    """Add the configs that others published for a plan's problem sizes on its arch."""
+    published: dict[Problem, list[NamedInts]] = {}
+    for study in store.studies(kinds=[Kind.PUBLISHED], problems={problem.problem for problem in plan.problems}):
+        if study.device.arch in (plan.backend.device.arch, UNSTATED):
+            published.setdefault(study.problem, []).extend(study.configs)
+
+    def added(problem: ProblemPlan) -> ProblemPlan:
+        configs = published.get(problem.problem, [])
+        grid = Grid(problem.count + len(configs), lambda: {**problem.configs, **_fitting(problem, configs, plan)})
+        return replace(problem, configs=grid) if configs else problem
+
+    return replace(plan, problems=tuple(map(added, plan.problems)))
+
+
+def _fitting(problem: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -> Mapping[NamedInts, str]:
+    """Return the configs that are not in the grid and have its axes, with the reason why they are pruned."""
+    spec, limits = load_spec(problem.reference), device.limits(plan.backend.device)
+    axes = {name for config in problem.configs for name in config}
+    fitting: dict[NamedInts, str] = {}
+    for config in map(problem.version.complete, published):
+        if set(config) != axes:
+            _logger.warning(f"left out: the published config {config} of {problem.version.kernel} names other axes")
+        elif config not in problem.configs:
+            fitting[config] = (limits and spec.invalid(config, problem.problem.shape, limits)) or ""
+    return fitting
+
+
+def compile_published(
+    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune db import"
+) -> Iterator[Event]:
+    """Compile every published config of our kernels for its arch, or for one arch."""
+    studies = [study for study in store.studies(arch=only, kinds=[Kind.PUBLISHED]) if study.configs]
+    for arch in sorted({study.device.arch for study in studies if study.problem.kernel in kernels} & ARCHES.keys()):
+        own = [study for study in studies if study.device.arch == arch and study.problem.kernel in kernels]
+        problems = [problem for kernel in KERNELS for problem in _problems(kernel, own, arch)]
+        if problems:
+            machine.check_folders()
+            options = Options(tuple(kernels), quick=True, command=command)
+            yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
+
+
+def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:
+    """Return each config once for all problem sizes that give the same machine code with it."""
+    by_problem: dict[Problem, dict[NamedInts, str]] = {}
+    for study in (study for study in studies if study.problem.kernel == kernel):
+        spec = load_spec(kernel)
+        try:
+            check_shape(spec, study.problem)
+        except UsageError as error:
+            _logger.warning(f"left out: {error}")
+            continue
+        # sources state no routing; the binary is the same for all
+        routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
+        problem = replace(study.problem, routing=routing, scale_mode=mode)
+        configs = map(version_of(kernel, spec).complete, study.configs)  # as export looks them up
+        by_problem.setdefault(problem, {}).update(dict.fromkeys(configs, ""))
+    return [
+        ProblemPlan.of(
+            kernel,
+            load_spec(kernel),
+            version_of(kernel, load_spec(kernel)),
+            same[0],
+            {config: "" for problem in same for config in by_problem[problem]},
+        )
+        for same in (alike(kernel, list(by_problem), arch) if by_problem else ())
+    ]

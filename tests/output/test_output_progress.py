@@ -1,0 +1,146 @@
+"""Progress: a bar in a terminal, lines elsewhere, and no error that reaches the sweep."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forked import Forked, told_to_end
+from places import PLANTED
+from rich.cells import cell_len
+from rich.console import Console
+
+from fp8tune.output import progress as displays
+from fp8tune.output.progress import Display, SweepProgress
+from fp8tune.output.tables import notice
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
+from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.sweeping import events
+
+PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, E=16))
+TODAY, BEST = NamedInts(num_warps=4), NamedInts(num_warps=8)
+DEVICE = Device(arch="sm_90", name="a GPU")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Broken(io.StringIO):
+    """A stream on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError("no space left on device")
+
+
+def console(stream: io.StringIO, width: int = 80) -> Console:
+    return Console(file=stream, force_terminal=True, width=width, color_system=None)
+
+
+def timed(config: NamedInts, time_us: float, stage: str = "screen", *, stored: bool = False) -> events.TrialDone:
+    row = Row(PROBLEM, config, DEVICE, Kind.MEASURED, Outcome(Status.OK, time_us), stage=stage)
+    return events.TrialDone(row, from_database=stored)
+
+
+def a_sweep(*, stored: bool = False) -> Iterator[events.Event]:
+    """Yield the events of a sweep of two sizes, all from the database or all new."""
+    yield events.Started(DEVICE, Kind.MEASURED, 2, 8)
+    yield events.RoundStarted(PROBLEM, 0, 0, 2, 2)
+    yield timed(TODAY, 12.0, stored=stored)
+    yield timed(BEST, 8.0, stored=stored)
+    yield events.ConfirmationStarted(1, 6, 4, MeasuringPlan(), False, 1, 2)
+    yield timed(TODAY, 11.0, "final", stored=stored)
+    yield timed(BEST, 10.0, "final", stored=stored)
+    yield events.Finished(4, 36.0)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_sweep_is_resumed_in_a_terminal_of_which_nothing_can_be_written(stored: bool) -> None:
+    """An error of the display ended the sweep: three times of three when a sweep was resumed in a terminal."""
+    with SweepProgress({PROBLEM: TODAY}, console(Broken()), Clock()) as progress:  # the clock stands still
+        for event in a_sweep(stored=stored):
+            progress.show(event)
+    assert (progress.is_complete, progress.stored) == (True, 0 if stored else 4)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_an_error_of_the_display_is_a_warning(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    out = Console(file=stream, force_terminal=is_terminal, width=80)
+    with SweepProgress(out=out) as progress:
+        monkeypatch.setattr(progress, "_add", lambda row: 1 / 0)
+        for event in a_sweep():
+            progress.show(event)
+    assert capsys.readouterr().err.count("the progress display failed (ZeroDivisionError)") == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_bar_fits_the_terminal_and_vanishes(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(displays, "REFRESH_S", 60.0)
+    stream, clock = io.StringIO(), Clock()
+    with SweepProgress({PROBLEM: TODAY}, console(stream, width), clock) as progress:
+        for event in list(a_sweep())[:-1]:
+            clock.now += 10.0
+            progress.show(event)
+            progress._draw()
+    lines = [re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", line) for line in re.split(r"\r?\n|\r", stream.getvalue())]
+    assert max(map(cell_len, lines)) <= width
+    assert any("confirmation" in line and "50 %" in line and "0:20 left" in line for line in lines)
+    assert any("so far 1.50x over today's configs" in line and "8.000 us" in line for line in lines)
+    assert any("so far 1.10x over today's configs" in line and "10.00 us" in line for line in lines)
+    assert lines[-1] == ""
+
+
+def test_a_message_is_printed_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was printed below, where the next frame of the bar erased it."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Display() as display:
+        display.update("files", 0.5)
+        display._draw()
+        notice("a message")
+    assert "\x1b[2Ka message" in terminal.getvalue()
+
+
+def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Display(now=clock) as display:
+        for done in (0.0, 0.25):
+            display.update("files", done, count="of one folder")
+            clock.now += 3.0
+            display._draw()
+    assert capsys.readouterr().err.splitlines() == [
+        "files  of one folder  0 %",
+        "files  of one folder  25 %  0:18 left",
+    ]
+
+
+SWEEP = ("sweep", "--kernel", f"{PLANTED / 'faults.py'}:SPEC", "--shapes", "tiny", "--timer", "simulated:5")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "stopped"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_a_sweep_that_is_stopped_names_what_is_stored_and_how_to_resume(
+    number: int, code: int, word: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "results.db"
+    arguments = [*SWEEP, "--grid", "num_warps=1,2,4,8,16,32", "--db", str(path)]
+    ended, output = Forked(told_to_end(number, *arguments)).wait()
+    assert ended == code, output
+    last = output.splitlines()[-1]
+    assert word in last
+    assert str(path) in last
+    assert "run the same command to resume" in last
