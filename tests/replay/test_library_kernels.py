@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    ended = record(folder, "--kernel", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    ended = record(folder, "--kernel", f"{MODULE}:*", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
     assert ended.returncode == 0, ended.stderr
     return ended
 
