@@ -113,7 +113,7 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
             advice = "see that what they were compared with is right, or sweep with --reference"
             notices.append(f"{study.problem.shape}: {count}: {advice}")
         launch = launches[study.problem][1] if study.problem in launches else None
-        picks.append(TablePick(study, _evidence_line(store, study), launch))
+        picks += TablePick(study, _evidence_line(store, study), launch).by_launch()
     return KernelPicks(kernel, newest.device, tuple(picks), recorded, tuple(dict.fromkeys(notices)))
 
 

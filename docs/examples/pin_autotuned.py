@@ -32,7 +32,7 @@ def double(x, out, n, BLOCK: tl.constexpr):
 
 def main() -> list[int]:
     """The BLOCK that each size is launched with."""
-    fp8tune.pin(double, TABLE, unknown="nearest")
+    fp8tune.pin(TABLE, double)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     blocks = []
     for n in (4096, 5000, 100_000):  # the last two take the config of the nearest size

@@ -1,4 +1,4 @@
-"""The tensors of a recorded launch, made anew: the same forms, storages and alignment; values as they were described.
+"""Tensors of recorded launches, made anew: the same forms, storages and alignment; values as they were described.
 
 Inputs are what the kernel reads, with the first contents of what it both reads and writes; outputs are what it writes.
 Arguments that share memory are views of one input or output. A tensor with one value throughout is an input of
@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fp8tune.replay.arguments import arguments_of
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Launch, Tensor
-from fp8tune.replay.values import decoded
+from fp8tune.replay.values import arguments_of, decoded
 
 
 @dataclass(frozen=True)
 class Storage:
     """Memory of a launch, with the arguments in it."""
 
+    launch: Launch
     arguments: tuple[Tensor, ...]
     is_written: bool
     is_input: bool
@@ -40,13 +41,11 @@ class Storage:
 
     @property
     def name(self) -> str:
-        """The arguments' names."""
+        """Names of the arguments."""
         return " and ".join(argument.name for argument in self.arguments)
 
     def empty(self, device: str) -> Any:
         """Allocate the memory, uninitialised."""
-        import torch
-
         size = max(map(_bytes_end, self.arguments))
         first = min(self.arguments, key=lambda item: item.offset * itemsize(item))
         # its address is to be aligned as it was and no better
@@ -64,16 +63,16 @@ class Storage:
             return typed
         return typed.as_strided(argument.shape, argument.strides, typed.storage_offset() + argument.offset)
 
-    def filled(self, device: str, seed: str, is_exact: bool) -> Any:
+    def filled(self, device: str, seed: int, is_exact: bool) -> Any:
         """Return the memory with contents; ``is_exact``: constants are powers of two, whose sums are exact."""
-        import torch
-
         memory = self.empty(device)
         if device != "meta":
             if self.is_flat:
                 bits(memory).zero_()
             for argument in self.arguments if self.is_flat else self.arguments[:1]:
-                generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {argument.name}".encode()))
+                generator = torch.Generator(device).manual_seed(
+                    zlib.crc32(f"{seed} {self.launch.id} {argument.name}".encode())
+                )
                 _fill(self.view(memory, argument), _rounded(argument) if is_exact else argument, generator)
         is_constant = all(_constant(item) is not None for item in self.arguments)
         return bits(memory) if is_constant and not self.is_flat else memory
@@ -81,9 +80,9 @@ class Storage:
 
 @dataclass(eq=False)
 class Case:
-    """One launch with the plan of its memory. The last of a spec's inputs, so that all else finds it there."""
+    """A launch, or those that share a config, and the plan of its memory. The last of a spec's inputs."""
 
-    launch: Launch
+    launches: tuple[Launch, ...]
     device: str
     zeroed: frozenset[str] = frozenset()
     """``reset_to_zero``: the caller hands these over as zeros."""
@@ -96,18 +95,21 @@ class Case:
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
-        """Memory of the launch, in the order of the arguments."""
-        groups: dict[int, list[Tensor]] = {}
-        for argument in self.launch.tensors:
-            groups.setdefault(argument.storage, []).append(argument)
-        return tuple(self._storage(tuple(group)) for group in groups.values())
+        """Memory of the launches, in the order of the arguments."""
+        result: list[Storage] = []
+        for launch in self.launches:
+            groups: dict[int, list[Tensor]] = {}
+            for argument in launch.tensors:
+                groups.setdefault(argument.storage, []).append(argument)
+            result += [self._storage(launch, tuple(group)) for group in groups.values()]
+        return tuple(result)
 
-    def _storage(self, group: tuple[Tensor, ...]) -> Storage:
+    def _storage(self, launch: Launch, group: tuple[Tensor, ...]) -> Storage:
         names = {argument.name for argument in group}
         is_written = any(item.is_stored is not False for item in group) or bool(names & (self.zeroed | self.restored))
         is_read = any(item.is_loaded is not False for item in group) or bool(names & self.restored)
-        is_input = (is_read or Storage(group, True, True).is_flat) and not names <= self.zeroed
-        return Storage(group, is_written, is_input or not is_written)
+        is_input = (is_read or Storage(launch, group, True, True).is_flat) and not names <= self.zeroed
+        return Storage(launch, group, is_written, is_input or not is_written)
 
     @property
     def written(self) -> list[Storage]:
@@ -120,8 +122,7 @@ class Case:
 
     def inputs(self, seed: int) -> tuple[Any, ...]:
         """Return the inputs of the spec: tensors, then this."""
-        text = f"{seed} {self.launch.id}"
-        return (*(storage.filled(self.device, text, self.is_exact) for storage in self._read), self)
+        return (*(storage.filled(self.device, seed, self.is_exact) for storage in self._read), self)
 
     def outputs(self) -> tuple[Any, ...]:
         """Return the outputs, uninitialised."""
@@ -139,28 +140,25 @@ class Case:
             if index in self.untouched:
                 bits(output).masked_fill_(self.untouched[index], 0)
 
-    def arguments(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> dict[str, Any]:
-        """Return every argument by parameter. Made once for the same tensors: a launch is to cost the host little."""
+    def arguments(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> list[dict[str, Any]]:
+        """Return the arguments of each launch by parameter; made once for the same tensors: the host is to be quick."""
         if self._named[0] is not inputs or self._named[1] is not outputs:
             memory = dict(zip(map(id, self._read), inputs, strict=False))
             memory |= zip(map(id, self.written), outputs, strict=True)
-            tensors = {
-                item.name: storage.view(memory[id(storage)], item)
-                for storage in self.storages
-                for item in storage.arguments
-            }
-            self._named = (inputs, outputs, arguments_of(self.launch, tensors))
-        return dict(self._named[2])
+            tensors: dict[str, dict[str, Any]] = {launch.id: {} for launch in self.launches}
+            for storage in self.storages:
+                views = {item.name: storage.view(memory[id(storage)], item) for item in storage.arguments}
+                tensors[storage.launch.id] |= views
+            self._named = inputs, outputs, [arguments_of(launch, tensors[launch.id]) for launch in self.launches]
+        return list(map(dict, self._named[2]))
 
     def bytes_moved(self) -> int:
-        """Return the bytes that the launch loads and stores, each element of an argument once; both count twice."""
-        return sum(map(_bytes_moved, self.launch.tensors))
+        """Return the bytes that are loaded and stored, each element of an argument once; both count twice."""
+        return sum(_bytes_moved(tensor) for launch in self.launches for tensor in launch.tensors)
 
 
 def bits(tensor: Any) -> Any:
     """Return a tensor as integers of the same size."""
-    import torch
-
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
@@ -204,8 +202,6 @@ def _rounded(argument: Tensor) -> Tensor:
 
 def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
     """Write values of the recorded distribution into a tensor of any strides."""
-    import torch
-
     if not tensor.numel():
         return
     if tensor.dtype.is_complex:
@@ -217,8 +213,6 @@ def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
 
 def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Draw normal values with the recorded mean, deviation and range; standard normal where nothing is known."""
-    import torch
-
     dtype = tensor.dtype if tensor.element_size() > 1 else torch.float32  # float8 has no arithmetic
     values = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
     if (constant := _constant(described)) is not None:
@@ -236,8 +230,6 @@ def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
 
 def _integers(tensor: Any, described: Tensor, generator: Any) -> Any:
     """Return the recorded elements, else numbers of the recorded range; zeros where nothing is known."""
-    import torch
-
     if (integers := described.integers) is not None:
         return torch.tensor(integers, dtype=torch.int64).view(tensor.shape).to(tensor.dtype).to(tensor.device)
     least, most = int(described.least or 0), int(described.most or 0)

@@ -52,10 +52,10 @@ def decoded(kernel: Kernel, config: NamedInts) -> Config:
     kwargs: dict[str, Value] = {}
     for name in (name for name in config if name not in CONFIG_OPTIONS):
         values = (item.kwargs[name] for item in every if name in item.kwargs)
-        alike = [value for value in values if _encoded(kernel, numbered.get(name), value) == config[name]]
-        if not alike and name in numbered:
+        matching = [value for value in values if _encoded(kernel, numbered.get(name), value) == config[name]]
+        if not matching and name in numbered:
             raise ValueError(f"{name}={config[name]} stands for no declared value of {kernel.name}")
-        kwargs[name] = alike[0] if alike else config[name]
+        kwargs[name] = matching[0] if matching else config[name]
     declared = next((item for item in (*kernel.pruner_configs, *kernel.configs) if dict(item.kwargs) == kwargs), None)
     has_pre_hook = declared.has_pre_hook if declared else any(item.has_pre_hook for item in every)
     return Config(kwargs, **options, has_pre_hook=has_pre_hook)

@@ -12,6 +12,7 @@ from fp8tune.errors import UsageError, in_spec
 from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
 from fp8tune.replay.configs import decoded
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.naming import chain, tuner_of
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, decoded_items, triton_config
@@ -39,60 +40,62 @@ class Launcher:
         self._fn = function if self.autotuner is None else self.autotuner.fn
         around = itertools.takewhile(lambda item: item is not self.autotuner, chain(function))
         self._heuristics = list(around) if self.autotuner else []
-        self._pruner_configs: list[Any] = []
-        """Triton's configs of ``kernel.pruner_configs``, whose hooks are no texts."""
-        self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...]]] = {}
-        self._own_inputs: dict[NamedInts, tuple[Any, Mapping[str, Any]]] = {}
-        """Config -> the inputs of a case, and those that the user's function made of them."""
+        self._declared: list[Any] = list(getattr(self.autotuner, "configs", ()))
+        """Triton's configs, whose hooks are no texts; those that ``early_config_prune`` makes come first."""
+        self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...] | None]] = {}
+        self._own_inputs: dict[tuple[str, NamedInts], tuple[Any, dict[str, Any]]] = {}
+        """Launch and config -> the inputs of a case, and those that the user's function made of them."""
+        self.has_hook = bool(getattr(self.autotuner, "user_defined_pre_hook", False))
+        """True if the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
 
-    def case(self, launch: Launch, device: str) -> Case:
-        """Return a launch on a device, with what the kernel declares of its arguments."""
-        declared = (getattr(self.autotuner, name, None) or () for name in ("reset_to_zero", "restore_value"))
-        zeroed, restored = map(frozenset, declared)
-        return Case(launch, device, zeroed, restored, self._is_exact)
+    def case(self, launches: Sequence[Launch], device: str) -> Case:
+        """Return launches on a device, with what the kernel declares of its arguments."""
+        zeroed, restored = (getattr(self.autotuner, name, None) or () for name in ("reset_to_zero", "restore_value"))
+        return Case(tuple(launches), device, frozenset(zeroed), frozenset(restored), self._is_exact)
 
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""
-        case: Case = inputs[-1]
-        chosen, grid = self._choice(case.launch, NamedInts(config))
-        named = case.arguments(inputs, outputs)
-        if self._make_inputs is not None:
-            named |= self._inputs_for(NamedInts(config), chosen, inputs, named)
-        self.run(case.launch, chosen, named, grid=grid, warmup=False)
+        case, config = inputs[-1], NamedInts(config)
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+            chosen, grid = self._choice(launch, config)
+            if self._make_inputs is not None:
+                arguments |= self._inputs_for(launch, config, chosen, inputs, arguments)
+                grid = arguments.pop("grid", grid)
+            if grid is None:
+                raise ValueError(_gridless(launch, decoded(self.kernel, config)))
+            self.run(launch, chosen, arguments, grid=grid, warmup=False)
 
-    def run(self, launch: Launch, chosen: Any, named: dict[str, Any], **how: Any) -> Any:
+    def run(self, launch: Launch, chosen: Any, arguments: dict[str, Any], **launch_options: Any) -> Any:
         """Launch, or only compile, with a config of Triton's and arguments by parameter."""
         options = _options(launch)
         for node in self._heuristics:
             for name, heuristic in node.values.items():
-                named[name] = heuristic({**named, **options})
+                arguments[name] = heuristic({**arguments, **options})
         options |= chosen.all_kwargs()
         if chosen.pre_hook is not None:
             # a config's hook may set the block shape of a TensorDescriptor
-            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in named]
-            named |= {name: _copied(named[name]) for name in descriptors}
-            chosen.pre_hook({**named, **options})
-        return self._fn.run(**{**named, **options}, **how)
+            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in arguments]
+            arguments |= {name: _copied(arguments[name]) for name in descriptors}
+            chosen.pre_hook({**arguments, **options})
+        return self._fn.run(**{**arguments, **options}, **launch_options)
 
-    def _inputs_for(self, config: NamedInts, chosen: Any, inputs: Any, named: Mapping[str, Any]) -> Any:
+    def _inputs_for(
+        self, launch: Launch, config: NamedInts, chosen: Any, inputs: Any, arguments: Any
+    ) -> dict[str, Any]:
         """Return the inputs of the user's function, made once for a config. Raises UsageError if they are none."""
-        assert self._make_inputs is not None
-        if config not in self._own_inputs or self._own_inputs[config][0] is not inputs:
+        place = launch.id, config
+        if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:
+            assert self._make_inputs is not None
             try:
-                own = dict(self._make_inputs(chosen.all_kwargs(), **named))
+                own = dict(self._make_inputs(chosen.all_kwargs(), **arguments))
             except Exception as error:
                 raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
             written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-            if strange := [name for name in own if name not in named or name in written]:
+            if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
                 message = f"inputs gives {strange[0]!r}, which the kernel does not only read"
                 raise UsageError(f"{self.kernel.name}: {message}")
-            self._own_inputs[config] = inputs, own
-        return self._own_inputs[config][1]
-
-    @property
-    def has_hook(self) -> bool:
-        """True if the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
-        return bool(getattr(self.autotuner, "user_defined_pre_hook", False))
+            self._own_inputs[place] = inputs, own
+        return self._own_inputs[place][1]
 
     def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Call the autotuner's own ``pre_hook`` before a launch of a config, as run-time tuning does.
@@ -100,35 +103,35 @@ class Launcher:
         A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
         """
         case: Case = inputs[-1]
-        chosen, _ = self._choice(case.launch, NamedInts(config))
-        self.autotuner.pre_hook({**case.arguments(inputs, outputs), **_options(case.launch), **chosen.all_kwargs()})
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+            chosen, _ = self._choice(launch, NamedInts(config))
+            self.autotuner.pre_hook({**arguments, **_options(launch), **chosen.all_kwargs()})
 
-    def _choice(self, launch: Launch, config: NamedInts) -> tuple[Any, tuple[int, ...]]:
-        """Return a config as Triton has it, and its programs. Raises ValueError where those were not recorded."""
+    def _choice(self, launch: Launch, config: NamedInts) -> tuple[Any, tuple[int, ...] | None]:
+        """Return a config as Triton has it, and its programs."""
         place = (launch.id, config)
         if place not in self._choices:
             chosen = decoded(self.kernel, config)
-            if (grid := launch.grid.of(chosen.values)) is None:
-                raise ValueError(_gridless(launch, chosen))
-            self._choices[place] = (self._triton_config(chosen), grid)
+            self._choices[place] = triton_config(chosen, self._declared), launch.grid.of(chosen.values)
         return self._choices[place]
 
-    def _triton_config(self, chosen: Config) -> Any:
-        return triton_config(chosen, [*self._pruner_configs, *getattr(self.autotuner, "configs", ())])
-
-    def unlisted(self, launch: Launch, config: NamedInts) -> str | None:
-        """Explain why a declared config does not belong to a launch; None if it does."""
-        if self.kernel.pruner_configs or launch.configs is None or decoded(self.kernel, config) in launch.configs:
-            return None
-        return "not in the list that the program set for this launch"
-
-    def pruned(self, launch: Launch, config: NamedInts) -> str | None:
-        """Explain why the kernel itself does not run a config on a launch; None if it does."""
+    def unlisted(self, launches: Sequence[Launch], config: NamedInts) -> str | None:
+        """Explain why a declared config does not belong to launches; None if it does."""
         chosen = decoded(self.kernel, config)
-        if launch.grid.of(chosen.values) is None:
+        lists = () if self.kernel.pruner_configs else (launch.configs for launch in launches)
+        is_listed = all(listed is None or chosen in listed for listed in lists)
+        return None if is_listed else "no config that this launch was recorded with"
+
+    def pruned(self, launches: Sequence[Launch], config: NamedInts) -> str | None:
+        """Explain why the kernel itself does not run a config on launches; None if it does."""
+        return next((why for launch in launches if (why := self._pruned(launch, config))), None)
+
+    def _pruned(self, launch: Launch, config: NamedInts) -> str | None:
+        chosen = decoded(self.kernel, config)
+        if self._make_inputs is None and launch.grid.of(chosen.values) is None:
             return _gridless(launch, chosen)
         try:
-            triton_chosen, listed = self._triton_config(chosen), self._listed(launch)
+            triton_chosen, listed = triton_config(chosen, self._declared), list(getattr(self.autotuner, "configs", ()))
         except UnknownHookError as error:
             return str(error)
         if getattr(self.autotuner, "early_config_prune", None) is None:
@@ -146,7 +149,7 @@ class Launcher:
         every: list[Any] = []
         adds_configs = False
         for launch in self.kernel.launches if prune is not None else ():
-            listed = self._listed(launch)
+            listed = list(getattr(self.autotuner, "configs", ()))
             try:
                 returned = self._unpruned(launch, listed, config_of(listed[0]))
                 every += [config for config in returned if config not in every]
@@ -158,20 +161,15 @@ class Launcher:
                 self.kernel = replace(self.kernel, pruner_configs=tuple(map(config_of, every)))
             except Unrecordable as error:
                 raise UsageError(f"{self.kernel.name}: early_config_prune makes a config with {error}") from None
-            self._pruner_configs = every
+            self._declared = [*every, *self._declared]
         return self.kernel
 
     def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
-        case = self.case(launch, "meta")
-        named = case.arguments(case.inputs(0), case.outputs())
+        case = self.case([launch], "meta")
+        (arguments,) = case.arguments(case.inputs(0), case.outputs())
         options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
-        return list(self.autotuner.early_config_prune(listed, named, **{**named, **options}) or ())
-
-    def _listed(self, launch: Launch) -> list[Any]:
-        if launch.configs is None:
-            return list(getattr(self.autotuner, "configs", ()))
-        return [self._triton_config(item) for item in launch.configs]
+        return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
         """Return what the first config that can be launched gives, twice; as float64 where there is a bound.
@@ -194,8 +192,6 @@ class Launcher:
         raise failure
 
     def _run_poisoned(self, config: NamedInts, inputs: tuple[Any, ...], poison: int) -> tuple[Any, ...]:
-        import torch
-
         case: Case = inputs[-1]
         case.untouched.clear()
         outputs = case.outputs()

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -92,28 +92,20 @@ def check_reference(reference: str) -> None:
 
 def recorded_kernel(named: KernelReference) -> Kernel:
     """Return the kernel of the recording that a reference names. Raises UsageError if it is not there."""
-    path = Path(named.recording)
-    try:
-        status = path.stat()
-        kernels = _kernels(path.absolute(), status.st_mtime_ns, status.st_size)
-    except OSError:
-        kernels = _kernels(path, 0, 0)  # says why it cannot be read
+    path = Path(named.recording).absolute()
+    kernels = _kernels(path, path.stat().st_mtime_ns if path.exists() else 0)
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
-    for name, kernel in kernels.items():
-        if (
-            where.endswith(".py")
-            and name.endswith(f":{attribute}")
-            and kernel.file
-            and Path(kernel.file).resolve() == Path(where).resolve()
-        ):
+    for kernel in kernels.values():
+        is_same_file = where.endswith(".py") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve()
+        if is_same_file and kernel.name.endswith(f":{attribute}"):
             return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
 
 
 @functools.lru_cache(maxsize=8)
-def _kernels(path: Path, mtime_ns: int, size: int) -> Mapping[str, Kernel]:
+def _kernels(path: Path, mtime_ns: int) -> Mapping[str, Kernel]:
     """Return the kernels of a recording by name; a sweep asks for them again and again."""
     return {kernel.name: kernel for kernel in recording.read(path).kernels}
 
@@ -143,6 +135,7 @@ def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
         reference=_function(named.reference) if named.reference else None,
         make_inputs=_function(named.inputs, "inputs") if named.inputs else None,
         only_recorded_sizes=named.sizes == "recorded",
+        shared=named.shared.split(",") if named.shared else (),
     )
 
 
@@ -192,7 +185,6 @@ def imported_module(text: str) -> ModuleType:
 
 @functools.cache
 def _try_import(text: str, content: str) -> None:
-    """Import in a child process, once for each content of a file."""
     first_import.try_import(text, imported_here)
 
 
@@ -208,10 +200,9 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     # a name of its own, the same in every process, since a file may be called like a module that is installed
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None  # ending in .py settles both
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec: Any = importlib.util.spec_from_file_location(name, path)  # not None, as the path ends in .py
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     with _importing(str(path), path.parent):
         try:
             spec.loader.exec_module(module)
@@ -277,11 +268,8 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     bound = spec.tolerance
     if (spec.check == "tolerance") != isinstance(bound, Tolerance):
         yield f"check {spec.check!r} with tolerance={bound!r} is refused: declare both or neither"
-    bounds = (bound.relative, bound.absolute, bound.rms) if isinstance(bound, Tolerance) else (1.0,)
-    if min(bounds) < 0 or not 0 < sum(bounds) < math.inf:
+    elif bound is not None and not (min(numbers := astuple(bound)) >= 0 and 0 < sum(numbers) < math.inf):
         yield f"{bound!r} is refused: use numbers from 0, and one of them above"
-    if spec.prepare is not None and not callable(spec.prepare):
-        yield f"prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,9 +15,9 @@ _STEP = re.compile(r"\.([^\W\d]\w*)|\[(-?\d+|'[\w.\-]+')\]")
 
 def chain(kernel: Any) -> Iterator[Any]:
     """Yield a kernel and what it wraps, outermost first: Heuristics, Autotuner, JITFunction, the Python function."""
-    seen = set[int]()
-    while kernel is not None and id(kernel) not in seen:
-        seen.add(id(kernel))
+    visited = set[int]()
+    while kernel is not None and id(kernel) not in visited:
+        visited.add(id(kernel))
         yield kernel
         inside = vars(kernel) if hasattr(kernel, "__dict__") else {}
         kernel = inside.get("fn", inside.get("__wrapped__"))

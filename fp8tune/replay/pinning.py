@@ -1,8 +1,7 @@
-"""At run time: kernels take their configs from a table and are not timed, so every rank launches the same.
+"""Make kernels take their configs from a table at run time: they are not timed, so every rank launches the same.
 
-``fp8tune.pin(kernel, "tables/softmax.py")`` after the kernel's definition and before its first launch. Triton's own
-autotuner still makes the key and launches; only the dictionary in which it looks configs up is another. The table may
-be a file of ``fp8tune export --for python``. ``torch.compile`` tunes by itself and reads no such dictionary.
+Triton's own autotuner still makes the key and launches; only the dictionary in which it looks configs up is another.
+``torch.compile`` tunes by itself and reads no such dictionary.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.replay.arguments import flattened, tensor_in
 from fp8tune.replay.naming import chain, function_name, is_kernel, resolved, tuner_of
-from fp8tune.replay.values import UnknownHookError, decoded_items, hook_for
+from fp8tune.replay.values import UnknownHookError, decoded_items, flattened, hook_for, tensor_in
 from fp8tune.replay.watch.kernel import tuning_key
 
 MODES = ("off", "strict", "nearest", "tune")
@@ -35,169 +32,255 @@ VARIABLE = "FP8TUNE_PIN"
 Key = tuple[Any, ...]
 """A key as Triton's autotuner makes it: values of the key arguments, then the dtype of each tensor as text."""
 
-Table = str | os.PathLike[str] | ModuleType | Mapping[Key, Any]
-
 _logger = logging.getLogger("fp8tune")
-_pinning = threading.Lock()
+_lock = threading.RLock()
 
 
-def pin(kernel: Any, table: Table, unknown: str = "tune") -> None:
-    """Make a kernel take its configs from a table instead of timing them.
+def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *, unknown: str = "nearest") -> None:
+    """Make all kernels of a table, or one, take their configs from it instead of timing them.
+
+    ``table``: a file that ``fp8tune export --for python`` wrote, a folder of such files, or, for an autotuned kernel,
+    a dict of keys to the arguments of ``triton.Config``:
+    ``{(4096, "torch.bfloat16"): {"kwargs": {"BLOCK": 128}, "num_warps": 8}}``. Of a file the configs of the current
+    device count, those of a dict on every device. A config gets the ``pre_hook`` that the kernel declares for it.
 
     ``kernel``: a ``triton.autotune`` kernel with at least two configs, ``triton.heuristics`` around it or not, or a
-    bare ``triton.jit`` kernel, whose callers' configs are replaced. ``table``: a file that ``fp8tune export --for
-    python`` wrote, that file as an imported module, a folder of such files, of which the kernel's is read, or, for an
-    autotuned kernel, a mapping of keys to the arguments of ``triton.Config``:
-    ``{(4096, "torch.bfloat16"): {"kwargs": {"BLOCK": 128}, "num_warps": 8}}``. Of a file the configs of the current
-    device count, those of a mapping on every device. A config gets the ``pre_hook`` that the kernel declares for it.
+    bare ``triton.jit`` kernel, whose callers' configs are replaced. Without it the kernels are imported by the names in
+    the files. Call ``pin`` before their first launch.
 
     ``unknown`` says what happens for keys that the table lacks; ``FP8TUNE_PIN`` in the environment overrides it:
 
-    - ``off``: the table is not used at all; Triton tunes every key.
-    - ``strict``: the launch raises UsageError with the key.
     - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale;
       of configs that the kernel's ``early_config_prune`` refuses for the launch, none. The same on every rank. Raises
       UsageError where no such key exists.
+    - ``strict``: the launch raises UsageError with the key.
     - ``tune``: Triton tunes the key, so ranks may disagree on it.
+    - ``off``: the table is not used at all; Triton tunes every key.
 
-    The first launch logs one line (logger ``fp8tune``): table, keys, evidence. So does the first key that is unknown.
-    A later ``pin`` of the kernel replaces this one; :func:`unpin` ends it. Raises TypeError for what is no kernel,
-    UsageError for a table that cannot be used.
+    The first launch logs one line (logger ``fp8tune``) with table and keys. So does the first key that is unknown.
+    A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises UsageError for a table or kernel that
+    cannot be used; then no kernel is pinned.
     """
-    target = _target(kernel)
     mode = os.environ.get(VARIABLE) or unknown
     if mode not in MODES:
         raise UsageError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
-    if len(getattr(target, "configs", (0, 0))) < 2:
-        raise UsageError(f"{function_name(target)} declares one config, which Triton never looks up: edit that one")
-    unpin(kernel)
-    if mode == "off":
-        source = getattr(table, "__name__", "a mapping" if isinstance(table, Mapping) else table)
-        _logger.warning("%s is not pinned to %s: off", function_name(target), source)
-        return
-    pinned = _Pinned(target, _read(table, target), mode)
-    with _pinning:
-        if not _looks_up(target):
-            target.run = pinned.run_with_config
+    tables = _tables(table)
+    if kernel is None:
+        pairs = [(_kernel_named(item), item) for item in tables]
+    else:  # of a table alone the kernel may have moved to another module since
+        matching = [item for item in tables if _is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+        if not matching:
+            raise UsageError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
+        pairs = [(kernel, matching[0])]
+    for pinned in [_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs]:
+        unpin(pinned.target)
+        if mode == "off":
+            _logger.warning("%s is not pinned to %s: off", pinned.name, pinned.table.source)
         else:
-            target.cache = pinned
-            if mode == "nearest" and target.early_config_prune:
-                target.run = pinned.run
-        _PINNED[id(target)] = pinned
+            pinned.install()
 
 
-def unpin(kernel: Any) -> None:
-    """Let the kernel tune again, with what it had tuned before; nothing where it is not pinned."""
-    target = _target(kernel)
-    with _pinning:
-        if (pinned := _PINNED.pop(id(target), None)) is not None:
-            vars(target).pop("run", None)
-            if pinned.before is not None:
-                target.cache = pinned.before
+def unpin(kernel: Any = None) -> None:
+    """Undo :func:`pin` for a kernel, or for all: Triton tunes it again, with what it had tuned before."""
+    for pinned in list(_pins.values()):
+        if kernel is None or pinned.target is _target(kernel):
+            del _pins[id(pinned.target)]
+            pinned.uninstall()
 
 
 def _target(kernel: Any) -> Any:
     """Return the autotuner of a kernel, else the bare jitted function."""
     every = [item for item in chain(kernel) if is_kernel(item)]
-    tuner = tuner_of(kernel)
-    if tuner is None and not every:
+    if not every:
         name = getattr(kernel, "__name__", None) or type(kernel).__name__
-        raise TypeError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
-    return every[-1] if tuner is None else tuner
-
-
-def _looks_up(target: Any) -> bool:
-    """Return True for Triton's own autotuner, which looks configs up in ``cache``."""
-    module = importlib.import_module("triton.runtime.autotuner")
-    return getattr(type(target), "run", None) is module.Autotuner.run
+        raise UsageError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
+    return tuner_of(kernel) or every[-1]
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A table as the user gave it."""
+class _Table:
+    """Configs of one kernel."""
 
     source: str
     devices: Mapping[str, Mapping[Key, Any]]
     """Device name, or ``""`` for every device -> key -> arguments of ``triton.Config``."""
-    evidence: Mapping[str, Mapping[Key, str]] = field(default_factory=dict)
+    kernel: str = ""
+    """``module:attribute``; empty for a dict."""
     names: tuple[str, ...] = ()
     """The arguments of a key."""
 
 
-class _Pinned(dict[Key, Any]):
-    """The autotuner's dictionary: keys that were launched -> configs. The first launch of a key asks the table."""
+def _tables(table: Any) -> list[_Table]:
+    """Return a table for each kernel. Raises UsageError."""
+    if isinstance(table, Mapping):
+        return [_Table("a dict", {"": table})]
+    if not isinstance(table, str | os.PathLike):
+        raise UsageError(f"{table!r:.80} is no table: give a file of fp8tune export --for python, its folder or a dict")
+    if not (path := Path(table)).is_dir():
+        return [_read(path)]
+    tables: dict[str, _Table] = {}
+    for file in sorted(path.glob("*.py")):
+        if "\nKERNEL = " in file.read_text(encoding="utf-8", errors="replace"):
+            read = _read(file)
+            before = tables.get(read.kernel, read).devices  # a kernel may have a file for each arch
+            tables[read.kernel] = replace(read, devices={**before, **read.devices})
+    if not tables:
+        raise UsageError(f"no table is in {str(path)!r}: write one with fp8tune export --for python")
+    return list(tables.values())
 
-    def __init__(self, target: Any, read: _Read, mode: str) -> None:
+
+def _read(path: Path) -> _Table:
+    try:
+        names = runpy.run_path(str(path))
+        return _Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
+    except (Exception, SystemExit) as error:
+        reason = f"{path} is no table that can be read: {one_line(error)}"
+        raise UsageError(f"{reason}: write one with fp8tune export --for python") from error
+
+
+def _kernel_named(table: _Table) -> Any:
+    """Return the kernel of a table; imports its module unless the program has."""
+    if not table.kernel:
+        raise UsageError("a dict names no kernel: pass the kernel behind it")
+    where, _, attribute = table.kernel.rpartition(":")
+    try:
+        return resolved(_loaded(where) or importlib.import_module(where), attribute)
+    except (ImportError, AttributeError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{table.source} is of {table.kernel}, which cannot be imported: {one_line(error, 100)}: import its module "
+            "first, or pass the kernel behind the table"
+        ) from None
+
+
+def _loaded(where: str) -> Any:
+    """Return a module of this program by its name, or by its file ``path.py``."""
+    if not where.endswith(".py"):
+        return sys.modules.get(where)
+    path = Path(where).absolute()
+    files = ((item, getattr(item, "__file__", None)) for item in list(sys.modules.values()))
+    return next((item for item, file in files if file and Path(file).absolute() == path), None)
+
+
+def _is_of(kernel: Any, table: _Table) -> bool:
+    """Return True if the table names the kernel; the attribute may be called otherwise than its function."""
+    target = _target(kernel)
+    where, _, attribute = table.kernel.rpartition(":")
+    try:
+        return any(item is target for item in chain(resolved(_loaded(where), attribute)))
+    except (AttributeError, LookupError):
+        return table.kernel == function_name(target)
+
+
+class _Pinned(dict[Key, Any]):
+    """Stand-in for the autotuner's dictionary: keys that were launched -> configs, which a first launch looks up."""
+
+    def __init__(self, target: Any, table: _Table, mode: str) -> None:
         super().__init__()
-        self.before = getattr(target, "cache", None) if _looks_up(target) else None
-        self._target, self._read, self._mode, self._name = target, read, mode, function_name(target)
-        self._configs = _configs(target, read)  # now: a table that cannot be used is refused before any launch
-        self._lock = threading.RLock()
+        self.target, self.table, self.name, self._mode = target, table, function_name(target), mode
+        self._is_tuner = hasattr(target, "configs")
+        if self._is_tuner and len(target.configs) < 2:
+            raise UsageError(f"{self.name} declares one config, which Triton never looks up: edit that one")
+        if not self._is_tuner and not table.names:
+            raise UsageError(f"{self.name} has no autotuner: pin a file of fp8tune export --for python, not a dict")
+        # a subclass may launch by itself and never look into ``cache``
+        self._looks_up = type(target).run is importlib.import_module("triton.runtime.autotuner").Autotuner.run
+        self._configs = {device: self._triton_configs(rows) for device, rows in table.devices.items()}
         self._launching = threading.local()
-        self._run = target.run
         self._has_logged = False
+
+    def _triton_configs(self, rows: Any) -> dict[Key, Any]:
+        source, declared = self.table.source, getattr(self.target, "configs", ())
+        make: Any = sys.modules["triton"].Config
+        try:
+            configs = {_plain(key): make(**row) for key, row in rows.items()}
+            for config in configs.values():
+                config.kwargs = decoded_items(config.kwargs)
+                config.pre_hook = hook_for(config, declared)
+        except UnknownHookError:
+            reason = f"{source} has a config that {self.name} does not declare, and its pre_hooks differ"
+            raise UsageError(reason) from None
+        except (TypeError, ValueError, AttributeError, KeyError, UsageError) as error:
+            raise UsageError(f"{source} has a row that cannot be used: {one_line(error)}: export it again") from error
+        names = {name for config in configs.values() for name in config.kwargs}
+        if strange := sorted(names - set(self.target.arg_names)):
+            raise UsageError(f"{source} is of another kernel: {self.name} has no argument {strange[0]!r}")
+        return configs
+
+    def install(self) -> None:
+        """Put this in the place of what the kernel had tuned."""
+        self._run = self.target.run
+        if not self._looks_up:
+            self.target.run = self._run_with_config
+        else:
+            self._before, self.target.cache = self.target.cache, self
+            if self._mode == "nearest" and self.target.early_config_prune:
+                self.target.run = self._run_noting_arguments
+        _pins[id(self.target)] = self
+
+    def uninstall(self) -> None:
+        """Put back what was there before."""
+        vars(self.target).pop("run", None)
+        if self._looks_up:
+            self.target.cache = self._before
+
+    def _run_noting_arguments(self, *args: Any, **kwargs: Any) -> Any:
+        self._launching.kwargs = kwargs  # which pruning reads
+        return self._run(*args, **kwargs)
+
+    def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
+        key = tuning_key(self.target, args, kwargs) if self._is_tuner else self._bare_key(arguments)
+        if key not in self:
+            return self._run(*args, **kwargs)
+        config = self[key]
+        arguments |= config.all_kwargs()
+        if config.pre_hook is not None:
+            config.pre_hook(arguments)
+        return (self.target.fn.run if self._is_tuner else self._run)(**arguments)
+
+    def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
+        flat = (
+            item for name in self.target.arg_names if name in arguments for item in flattened(name, arguments[name])
+        )
+        tensors = filter(lambda tensor: tensor is not None, (tensor_in(value) for _, value in flat))
+        sizes = (arguments[name] for name in self.table.names if name in arguments)
+        return (*sizes, *(str(tensor.dtype) for tensor in tensors))
 
     def __contains__(self, key: object) -> bool:
         return dict.__contains__(self, key) or self._find(key)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the autotuner's own ``run``; keeps the arguments by name, which pruning reads."""
-        self._launching.kwargs = kwargs
-        return self._run(*args, **kwargs)
-
-    def run_with_config(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        named = {**dict(zip(self._target.arg_names, args, strict=False)), **kwargs}
-        is_tuner = hasattr(self._target, "configs")
-        key = tuning_key(self._target, args, kwargs) if is_tuner else self._bare_key(named)
-        if key not in self:
-            return self._run(*args, **kwargs)
-        config = self[key]
-        named |= config.all_kwargs()
-        if config.pre_hook is not None:
-            config.pre_hook(named)
-        return (self._target.fn.run if is_tuner else self._run)(**named)
-
-    def _bare_key(self, named: Mapping[str, Any]) -> Key:
-        parameters = [name for name in self._target.arg_names if name in named]
-        tensors = [tensor_in(value) for name in parameters for _, value in flattened(name, named[name])]
-        sizes = (named[name] for name in self._read.names if name in named)
-        return (*sizes, *(str(tensor.dtype) for tensor in tensors if tensor is not None))
-
-    @functools.cached_property
-    def _table(self) -> Mapping[Key, Any]:
-        """The configs of the device that launches first."""
-        device = "" if "" in self._configs else _device_name()
-        configs, evidence = self._configs.get(device, {}), self._read.evidence.get(device, {})
-        first = next((evidence[key] for key in self._read.devices.get(device, ()) if key in evidence), "none given")
-        where = device or "any device"
-        where += "" if configs else f" (it has {', '.join(self._read.devices) or 'no device'})"
-        keys = "1 key" if len(configs) == 1 else f"{len(configs)} keys"
-        line = f"{keys} for {where}; evidence of the first: {first}; unknown keys: {self._mode}"
-        _logger.warning("%s is pinned to %s: %s", self._name, self._read.source, line)
-        return configs
-
     def _find(self, key: Any) -> bool:
-        with self._lock:
+        with _lock:
             plain = _plain(key)
-            config = self._table[plain] if plain in self._table else self._unknown(plain)
+            config = self._rows[plain] if plain in self._rows else self._unknown(plain)
             if config is not None:
                 self[key] = config
             return config is not None
 
+    @functools.cached_property
+    def _rows(self) -> Mapping[Key, Any]:
+        """Configs of the device that launches first."""
+        device = "" if "" in self._configs else _device_name()
+        rows = self._configs.get(device, {})
+        where = device or "any device"
+        where += "" if rows else f" (it has {', '.join(self._configs) or 'no device'})"
+        keys = "1 key" if len(rows) == 1 else f"{len(rows)} keys"
+        line = f"{keys} for {where}; unknown keys: {self._mode}"
+        _logger.warning("%s is pinned to %s: %s", self.name, self.table.source, line)
+        return rows
+
     def _unknown(self, key: Key) -> Any:
-        line = f"{self._name}: {self._read.source} has no config for the key {key}"
+        line = f"{self.name}: {self.table.source} has no config for the key {key}"
         if self._mode == "strict":
             raise UsageError(f"{line}: sweep it, or pin with unknown='tune'")
         if self._mode == "tune":
             return self._log_once(f"{line}: Triton tunes it, and any other such key")
-        alike = [
-            (distance, repr(known), known) for known in self._table if (distance := _distance(key, known)) < math.inf
-        ]
-        for _, _, known in sorted(alike):
-            if self._is_allowed(self._table[known]):
+        distances = ((_distance(key, known), repr(known), known) for known in self._rows)
+        for _, _, known in sorted(item for item in distances if item[0] < math.inf):
+            if self._is_allowed(self._rows[known]):
                 self._log_once(f"{line}: launched with that of {known}; other such keys alike")
-                return self._table[known]
+                return self._rows[known]
         raise UsageError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
 
     def _log_once(self, line: str) -> None:
@@ -207,101 +290,38 @@ class _Pinned(dict[Key, Any]):
             _logger.warning("%s", line)
 
     def _is_allowed(self, config: Any) -> bool:
-        prune = getattr(self._target, "early_config_prune", None)
-        if not prune or not _looks_up(self._target):
-            return True
-        return config in prune([config], self._target.nargs, **self._launching.kwargs)
+        prune = self.target.early_config_prune if self._looks_up else None
+        return not prune or config in prune([config], self.target.nargs, **self._launching.kwargs)
 
 
-_PINNED: dict[int, _Pinned] = {}
+_pins: dict[int, _Pinned] = {}
 """id of an autotuner or bare kernel -> its table."""
 
 
-def _read(table: Table, target: Any) -> _Read:
-    if isinstance(table, Mapping):
-        return _Read("a mapping", {"": table})
-    if isinstance(table, ModuleType):
-        return _vendored(vars(table), table.__name__)
-    path = Path(table)
-    if not path.is_dir():
-        return _vendored(_run(path), str(path))
-    for file in sorted(path.glob("*.py")):
-        if _is_of(target, str((names := _run(file)).get("KERNEL"))):
-            return _vendored(names, str(file))
-    name = function_name(target)
-    raise UsageError(f"no table in {str(path)!r} is of {name}: write one with fp8tune export --for python")
-
-
-def _is_of(target: Any, name: str) -> bool:
-    """Return True if ``module:attribute`` holds the kernel; the attribute may be called otherwise than its function."""
-    module, _, attribute = name.partition(":")
-    if name == function_name(target):
-        return True
-    try:
-        return any(item is target for item in chain(resolved(sys.modules[module], attribute)))
-    except (AttributeError, LookupError):
-        return False
-
-
-def _run(path: Path) -> Mapping[str, Any]:
-    try:
-        return runpy.run_path(str(path))
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"cannot read the table {str(path)!r}: {one_line(error)}") from error
-
-
-def _vendored(names: Mapping[str, Any], source: str) -> _Read:
-    devices, evidence, key = names.get("TABLE"), names.get("EVIDENCE", {}), names.get("KEY", ())
-    if not isinstance(devices, Mapping) or not isinstance(evidence, Mapping) or not isinstance(key, Sequence):
-        raise UsageError(f"{source} is no table: write one with fp8tune export --for python")
-    return _Read(source, devices, evidence, tuple(key))
-
-
-def _configs(target: Any, read: _Read) -> dict[str, dict[Key, Any]]:
-    """Return device -> key -> config as Triton takes it, with the ``pre_hook`` that the kernel declares for it."""
-    from triton import Config
-
-    name, configs = function_name(target), dict[str, dict[Key, Any]]()
-    if not hasattr(target, "configs") and not read.names:
-        raise UsageError(f"{name} has no autotuner: pin a file of fp8tune export --for python, not a mapping")
-    try:
-        for device, rows in read.devices.items():
-            configs[device] = {_plain(key): Config(**row) for key, row in rows.items()}
-            for config in configs[device].values():
-                config.kwargs = decoded_items(config.kwargs)
-                config.pre_hook = hook_for(config, getattr(target, "configs", ()))
-    except UnknownHookError:
-        raise UsageError(f"{read.source} has a config that {name} does not declare, and its pre_hooks differ") from None
-    except (TypeError, ValueError, AttributeError, KeyError, UsageError) as error:
-        raise UsageError(f"{read.source} has a row that cannot be used: {one_line(error)}: export it again") from error
-    arguments = {argument for rows in configs.values() for config in rows.values() for argument in config.kwargs}
-    if strange := sorted(arguments - set(target.arg_names)):
-        raise UsageError(f"{read.source} is of another kernel: {name} has no argument {strange[0]!r}")
-    return configs
-
-
-def _plain(key: Any) -> Key:
+def _plain(key: Iterable[Any]) -> Key:
     """Return the key with dtypes and the like as text: a table imports neither torch nor Triton."""
     return tuple(item if item is None or isinstance(item, bool | int | float | str) else str(item) for item in key)
 
 
 def _distance(key: Key, known: Key) -> float:
     """Return the distance of two keys in powers of two; infinite where they differ in more than numbers."""
-    return math.fsum(map(_apart, key, known)) if len(key) == len(known) else math.inf
+
+    def power(number: float) -> float:  # defined for zero and below too
+        return math.copysign(math.log2(1 + abs(number)), number)
+
+    total = 0.0 if len(key) == len(known) else math.inf
+    for left, right in zip(key, known, strict=False):
+        if _is_finite(left) and _is_finite(right):
+            total += abs(power(left) - power(right))
+        elif type(left) is not type(right) or left != right:
+            return math.inf
+    return total
 
 
-def _apart(left: Any, right: Any) -> float:
-    if all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (left, right)):
-        return abs(_log(left) - _log(right))
-    return 0.0 if type(left) is type(right) and left == right else math.inf
-
-
-def _log(number: float) -> float:
-    """Return a size's power of two; defined for zero and below too."""
-    return math.copysign(math.log2(1 + abs(number)), number)
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "Triton interpreter"
+    cuda = sys.modules["torch"].cuda
+    return str(cuda.get_device_name()) if cuda.is_available() else "Triton interpreter"

@@ -1,11 +1,13 @@
-"""The launches of a recorded kernel as problems: sizes by name, and a layout that stands for all else."""
+"""Launches of a recorded kernel as problems: sizes by name, and a layout that stands for all else."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fp8tune.errors import UsageError
 from fp8tune.records import RECORDED, NamedInts, Problem
 from fp8tune.replay.configs import is_size
 from fp8tune.replay.recording import Kernel, Launch
@@ -46,38 +48,57 @@ def in_words(problem: Problem, launch: Launch) -> Problem:
     return replace(problem, shape=NamedInts(words))
 
 
-def key(kernel: Kernel) -> tuple[str, ...]:
-    """Return the names of the lookup key: those of the autotuner's key, then the dtypes in which launches differ."""
+def key(kernel: Kernel, shared: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the lookup key: those of the autotuner's key, then the dtypes in which launches differ.
+
+    ``shared``: the arguments that decide alone, see :func:`problems`.
+    """
     tensors = {argument.name for launch in kernel.launches for argument in launch.tensors}
     scalars = [launch.scalars for launch in kernel.launches]
-    named = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
-    return (*named, *(f"{name}_dtype" for name in _differing(kernel.launches)))
+    key_names = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
+    return tuple(shared) or (*key_names, *(f"{name}_dtype" for name in _differing(kernel.launches)))
 
 
-def problems(kernel: Kernel) -> dict[Problem, Launch]:
-    """Return each launch under its problem, in the order of the recording."""
-    differing = _differing(kernel.launches)
-    return {problem(kernel, launch, differing, RECORDED): launch for launch in kernel.launches}
+def problems(kernel: Kernel, shared: Sequence[str] = ()) -> dict[Problem, tuple[Launch, ...]]:
+    """Return launches by problem, in the order of the recording: one each, or those with equal ``shared`` arguments.
+
+    Such launches share a config, and are timed one after the other. Raises UsageError for a name that is no number.
+    """
+    for name in shared:
+        if not all(type(launch.scalars.get(name)) is int for launch in kernel.launches):
+            raise UsageError(f"shared={name}: not every launch of {kernel.name} has a whole number of that name")
+    groups: dict[Any, list[Launch]] = {}
+    for launch in kernel.launches:
+        place = tuple(launch.scalars[name] for name in shared) if shared else launch.id
+        groups.setdefault(place, []).append(launch)
+    return {problem(kernel, launches, RECORDED, shared): tuple(launches) for launches in groups.values()}
 
 
-def problem(kernel: Kernel, launch: Launch, differing: Sequence[str], layout: str) -> Problem:
-    """Return the problem of one launch; ``differing``: the tensors whose dtypes are sizes."""
+def problem(kernel: Kernel, launches: Sequence[Launch], layout: str, shared: Sequence[str] = ()) -> Problem:
+    """Return the problem of launches. Sizes in which they differ are left out."""
+    every = [_sizes(kernel, launch, shared) for launch in launches]
+    sizes = {name: size for name, size in every[0].items() if all(item.get(name) == size for item in every)}
+    tensors = launches[0].tensors
+    ids = [launch.id for launch in launches]
+    return Problem(
+        kernel.name,
+        NamedInts({name.replace("[", "_").replace("]", ""): size for name, size in sizes.items()} or {"count": 1}),
+        input_layout=layout + (ids[0] if len(ids) == 1 else hashlib.sha256("".join(ids).encode()).hexdigest()[:12]),
+        in_dtype=next((item.dtype for item in sorted(tensors, key=lambda item: item.is_integer)), ""),
+        fp8_dtype="",
+        scale_mode="",
+    )
+
+
+def _sizes(kernel: Kernel, launch: Launch, shared: Sequence[str]) -> dict[str, int]:
     dtypes, scalars = {item.name: item.dtype for item in launch.tensors}, launch.scalars
-    sizes = {name: number(scalars[name]) for name in kernel.key if name in scalars}
-    sizes |= {f"{name}_dtype": dtype_number(dtypes[name]) for name in differing if name in dtypes}
+    sizes = {name: number(scalars[name]) for name in (*shared, *kernel.key) if name in scalars}
+    sizes |= {f"{name}_dtype": dtype_number(dtypes[name]) for name in _differing(kernel.launches) if name in dtypes}
     sizes |= {name: value for name, value in scalars.items() if is_size(name, value) and name not in sizes}
     if not sizes and launch.tensors:  # a kernel may take its sizes from nothing but the shapes of its grid
         first = launch.tensors[0]
         sizes = {f"{first.name}_{dim}": size for dim, size in enumerate(first.shape)}
-    floats = [item.dtype for item in launch.tensors if not item.is_integer]
-    return Problem(
-        kernel.name,
-        NamedInts({name.replace("[", "_").replace("]", ""): size for name, size in sizes.items()} or {"count": 1}),
-        input_layout=f"{layout}{launch.id}",
-        in_dtype=next(iter([*floats, *dtypes.values()]), ""),
-        fp8_dtype="",
-        scale_mode="",
-    )
+    return sizes
 
 
 def _differing(launches: Sequence[Launch]) -> list[str]:

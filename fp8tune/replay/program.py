@@ -18,7 +18,7 @@ from pathlib import Path
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
 from fp8tune.replay import usage
-from fp8tune.replay.recording import Argument, Kernel, Launch, Recording, Tensor, merged, read
+from fp8tune.replay.recording import Kernel, Launch, Recording, Tensor, merged, read
 from fp8tune.replay.watch import process
 from fp8tune.revisions import source
 from fp8tune.stopping import Stopped
@@ -115,36 +115,33 @@ def _short(path: Path) -> Path:
 
 def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Kernel, ...]:
     """Return kernels whose every tensor says whether it is read and written, as far as they can be compiled here."""
+
+    def may_point(launch: Launch) -> bool:
+        return any(isinstance(item, Tensor) or not item.is_constexpr for item in launch.arguments)
+
     work = [
         (kernel, launch, codes.get(launch.code))
         for kernel in kernels
         for launch in kernel.launches
-        if launch.code in codes or (not kernel.refusal and any(map(_may_point, launch.arguments)))
+        if launch.code in codes or (not kernel.refusal and may_point(launch))
     ]
-    uses: list[usage.Usage] = []
+    uses_by_launch: dict[tuple[str, str], usage.Usage] = {}
     with contextlib.suppress(MachineError):
         uses = usage.usages(work) if work else []
-    known = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=False)}
+        uses_by_launch = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=True)}
+
+    def with_use(launch: Launch, uses: usage.Usage) -> Launch:
+        def marked(tensor: Tensor) -> Tensor:
+            use = uses.get(tensor.name)
+            return replace(tensor, is_loaded=use.is_loaded, is_stored=use.is_stored) if use else tensor
+
+        addresses = tuple(name for name, use in uses.items() if use.is_address) if uses else launch.addresses
+        return replace(launch.with_tensors(marked), addresses=addresses, code="")
+
     return tuple(
         replace(
             kernel,
-            launches=tuple(_with_use(launch, known.get((kernel.name, launch.id), {})) for launch in kernel.launches),
+            launches=tuple(with_use(item, uses_by_launch.get((kernel.name, item.id), {})) for item in kernel.launches),
         )
         for kernel in kernels
     )
-
-
-def _may_point(argument: Argument) -> bool:
-    """Return True unless the argument is a constant of the code."""
-    return isinstance(argument, Tensor) or not argument.is_constexpr
-
-
-def _with_use(launch: Launch, uses: usage.Usage) -> Launch:
-    """Return a launch with the use of its arguments; unchanged if it is unknown."""
-
-    def marked(tensor: Tensor) -> Tensor:
-        use = uses.get(tensor.name)
-        return replace(tensor, is_loaded=use.is_loaded, is_stored=use.is_stored) if use else tensor
-
-    addresses = tuple(name for name, use in uses.items() if use.is_address) if uses else launch.addresses
-    return replace(launch.with_tensors(marked), addresses=addresses, code="")

@@ -167,7 +167,7 @@ class Launch:
     config: Config | None = None
     """The config that run-time tuning picked; None if unknown."""
     configs: tuple[Config, ...] | None = None
-    """The autotuner's list at this launch, where the program had set another one than the declared."""
+    """Those that a bare kernel was launched with."""
     in_graph: bool = False
     """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
     is_traced: bool = False
@@ -175,6 +175,8 @@ class Launch:
     addresses: tuple[str, ...] | None = None
     """Arguments whose integers become pointers in the compiled code (None: unknown). Such a launch cannot be repeated:
     the addresses are those of a process that has ended."""
+    shared: tuple[Launch, ...] = ()
+    """Launches that share its config, where a sweep stored it; empty in a recording."""
     code: str = ""
     """Key of the compiled code in ``Recording.codes``, in the parts that single processes write."""
 
@@ -191,12 +193,12 @@ class Launch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The arguments in memory."""
+        """Arguments in memory."""
         return [item for item in self.arguments if isinstance(item, Tensor)]
 
     @property
     def scalars(self) -> dict[str, Value]:
-        """The other arguments by name."""
+        """Arguments that are no memory, by name."""
         return {item.name: item.value for item in self.arguments if isinstance(item, Scalar)}
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> Launch:
@@ -243,7 +245,7 @@ class Kernel:
     key: tuple[str, ...] = ()
     """The autotuner's key arguments."""
     configs: tuple[Config, ...] = ()
-    """Declared configs in their order; then those that a launch had beside them."""
+    """Declared configs in their order."""
     pruner_configs: tuple[Config, ...] = ()
     """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
     swept; empty in its file."""

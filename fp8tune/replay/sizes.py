@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fp8tune.replay.recording import Argument, Grid, Launch, Scalar, Tensor, Value
@@ -29,188 +29,149 @@ class UnclearError(Exception):
 def odd(launch: Launch) -> Launch | str:
     """Return the launch at other sizes, or the reason why there is none."""
     try:
-        sizes = _substituted(launch)
-        if not sizes:
-            return "it has no size above 16 that its arguments or its grid tell"
-        numbers = _Numbers(launch, sizes)
-        arguments = tuple(_argument(argument, numbers) for argument in launch.arguments)
-        return replace(launch, arguments=arguments, grid=_grid(launch.grid, numbers))
+        resizing = _Resizing(launch)
+        arguments = tuple(map(resizing.argument, launch.arguments))
+        return replace(launch, arguments=arguments, grid=resizing.grid())
     except UnclearError as unclear:
         return str(unclear)
 
 
-def _substituted(launch: Launch) -> dict[int, int]:
-    """Return size -> the one that takes its place."""
-    every = {size for tensor in launch.tensors for size in tensor.shape if size > KEPT}
-    substitutes: dict[int, int] = {}
-    for size in sorted(every & _visible_sizes(launch), reverse=True):
-        choices = MULTIPLES_OF_16 if size % 16 == 0 else PRIMES
-        free = [choice for choice in choices if choice < size and choice not in substitutes.values()]
-        if free:
-            substitutes[size] = free[0]
-    return substitutes
+class _Resizing:
+    """New values of the numbers of a launch."""
 
-
-def _visible_sizes(launch: Launch) -> set[int]:
-    """Return the sizes of tensors that the kernel gets, as an argument or by its grid.
-
-    Of a tensor whose number of elements alone it gets, that is the longest.
-    """
-    scalars = {value for value in launch.scalars.values() if type(value) is int}
-    entries, programs = [values for values, _ in launch.grid.table], [programs for _, programs in launch.grid.table]
-    columns = set(zip(*programs, strict=False))
-    known = {number for tensor in launch.tensors for number in (*tensor.shape, math.prod(tensor.shape))}
-    ones = (1,) * len(entries)
-    terms = {ones}.union(*(_by_blocks(entries, number) for number in known))
-
-    def is_visible(number: int) -> bool:
-        own = {*_by_blocks(entries, number)} - {ones}
-        return number in scalars or any(_times(term, factor) in columns for term in own for factor in terms)
-
-    visible = set[int]()
-    for tensor in launch.tensors:
-        visible |= {size for size in tensor.shape if tensor.descriptor or is_visible(size)}
-        visible |= {max(tensor.shape)} if tensor.shape and is_visible(math.prod(tensor.shape)) else set()
-    return visible
-
-
-class _Numbers:
-    """The new value of each number of the launch."""
-
-    def __init__(self, launch: Launch, sizes: Mapping[int, int]) -> None:
-        self.sizes = sizes
+    def __init__(self, launch: Launch) -> None:
         self.names = {argument.name for argument in launch.arguments}
+        self.table = launch.grid
+        self.rows = [values for values, _ in launch.grid.table]
+        self.sizes: dict[int, int] = {}
+        every = {size for tensor in launch.tensors for size in tensor.shape if size > KEPT}
+        for size in sorted(every & self._visible(launch), reverse=True):
+            choices = MULTIPLES_OF_16 if size % 16 == 0 else PRIMES
+            free = [choice for choice in choices if choice < size and choice not in self.sizes.values()]
+            self.sizes |= {size: free[0]} if free else {}
+        if not self.sizes:
+            raise UnclearError("it has no size above 16 that its arguments or its grid tell")
         self.meanings: dict[int, set[int]] = {}
+        """Size, or product of neighbouring sizes -> what it may become."""
         self.strides: dict[int, set[int]] = {}
         for tensor in launch.tensors:
-            for size in tensor.shape:
-                self.meanings.setdefault(size, set()).add(self.size(size))
-            for count in range(2, len(tensor.shape) + 1):
-                for dims in (tensor.shape[:count], tensor.shape[-count:]):
-                    self.meanings.setdefault(math.prod(dims), set()).add(math.prod(map(self.size, dims)))
-            for stride, new in zip(tensor.strides, self.new_strides(tensor), strict=True):
+            places = range(1, len(tensor.shape) + 1)
+            for dims in [(size,) for size in tensor.shape] + [
+                d for n in places for d in (tensor.shape[:n], tensor.shape[-n:])
+            ]:
+                self.meanings.setdefault(math.prod(dims), set()).add(math.prod(map(self.size, dims)))
+            for stride, new in zip(tensor.strides, self._new_strides(tensor), strict=True):
                 self.strides.setdefault(stride, set()).add(new)
 
     def size(self, size: int) -> int:
+        """Return the new size of a dimension."""
         return self.sizes.get(size, size)
 
-    def new_strides(self, tensor: Tensor) -> tuple[int, ...]:
+    def _visible(self, launch: Launch) -> set[int]:
+        """Return the sizes of tensors that the kernel gets, as an argument or by its grid.
+
+        Of a tensor whose number of elements alone it gets, that is the longest.
+        """
+        columns = set(zip(*(programs for _, programs in self.table.table), strict=False))
+        numbers = {number for tensor in launch.tensors for number in (*tensor.shape, math.prod(tensor.shape))}
+        ones = (1,) * len(self.rows)
+        terms = {ones}.union(*map(self._by_blocks, numbers))
+        visible = {value for value in launch.scalars.values() if type(value) is int}
+        for number in numbers - visible:
+            own = {*self._by_blocks(number)} - {ones}
+            visible |= {number} if any(_times(term, factor) in columns for term in own for factor in terms) else set()
+        described = {size for tensor in launch.tensors if tensor.descriptor for size in tensor.shape}
+        whole = {max(item.shape) for item in launch.tensors if item.shape and math.prod(item.shape) in visible}
+        return visible | described | whole
+
+    def _new_strides(self, tensor: Tensor) -> tuple[int, ...]:
         """Return strides of a dense tensor in any order of its dims. Raises UnclearError for any other."""
         strides, old, new = [0] * len(tensor.shape), 1, 1
         for dim in sorted(range(len(tensor.shape)), key=lambda dim: (tensor.strides[dim], tensor.shape[dim])):
             stride, size = tensor.strides[dim], tensor.shape[dim]
-            if stride == 0:
-                continue
-            if size == 1:
+            if size == 1 and stride:
                 strides[dim] = next(iter(self.strides.get(stride, ())), self.size(stride))
-                continue
-            if stride != old:
-                raise UnclearError(f"{tensor.name} has gaps between its elements")
-            strides[dim], old, new = new, old * size, new * self.size(size)
+            elif stride:
+                if stride != old:
+                    raise UnclearError(f"{tensor.name} has gaps between its elements")
+                strides[dim], old, new = new, old * size, new * self.size(size)
         return tuple(strides)
 
-    def is_block(self, name: str) -> bool:
+    def argument(self, argument: Argument) -> Argument:
+        """Return an argument at the new sizes. Raises UnclearError for a number with more than one meaning, or none."""
+        if isinstance(argument, Scalar):
+            is_size = type(argument.value) is int and not (argument.is_constexpr and self._is_block(argument.name))
+            return replace(argument, value=self._scalar(argument)) if is_size else argument
+        shape = tuple(map(self.size, argument.shape))
+        if argument.offset and shape != argument.shape:
+            raise UnclearError(f"{argument.name} begins inside another tensor")
+        resized = replace(argument, shape=shape, strides=self._new_strides(argument))
+        return self._integers(resized, argument) if argument.is_integer and argument.dtype != "bool" else resized
+
+    def _is_block(self, name: str) -> bool:
         """Return True for a constant that is a block by its name: ``BLOCK_N``, or ``BD`` beside an argument ``D``."""
         return "BLOCK" in name.upper() or (name.startswith("B") and name[1:] in self.names)
 
-    def scalar(self, scalar: Scalar) -> int:
-        """Return the new value. Raises UnclearError for a number with more than one meaning, or none."""
+    def _scalar(self, scalar: Scalar) -> int:
         value = scalar.value
         both = (self.strides, self.meanings) if "stride" in scalar.name.lower() else (self.meanings, self.strides)
-        meanings = next((known[value] for known in both if value in known), None)
-        if meanings is None:
-            if value <= KEPT or scalar.is_constexpr:
-                return int(value)
-            raise UnclearError(f"{scalar.name}={value} is no size of a tensor")
+        meanings = next((known[value] for known in both if value in known), set[int]())
         if len(meanings) > 1:
             raise UnclearError(f"{scalar.name}={value} may be several sizes")
-        return next(iter(meanings))
+        if not meanings and value > KEPT and not scalar.is_constexpr:
+            raise UnclearError(f"{scalar.name}={value} is no size of a tensor")
+        return next(iter(meanings), int(value))
+
+    def _integers(self, resized: Tensor, recorded: Tensor) -> Tensor:
+        """Scale values up to a size, such as group ends, as the size is. Raises UnclearError for other large ones."""
+        values = recorded.integers
+        least, most = (min(values), max(values)) if values else (recorded.least, recorded.most)
+        if values is not None and resized.shape != recorded.shape:
+            count = math.prod(resized.shape)
+            values = tuple(values[index * len(values) // count] for index in range(count))
+        if most is None or most <= KEPT:
+            return replace(resized, values=values, packed="")
+        old = next((size for size in self.sizes if size in (most, most + 1)), None)
+        if old is None:
+            raise UnclearError(f"{recorded.name} holds values up to {int(most)}, which is no size of a tensor")
+        new = self.sizes[old]
+        largest = new if most == old else new - 1
+        scaled = [min(int(value) * new // old, largest) for value in (*(values or ()), least or 0)]
+        least = None if least is None else float(scaled[-1])
+        values = None if values is None else tuple(scaled[:-1])
+        return replace(resized, values=values, packed="", least=least, most=float(largest))
+
+    def grid(self) -> Grid:
+        """Return the grid at the new sizes. Raises UnclearError unless one formula alone explains every entry.
+
+        A formula is a size, a size by blocks, or the product of two such.
+        """
+        counts = {len(programs) for _, programs in self.table.table}
+        if len(counts) > 1:
+            raise UnclearError("its grid has not always as many dimensions")
+        meanings = [(old, new) for old, news in self.meanings.items() for new in news]
+        terms = {pair for old, new in meanings for pair in zip(*map(self._by_blocks, (old, new)), strict=True)}
+        ones = (1,) * len(self.rows)
+        columns: list[tuple[int, ...]] = []
+        for dim, column in enumerate(zip(*(programs for _, programs in self.table.table), strict=True)):
+            pairs = itertools.combinations_with_replacement([*terms, (ones, ones)], 2)
+            fitting = {_times(left[1], right[1]) for left, right in pairs if _times(left[0], right[0]) == column}
+            if not fitting and len(set(column)) == 1:
+                fitting = {column}  # as many programs as the device runs at once, for example
+            if len(fitting) != 1:
+                reason = "may follow several sizes" if fitting else "follows no sizes"
+                raise UnclearError(f"dimension {dim} of its grid {reason}")
+            columns += fitting
+        programs = zip(*columns, strict=True) if columns else itertools.repeat(())
+        return replace(self.table, table=tuple(zip(self.rows, programs, strict=False)))
+
+    def _by_blocks(self, number: int) -> list[tuple[int, ...]]:
+        """Return a number for each row, and how often the blocks of one or two axes fit into it, rounded up."""
+        width = len(self.rows[0]) if self.rows else 0
+        axes = [axis for axis in range(width) if all(type(row[axis]) is int and row[axis] for row in self.rows)]
+        blocks: list[Sequence[int]] = [(), *((axis,) for axis in axes), *itertools.combinations(axes, 2)]
+        return [tuple(-(-number // math.prod(row[axis] for axis in by)) for row in self.rows) for by in blocks]
 
 
-def _argument(argument: Argument, numbers: _Numbers) -> Argument:
-    if isinstance(argument, Scalar):
-        if type(argument.value) is not int or (argument.is_constexpr and numbers.is_block(argument.name)):
-            return argument
-        return replace(argument, value=numbers.scalar(argument))
-    shape = tuple(map(numbers.size, argument.shape))
-    if argument.offset and shape != argument.shape:
-        raise UnclearError(f"{argument.name} begins inside another tensor")
-    resized = replace(argument, shape=shape, strides=numbers.new_strides(argument))
-    return _integers(resized, argument, numbers) if argument.is_integer and argument.dtype != "bool" else resized
-
-
-def _integers(resized: Tensor, recorded: Tensor, numbers: _Numbers) -> Tensor:
-    """Scale values up to a size, such as group ends, as the size is. Raises UnclearError for other large ones."""
-    values = recorded.integers
-    least, most = (min(values), max(values)) if values else (recorded.least, recorded.most)
-    if values is not None and resized.shape != recorded.shape:
-        count, recorded_count = math.prod(resized.shape), len(values)
-        values = tuple(values[index * recorded_count // count] for index in range(count))
-    if most is None or most <= KEPT:
-        return replace(resized, values=values, packed="")
-    old = next((size for size in numbers.sizes if size in (most, most + 1)), None)
-    if old is None:
-        raise UnclearError(f"{recorded.name} holds values up to {int(most)}, which is no size of a tensor")
-    new = numbers.sizes[old]
-    largest = new if most == old else new - 1
-
-    def scaled(value: float) -> int:
-        return min(int(value) * new // old, largest)
-
-    values = None if values is None else tuple(map(scaled, values))
-    return replace(
-        resized, values=values, packed="", least=None if least is None else float(scaled(least)), most=float(largest)
-    )
-
-
-def _grid(grid: Grid, numbers: _Numbers) -> Grid:
-    """Return the grid at the new sizes. Raises UnclearError unless one formula alone explains every entry."""
-    count = max((len(programs) for _, programs in grid.table), default=0)
-    if any(len(programs) != count for _, programs in grid.table):
-        raise UnclearError("its grid has not always as many dimensions")
-    entries = [values for values, _ in grid.table]
-    columns = [
-        _fitted(entries, tuple(programs[dim] for _, programs in grid.table), numbers, dim) for dim in range(count)
-    ]
-    table = tuple((values, tuple(column[row] for column in columns)) for row, values in enumerate(entries))
-    return replace(grid, table=table)
-
-
-def _fitted(
-    entries: Sequence[tuple[Value, ...]], counts: tuple[int, ...], numbers: _Numbers, dim: int
-) -> Sequence[int]:
-    fitting = {new for old, new in _formulas(entries, numbers) if old == counts}
-    if not fitting and len(set(counts)) == 1:
-        return counts  # as many programs as the device runs at once, for example
-    if not fitting:
-        raise UnclearError(f"dimension {dim} of its grid follows no sizes")
-    if len(fitting) > 1:
-        raise UnclearError(f"dimension {dim} of its grid may follow several sizes")
-    return fitting.pop()
-
-
-def _formulas(
-    entries: Sequence[tuple[Value, ...]], numbers: _Numbers
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield programs by each formula, at old and new sizes: a size, a size by blocks, and products of two such."""
-    terms = {
-        pair
-        for old, news in numbers.meanings.items()
-        for new in news
-        for pair in zip(_by_blocks(entries, old), _by_blocks(entries, new), strict=True)
-    }
-    ones = (1,) * len(entries)
-    for left, right in itertools.combinations_with_replacement([*terms, (ones, ones)], 2):
-        yield _times(left[0], right[0]), _times(left[1], right[1])
-
-
-def _by_blocks(entries: Sequence[tuple[Value, ...]], number: int) -> list[tuple[int, ...]]:
-    """Return a number for each entry, and how often the blocks of one or two axes fit into it, rounded up."""
-    width = len(entries[0]) if entries else 0
-    axes = [index for index in range(width) if all(type(values[index]) is int and values[index] for values in entries)]
-    blocks = [(), *((axis,) for axis in axes), *itertools.combinations(axes, 2)]
-    return [tuple(-(-number // math.prod(values[axis] for axis in by)) for values in entries) for by in blocks]
-
-
-def _times(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+def _times(left: Iterable[Value], right: Iterable[Value]) -> tuple[int, ...]:
     return tuple(a * b for a, b in zip(left, right, strict=True))

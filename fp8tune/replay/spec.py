@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -42,11 +42,12 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class RecordedSpec(KernelSpec):
-    """The spec of a kernel that has none."""
+    """Spec of a kernel that declares none."""
 
     kernel: Kernel = field(default_factory=lambda: Kernel(""))
     """The recorded kernel; a bare function has the configs of its launches."""
-    launches: Mapping[Problem, Launch] = field(default_factory=dict)
+    launches: Mapping[Problem, tuple[Launch, ...]] = field(default_factory=dict)
+    """Problem -> its launch, or the launches that share a config and are timed one after the other."""
     module: str = ""
     """The module that defines its function, in this process."""
     agrees: bool = False
@@ -64,22 +65,23 @@ class RecordedSpec(KernelSpec):
 
     @property
     def check_text(self) -> str:
-        """The check as rows name it. Without a reference nothing is computed in float64."""
+        """Return the check as rows name it. Without a reference nothing is computed in float64."""
         if not self.agrees:
             return super().check_text
         return f"{super().check_text.removesuffix(' of float64')} to the first config"
 
     def bytes_of(self, problem: Problem) -> int:
-        """Return the bytes that the launch of a problem moves: two launches may have the same shape."""
+        """Return the bytes that the launches of a problem move: two problems may have the same shape."""
         return int(self.inputs(problem, "meta")[-1].bytes_moved())
 
     def document(self, problem: Problem) -> str:
-        """Return the launch of a problem as JSON, without the values of tensors; empty for one at other sizes."""
-        launch = self.launches.get(replace(problem, seed=0))
-        if launch is None:
+        """Return the launches of a problem as JSON, without the values of tensors; empty for one at other sizes."""
+        launches = self.launches.get(replace(problem, seed=0), ())
+        light = [replace(launch.without_values(), addresses=None) for launch in launches]
+        if not light:
             return ""
-        kernel = as_json(replace(self.kernel, launches=()))
-        return json.dumps({"kernel": kernel, "launch": as_json(replace(launch.without_values(), addresses=None))})
+        launch = replace(light[0], shared=tuple(light[1:]))
+        return json.dumps({"kernel": as_json(replace(self.kernel, launches=())), "launch": as_json(launch)})
 
     def first(self, problem: Problem) -> NamedInts:
         """Return the config listed first of those that the kernel does not prune."""
@@ -101,34 +103,34 @@ def build(
     reference: Callable[..., Any] | None = None,
     make_inputs: Callable[..., Mapping[str, Any]] | None = None,
     only_recorded_sizes: bool = False,
+    shared: Sequence[str] = (),
 ) -> RecordedSpec:
     """Return the spec of a kernel that was recorded, and that its module has as ``function``.
 
-    ``make_inputs(config, **arguments)`` returns tensors by name that take the place of inputs for this config.
-    Raises UsageError for one that cannot be swept.
+    ``make_inputs(config, **arguments)`` returns tensors by name that take the place of inputs for this config, and may
+    return ``grid``. ``shared``: arguments of which launches with equal values share a config.
+    Raises UsageError for a kernel that cannot be swept.
     """
     kernel, left_out = repeatable(kernel)
     kernel, changed = _as_in_code(kernel, function)
     kernel = kernel if kernel.is_autotuned and kernel.configs else configs.as_autotuned(kernel)
     launcher = Launcher(kernel, function, check == "exact-inputs", make_inputs)
     kernel = launcher.with_pruner_configs()
-    launches = problems.problems(kernel)
+    launches = problems.problems(kernel, shared)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
     only_recorded_sizes = only_recorded_sizes or bool(kernel.pruner_configs)
-    odd = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in launches.values()}
-    untried = next((reason for reason in odd.values() if isinstance(reason, str)), "")
-    work = _Work(
-        kernel, launcher, launches, grid, {id: launch for id, launch in odd.items() if isinstance(launch, Launch)}
-    )
+    resized = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in kernel.launches}
+    untried = next((reason for reason in resized.values() if isinstance(reason, str)), "")
+    work = _Work(kernel, launcher, launches, grid, shared, resized)
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
     right = partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound)
     return RecordedSpec(
         name=kernel.name,
         axes=configs.axes(kernel),
         default=grid[0],
-        key=problems.key(kernel),
+        key=problems.key(kernel, shared),
         problems=lambda row: iter(()),
-        inputs=lambda problem, device: launcher.case(work.launch_of(problem), device).inputs(problem.seed),
+        inputs=lambda problem, device: launcher.case(work.launches_of(problem), device).inputs(problem.seed),
         outputs=lambda *inputs: inputs[-1].outputs(),
         launch=launcher.launch,
         reference=right,
@@ -145,10 +147,10 @@ def build(
         launches=launches,
         module=str(getattr(list(chain(function))[-1], "__module__", "")),
         agrees=reference is None,
-        untried_sizes="" if only_recorded_sizes else untried,
+        untried_sizes=untried,
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
-        unlisted=lambda config, problem: launcher.unlisted(work.launch_of(problem), NamedInts(config)),
+        unlisted=lambda config, problem: launcher.unlisted(work.launches_of(problem), NamedInts(config)),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
     )
 
@@ -186,12 +188,10 @@ def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]
         declared = list(map(config_of, getattr(tuner_of(function), "configs", ())))
     except Unrecordable:
         return kernel, ()
-    beside = [config for launch in kernel.launches for config in launch.configs or () if config not in declared]
-    if not declared or [config for config in kernel.configs if config not in beside] == declared:
+    if not declared or list(kernel.configs) == declared:
         return kernel, ()
     notice = "it changed since it was recorded: its configs are taken from the code, its sizes from the recording"
-    configs = (*declared, *(config for config in kernel.configs if config in beside))
-    return replace(kernel, configs=configs), (notice,)
+    return replace(kernel, configs=tuple(declared)), (notice,)
 
 
 def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
@@ -215,73 +215,78 @@ def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Work:
-    """The functions of a spec, with what they share."""
+    """Functions of a spec, with the data that they share."""
 
     kernel: Kernel
     launcher: Launcher
-    launches: dict[Problem, Launch]
+    launches: dict[Problem, tuple[Launch, ...]]
     grid: tuple[NamedInts, ...]
-    odd: Mapping[str, Launch]
-
-    def launch_of(self, problem: Problem) -> Launch:
-        """Return the launch as recorded, or at odd sizes."""
-        layout = problem.input_layout
-        if layout.startswith(problems.ODD):
-            return self.odd[layout.removeprefix(problems.ODD)]
-        id = layout.removeprefix(RECORDED)
-        launch = next((launch for launch in self.kernel.launches if launch.id == id), None)
-        if launch is None:
-            raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
-        return launch
+    shared: Sequence[str]
+    resized: Mapping[str, Launch | str]
+    """Id of a launch -> the same at odd sizes, or the reason why there is none."""
 
     @cached_property
-    def _by_shape(self) -> dict[NamedInts, Launch]:
+    def odd(self) -> dict[Problem, tuple[Problem, tuple[Launch, ...]]]:
+        """Recorded problem -> the one at odd sizes with its launches, where all of them have some."""
+        result = {}
+        for recorded, launches in self.launches.items():
+            resized = [odd for launch in launches if isinstance(odd := self.resized.get(launch.id), Launch)]
+            if len(resized) == len(launches):
+                odd_shape = problems.problem(self.kernel, resized, problems.ODD, self.shared).shape
+                shape = NamedInts([(name, odd_shape.get(name, value)) for name, value in recorded.shape.items()])
+                layout = problems.ODD + recorded.input_layout.removeprefix(RECORDED)
+                result[recorded] = replace(recorded, shape=shape, input_layout=layout), tuple(resized)
+        return result
+
+    @cached_property
+    def _every(self) -> dict[Problem, tuple[Launch, ...]]:
+        return self.launches | dict(self.odd.values())
+
+    def launches_of(self, problem: Problem) -> tuple[Launch, ...]:
+        """Return the launches of a problem, as recorded or at odd sizes."""
+        layout = problem.input_layout
+        launches = next((launches for item, launches in self._every.items() if item.input_layout == layout), None)
+        if launches is None:
+            raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
+        return launches
+
+    @cached_property
+    def _by_shape(self) -> dict[Mapping[str, int], tuple[Launch, ...]]:
         """Launches at recorded and odd sizes; of two with one shape the first."""
-        odd = {
-            self._odd_problem(launch): self.odd[launch.id] for launch in self.launches.values() if launch.id in self.odd
-        }
-        return {problem.shape: launch for problem, launch in reversed((self.launches | odd).items())}
+        return {problem.shape: launches for problem, launches in reversed(self._every.items())}
 
     def invalid(self, config: Mapping[str, int], shape: Mapping[str, int], limits: object) -> str | None:
         """Explain what the kernel prunes itself, and configs whose grid is not known."""
-        launch = self._by_shape.get(NamedInts(shape))
-        return None if launch is None else self.launcher.pruned(launch, NamedInts(config))
+        return self.launcher.pruned(self._by_shape.get(NamedInts(shape), ()), NamedInts(config))
 
     def bytes_moved(self, shape: Mapping[str, int]) -> int:
         """Return the bytes that are loaded and stored; an element that is both counts twice."""
-        launch = self._by_shape.get(NamedInts(shape))
-        return 0 if launch is None else self.launcher.case(launch, "meta").bytes_moved()
-
-    def _odd_problem(self, launch: Launch, seed: int = 0) -> Problem:
-        recorded = next(problem for problem, other in self.launches.items() if other is launch)
-        odd = problems.problem(self.kernel, self.odd[launch.id], (), problems.ODD)
-        shape = NamedInts([(name, odd.shape.get(name, value)) for name, value in recorded.shape.items()])
-        return replace(recorded, shape=shape, input_layout=f"{problems.ODD}{launch.id}", seed=seed)
+        return self.launcher.case(self._by_shape.get(NamedInts(shape), ()), "meta").bytes_moved()
 
     def edges(self, problem: Problem) -> Iterable[Edge]:
         """Yield odd sizes and contents; contents alone where the sizes are recorded and small."""
         if not is_recorded(problem):
             return
-        launch = self.launch_of(problem)
-        if launch.id in self.odd:
-            problem = self._odd_problem(launch, problem.seed)
-            yield Edge("odd sizes", problem)
-        elif _elements(launch) > SMALL:
+        small = self.scaled_down(problem)
+        if odd := self.odd.get(replace(problem, seed=0)):
+            small = replace(odd[0], seed=problem.seed)
+            yield Edge("odd sizes", small)
+        elif _elements(self.launches_of(problem)) > SMALL:
             return
         for content in ("zeros", "nan", "infinite"):
-            yield Edge("contents", problem, content)
+            yield Edge("contents", small, content)
 
     def scaled_down(self, problem: Problem) -> Problem:
         """Return the problem itself where it is small, else at odd sizes; else as it is, which takes long."""
-        launch = self.launch_of(problem)
-        is_small = _elements(launch) <= SMALL or launch.id not in self.odd
-        return problem if is_small else self._odd_problem(launch, problem.seed)
+        odd = self.odd.get(replace(problem, seed=0))
+        is_small = odd is None or _elements(self.launches_of(problem)) <= SMALL
+        return problem if is_small or odd is None else replace(odd[0], seed=problem.seed)
 
     def agreed(self, bound: Tolerance | None, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the first config that the kernel runs: what is right where no reference was named."""
-        launch = inputs[-1].launch
-        listed = [config for config in self.grid if self.launcher.unlisted(launch, config) is None]
-        runnable = [config for config in listed if self.launcher.pruned(launch, config) is None]
+        launches = inputs[-1].launches
+        listed = [config for config in self.grid if self.launcher.unlisted(launches, config) is None]
+        runnable = [config for config in listed if self.launcher.pruned(launches, config) is None]
         return self.launcher.agreed(runnable, inputs, bound)
 
 
@@ -297,24 +302,27 @@ def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any)
     case: Case = inputs[-1]
     outputs = case.outputs()
     case.prepare(inputs, outputs)
-    named = {name: _widened(value) if is_close else value for name, value in case.arguments(inputs, outputs).items()}
+    results: dict[str, dict[str, Any]] = {}
     try:
         parameters = inspect.signature(function).parameters.values()
-        if not any(item.kind is item.VAR_KEYWORD for item in parameters):
-            named = {item.name: named[item.name] for item in parameters if item.name in named}
-        results = _by_name(function(**named), case)
+        takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
+        names = {item.name for item in parameters}
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+            taken = {name: value for name, value in arguments.items() if takes_all or name in names}
+            written = [item.name for storage in case.written if storage.launch is launch for item in storage.arguments]
+            written = [item.name for item in launch.tensors if item.name in written and item.is_stored is not False]
+            result = function(**{name: _widened(value) if is_close else value for name, value in taken.items()})
+            results[launch.id] = _by_name(result, written)
         pairs = zip(case.written, outputs, strict=True)
-        return tuple(_expected(storage, output, results, is_close) for storage, output in pairs)
+        return tuple(_expected(storage, output, results[storage.launch.id], is_close) for storage, output in pairs)
     except (Exception, SystemExit) as error:
         where = f"{function.__module__}:{getattr(function, '__name__', function)}"
         reason = str(error) if isinstance(error, _UnusableError) else f"it raised {one_line(error)}"
         raise UsageError(f"--reference {where} cannot be used: {reason}") from error
 
 
-def _by_name(result: Any, case: Case) -> dict[str, Any]:
+def _by_name(result: Any, written: Sequence[str]) -> dict[str, Any]:
     """Return the tensors of a reference by the argument that each is right for."""
-    arguments = (argument for storage in case.written for argument in storage.arguments)
-    written = [argument.name for argument in arguments if argument.is_stored is not False]
     if not isinstance(result, Mapping):
         tensors = result if isinstance(result, tuple | list) else (result,)
         if len(tensors) != len(written):
@@ -398,5 +406,5 @@ def _tolerance(kernel: Kernel) -> Tolerance:
     return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
 
 
-def _elements(launch: Launch) -> int:
-    return sum(math.prod(argument.shape) for argument in launch.tensors)
+def _elements(launches: Sequence[Launch]) -> int:
+    return sum(math.prod(argument.shape) for launch in launches for argument in launch.tensors)

@@ -1,30 +1,18 @@
-"""Find out which arguments a kernel reads and writes, and which hold addresses, from its compiled code.
-
-The text of Triton's first IR (TTIR) is parsed with Triton's own bindings. A value is followed from an argument through
-whatever takes it as an operand, loops, branches and calls. What a load returns is followed no further, unless it
-becomes a pointer. An unknown operation counts as a load and a store of every pointer it takes.
-
-Launches without code are compiled for sm_90, in a process of its own that has no GPU and no interpreter.
-"""
+"""Find out which arguments a kernel reads and writes, and which hold addresses: asks a process that can compile."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
-import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8tune.errors import MachineError
-from fp8tune.replay.naming import resolved
-from fp8tune.replay.recording import Config, Kernel, Launch
+from fp8tune.replay.recording import Kernel, Launch
 
 
 class Use(NamedTuple):
@@ -51,7 +39,7 @@ def usages(work: Sequence[Work]) -> list[Usage]:
     """
     light = [(replace(kernel, launches=()), launch.without_values(), code) for kernel, launch, code in work]
     process = subprocess.run(
-        [sys.executable, "-m", "fp8tune.replay.usage"],
+        [sys.executable, "-m", "fp8tune.replay.ttir"],
         input=pickle.dumps(light),
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
@@ -63,240 +51,3 @@ def usages(work: Sequence[Work]) -> list[Usage]:
         message = (process.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise MachineError(f"kernels cannot be compiled here: {message}: install torch and triton") from None
     return [{name: Use(*map(bool, use)) for name, use in answer.items()} for answer in answers]
-
-
-def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
-    """Return the use of each pointer or 64-bit argument. ``signature``: the type of each argument, constants included.
-
-    Raises ValueError for a text that is no kernel, or that has other arguments.
-    """
-    from triton._C.libtriton import ir
-    from triton.backends import backends
-    from triton.backends.compiler import GPUTarget
-
-    context = ir.context()
-    ir.load_dialects(context)
-    for name, target in (("nvidia", GPUTarget("cuda", 90, 32)), ("amd", GPUTarget("hip", "gfx942", 64))):
-        if name in backends:
-            backends[name].compiler(target).load_dialects(context)
-    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
-        file.write(ttir)
-        file.flush()
-        try:
-            module = ir.parse_mlir_module(file.name, context)
-        except RuntimeError as error:
-            raise ValueError(f"the text cannot be parsed: {error}") from None
-    graph = _Graph()
-    module.walk(graph.add)
-    if not graph.functions:
-        raise ValueError("the text declares no kernel")
-    arguments, names = graph.arguments(module.get_entry_func_name()), list(_argument_names(signature))
-    if len(names) != len(arguments):
-        raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
-    graph.link()
-    loaded, stored, addresses = graph.sources(graph.loaded), graph.sources(graph.stored), graph.address_sources()
-    result: dict[str, Use] = {}
-    for name, (value, kind) in zip(names, arguments, strict=True):
-        if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
-            use = Use(is_pointer and value in loaded, is_pointer and value in stored, value in addresses)
-            result[name] = Use(*map(any, zip(use, result.get(name, Use()), strict=True)))
-    return result
-
-
-def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
-    """Yield the name of each argument of the code: constants are none, a descriptor is several."""
-    for name, kind in signature.items():
-        if kind.startswith("tensordesc"):  # and the sizes and strides of each dimension of its block
-            yield from [name] * (1 + 2 * len(kind.partition("[")[2].partition("]")[0].split(",")))
-        elif kind != "constexpr":
-            yield name
-
-
-_PURE = re.compile(
-    r"arith\.|math\.|ub\.|scf\.|cf\.|builtin\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|"
-    r"func|int_to_ptr|join|make_tensor_descriptor|make_tensor_ptr|print|ptr_to_int|reshape|return|splat|split|trans|"
-    r"unsplat)$"
-)
-"""Operations that only compute with the pointers they take."""
-
-
-class _Graph:
-    """Values, and what each is derived from. Operations come with the inner ones first."""
-
-    def __init__(self) -> None:
-        self.functions: dict[str, int] = {}
-        """Name -> region."""
-        self.loaded: set[int] = set()
-        self.stored: set[int] = set()
-        self._derived: defaultdict[int, set[int]] = defaultdict(set)
-        self._addresses: set[int] = set()
-        """Values that become pointers, though they are none."""
-        self._based: set[int] = set()
-        """Integers that a pointer became: what is computed from one is no address out of the data."""
-        self._read_from: dict[int, list[int]] = {}
-        """Result of a load -> the pointer that it was loaded from."""
-        self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
-        """Region -> its blocks -> their arguments, as (value, type)."""
-        self._handed_on: defaultdict[int, list[list[int]]] = defaultdict(list)
-        """Region -> operands of the operations that end it."""
-        self._branched: defaultdict[int, list[int]] = defaultdict(list)
-        """Region -> operands of its branches: which block each goes to the bindings do not tell."""
-        self._calls: list[tuple[str, list[int], list[int]]] = []
-
-    def arguments(self, function: str) -> list[tuple[int, str]]:
-        """Return the arguments of a function, as (value, type)."""
-        return next(iter(self._blocks[self.functions[function]].values()))
-
-    def add(self, operation: Any) -> None:
-        """Add an operation of a walk through a module."""
-        name = operation.get_name()
-        operands = [operation.get_operand(index).id() for index in range(operation.get_num_operands())]
-        results = [operation.get_result(index).id() for index in range(operation.get_num_results())]
-        regions = [operation.get_region(index).id() for index in range(operation.get_num_regions())]
-        block = operation.get_block()
-        parent = block.get_parent().id() if block is not None else 0
-        if block is not None and block.id() not in self._blocks[parent]:
-            arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
-            self._blocks[parent][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
-        if name == "tt.func":
-            self.functions[operation.get_str_attr("sym_name")] = regions[0]
-        elif name in ("scf.yield", "scf.condition", "tt.return"):
-            self._handed_on[parent].append(operands[name == "scf.condition" :])
-        elif name == "tt.call":
-            self._calls.append((operation.get_flat_symbol_ref_attr("callee"), operands, results))
-        elif name in ("cf.br", "cf.cond_br"):
-            self._branched[parent] += operands
-        elif name.startswith("scf.") and regions:
-            self._join(name, operands, results, regions)
-        else:
-            self._compute(name, operands, results)
-            self._note_addresses(operation, name, operands, results)
-
-    def _join(self, name: str, operands: list[int], results: list[int], regions: list[int]) -> None:
-        """Join a loop or a branch: results come from what its regions hand on, which a loop begins with again."""
-        begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
-        passes = [handed for region in regions for handed in self._handed_on[region]]
-        for handed in [begin, *passes] if begin else passes:
-            self._derive(results, handed)
-        for region in regions:
-            for arguments in self._blocks[region].values():
-                carried = [value for value, _ in arguments][name == "scf.for" :]
-                for handed in [begin, *passes]:
-                    self._derive(carried, handed)
-
-    def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
-        """Note what an operation does to memory, else what it computes."""
-        short, address, others = name.partition(".")[2], operands[:1], operands[1:]
-        if "atomic" in short or short.endswith(("descriptor_reduce", "tma_reduce")):
-            self._touch([*address, *others], True, True)
-        elif re.search(r"store|scatter|local_to_global", short) and "local_store" not in short:
-            self._touch(address, False, True)
-            self._touch(others, True, True)  # a pointer that is stored as a value may be used by anybody
-        elif re.search(r"load|descriptor_gather|tma_gather|global_to_local|prefetch", short):
-            self._touch(address, True, False)
-            self._touch(others, True, True)
-        else:
-            if not _PURE.match(name):  # it may do anything to what it takes, and hand it on
-                self._touch(operands, True, True)
-            for result in results:
-                self._derived[result].update(operands)
-
-    def _note_addresses(self, operation: Any, name: str, operands: list[int], results: list[int]) -> None:
-        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
-        if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
-            self._addresses.update(operands)
-        elif is_assembly:  # its memory operand may be an integer
-            values = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-            self._addresses.update(item.id() for item in values if "i64" in str(item.get_type()))
-        elif name.endswith("ptr_to_int"):
-            self._based.update(results)
-        elif "load" in name:
-            self._read_from |= dict.fromkeys(results, operands[:1])
-
-    def link(self) -> None:
-        """Connect calls with functions and branches with blocks, once all are known."""
-        for callee, operands, results in self._calls:
-            self._derive([value for value, _ in self.arguments(callee)], operands)
-            for returned in self._handed_on[self.functions[callee]]:
-                self._derive(results, returned)
-        for region, operands in self._branched.items():
-            _, *others = self._blocks[region].values()
-            for value in (value for arguments in others for value, _ in arguments):
-                self._derived[value].update(operands)
-
-    def sources(self, values: Iterable[int]) -> set[int]:
-        """Return the values, and all that they are derived from."""
-        result, left = set[int](), list(values)
-        while left:
-            if (value := left.pop()) not in result:
-                result.add(value)
-                left.extend(self._derived[value])
-        return result
-
-    def address_sources(self) -> set[int]:
-        """Return all that addresses are derived from: integers, and pointers to where addresses are loaded from."""
-        result = set[int]()
-        for value in self._addresses:
-            sources = self.sources([value])
-            if not sources & self._based:
-                loads = [item for source in sources for item in self._read_from.get(source, ())]
-                result |= sources | self.sources(loads)
-        return result
-
-    def _touch(self, values: Sequence[int], loads: bool, stores: bool) -> None:
-        self.loaded.update(values if loads else ())
-        self.stored.update(values if stores else ())
-
-    def _derive(self, values: Sequence[int], origins: Sequence[int]) -> None:
-        for value, origin in zip(values, origins, strict=False):
-            self._derived[value].add(origin)
-
-
-def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
-    """Return the use of arguments from a launch's own code, else from what is compiled here."""
-    if code:
-        try:
-            signature, text = code
-            return usage_of(text, signature)
-        except ValueError as error:  # the code of another Triton version
-            print(f"{kernel.name}: {error}", file=sys.stderr)
-    where, _, attribute = kernel.name.rpartition(":")
-    function = resolved(loading.imported_here(where), attribute)
-    launcher = Launcher(kernel, function)
-    case = launcher.case(launch, "meta")
-    config = triton_config(
-        launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
-    )
-    named = case.arguments(case.inputs(0), case.outputs())
-    compiled = launcher.run(launch, config, named, grid=(1, 1, 1), warmup=True)
-    return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
-
-
-def _main() -> None:
-    results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
-    target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
-    driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device=None: 0
-        )
-    )
-    answers: list[Usage] = []
-    for kernel, launch, code in pickle.load(sys.stdin.buffer):
-        try:
-            answers.append(_usage(kernel, launch, code))
-        except Exception as error:  # not known, then
-            print(f"{kernel.name}: {error!r}", file=sys.stderr)
-            answers.append({})
-    print(json.dumps(answers), file=results)
-
-
-if __name__ == "__main__":
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
-    from fp8tune.replay import loading
-    from fp8tune.replay.launching import Launcher
-    from fp8tune.replay.values import triton_config
-    from fp8tune.replay.watch.kernel import plain_signature
-
-    _main()

@@ -1,4 +1,4 @@
-"""Arguments that are no memory, as a recording holds them.
+"""Arguments of a launch: memory by name, and everything else as a recording holds it.
 
 ===================================  ================================  =====================
 in the program                       in a recording                    as a size in a key
@@ -11,21 +11,24 @@ tl.constexpr                         the value inside                  as the va
 function, Triton kernel              ``{"function": "module:name"}``   none
 ===================================  ================================  =====================
 
-Tensors and descriptors, in tuples or alone, are :class:`fp8tune.replay.recording.Tensor`.
+Tensors and TensorDescriptors, alone or in tuples, are :class:`fp8tune.replay.recording.Tensor`. Items of a tuple that
+holds some are arguments of their own, named ``parts[0]``.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8tune.errors import UsageError
 from fp8tune.replay import naming
-from fp8tune.replay.recording import Config, Value
+from fp8tune.replay.lazy import triton
+from fp8tune.replay.recording import Config, Launch, Tensor, Value
 
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16"),
@@ -90,12 +93,15 @@ def decoded(value: Value) -> Any:
         return float(text)
     if kind == "tuple":
         return decoded(text)
-    where, _, name = text.rpartition(":" if kind == "function" else ".")
-    if kind != "function" and where not in ("torch", "tl"):  # a recording may come from elsewhere: import nothing else
+    module_name, _, name = text.rpartition(":" if kind == "function" else ".")
+    if kind != "function" and module_name not in (
+        "torch",
+        "tl",
+    ):  # a recording may come from elsewhere: import nothing else
         raise UsageError(f"the recording has the dtype {text!r:.80}, which is none of torch or triton.language")
     try:
-        module = importlib.import_module("triton.language" if where == "tl" else where)
-        if where == "tl" and not hasattr(module, name):
+        module = importlib.import_module("triton.language" if module_name == "tl" else module_name)
+        if module_name == "tl" and not hasattr(module, name):
             return module.dtype(name)  # tl.float32 calls itself fp32
         return naming.resolved(module, name)
     except (ImportError, AttributeError, LookupError, ValueError, AssertionError):
@@ -116,8 +122,6 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
 
     Raises UnknownHookError for a config that is not declared where the hooks of those that are differ.
     """
-    import triton
-
     result = triton.Config(decoded_items(config.kwargs), **{"num_ctas": config.num_ctas, **config.options})
     result.pre_hook = hook_for(result, declared)
     return result
@@ -126,8 +130,8 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:
     """Return the ``pre_hook`` of a Triton config: that of the same declared config, else the one that all have."""
     same = [item for item in declared if item.all_kwargs() == config.all_kwargs()]
-    alike = [item for item in declared if item.kwargs == config.kwargs]
-    hooks = [item.pre_hook for item in same[:1] or alike or declared]
+    equal_kwargs = [item for item in declared if item.kwargs == config.kwargs]
+    hooks = [item.pre_hook for item in same[:1] or equal_kwargs or declared]
     if len(set(map(_behaviour, hooks))) > 1:
         raise UnknownHookError("its pre_hook is unknown: it is not declared, and the pre_hooks of the declared differ")
     return next(iter(hooks), None)
@@ -159,3 +163,67 @@ def text_of(value: Value) -> str:
         ((kind, inner),) = value.items()
         return text_of(inner) if kind == "tuple" else str(inner).removeprefix("torch.").removeprefix("tl.")
     return f"({', '.join(map(text_of, value))})" if isinstance(value, tuple | list) else str(value)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True if Triton takes the value as a pointer."""
+    return hasattr(value, "data_ptr") and hasattr(value, "dtype")
+
+
+def is_descriptor(value: Any) -> bool:
+    """Return True for a ``TensorDescriptor`` made on the host."""
+    module = sys.modules.get("triton.tools.tensor_descriptor")
+    return module is not None and isinstance(value, module.TensorDescriptor)
+
+
+def tensor_in(value: Any) -> Any:
+    """Return a tensor, or the one that a TensorDescriptor describes; None for a scalar."""
+    if is_descriptor(value):
+        return value.base
+    return value if is_tensor(value) else None
+
+
+def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an argument, or the items of a tuple with tensors under their names. Raises Unrecordable."""
+    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    if not any(map(_has_memory, items)):
+        yield name, value
+    elif type(value) is not tuple:
+        raise Unrecordable(f"argument {name} is a {type(value).__name__} with tensors: pass them one by one")
+    else:
+        for index, item in enumerate(value):
+            yield from flattened(f"{name}[{index}]", item)
+
+
+def _has_memory(value: Any) -> bool:
+    return tensor_in(value) is not None or (isinstance(value, tuple) and any(map(_has_memory, value)))
+
+
+def arguments_of(launch: Launch, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a recorded launch by parameter, with these tensors: :func:`flattened` undone."""
+    result: dict[str, Any] = {}
+    for item in launch.arguments:
+        value = _in_memory(item, tensors[item.name]) if isinstance(item, Tensor) else decoded(item.value)
+        name, *places = re.findall(r"[^\[\]]+", item.name)
+        if not places:
+            result[name] = value
+            continue
+        items: list[Any] = result.setdefault(name, [])
+        for place in places[:-1]:  # in their order: a place is the next one, or inside the last
+            if len(items) <= int(place):
+                items.append([])
+            items = items[int(place)]
+        items.append(value)
+    return {name: _as_tuple(value) for name, value in result.items()}
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+
+
+def _in_memory(argument: Tensor, tensor: Any) -> Any:
+    """Return a tensor, or the TensorDescriptor over it that was recorded."""
+    if argument.descriptor is None:
+        return tensor
+    module = importlib.import_module("triton.tools.tensor_descriptor")
+    return module.TensorDescriptor(tensor, list(argument.shape), list(argument.strides), list(argument.descriptor))

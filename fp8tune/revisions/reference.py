@@ -18,7 +18,7 @@ _TEXT = re.compile(
     r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL
 )
 
-_OPTIONS = ("check", "relative", "absolute", "reference", "inputs", "sizes")
+_OPTIONS = ("check", "relative", "absolute", "reference", "inputs", "shared", "sizes")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class KernelReference:
     """``recorded``: nothing is checked on other sizes than were recorded."""
     inputs: str = ""
     """``module:function``, called with a config and the arguments by name: makes the inputs that depend on configs."""
+    shared: str = ""
+    """Names of arguments, with commas between them: launches in which they are equal share a config."""
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:

@@ -37,6 +37,11 @@ class Pick:
         """Key that the autotuner looks up, or the values of the lookup key for a kernel with a specification."""
         return self.launch.key if self.launch else tuple((self.study.lookup_key or NamedInts()).values())
 
+    def by_launch(self) -> list[Pick]:
+        """Return the pick for each of the launches that share its config: they may have different keys."""
+        launches = (self.launch, *self.launch.shared) if self.launch else (None,)
+        return [replace(self, launch=launch) for launch in launches]
+
 
 @dataclass(frozen=True)
 class KernelPicks:

@@ -83,7 +83,7 @@ def table(at_ptr, sizes_ptr, out_ptr):
 
 @triton.jit
 def nested(at_ptr, which_ptr):
-    """What chooses an address is none."""
+    """Load an address from a place that is loaded, too."""
     place = tl.load(which_ptr + tl.program_id(0))
     tl.store(tl.cast(tl.load(at_ptr + place) + 4, tl.pointer_type(tl.float32)), 1.0)
 

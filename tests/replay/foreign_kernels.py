@@ -1,5 +1,6 @@
 """Kernels as libraries write them, and a program that launches each: hooks, tuples, tuners of other classes, dicts."""
 
+import os
 from types import SimpleNamespace
 
 import torch
@@ -50,7 +51,7 @@ def copy_rows(x, y, rows, ROWS: tl.constexpr):
 def run_copy_rows():
     x = torch.arange(96 * 64, dtype=torch.float32).view(96, 64)
     y = torch.empty_like(x)
-    given = [TensorDescriptor.from_tensor(one, [1, 1]) for one in (x, y)]
+    given = [TensorDescriptor.from_tensor(item, [1, 1]) for item in (x, y)]
     copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*given, 96)
     assert torch.equal(x, y)
 
@@ -152,6 +153,82 @@ def run_fill():
         assert bool((x == 2).all())
 
 
+@triton.autotune(CONFIGS, key=[])
+@triton.jit
+def double_all(at_ptr, sizes_ptr, B: tl.constexpr):
+    data = tl.load(at_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    size = tl.load(sizes_ptr + tl.program_id(0))
+    for start in range(0, size, B):
+        at = start + tl.arange(0, B)
+        tl.store(data + at, 2 * tl.load(data + at, mask=at < size), mask=at < size)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def fill_at(to, n, x, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(tl.cast(to, tl.pointer_type(tl.float32)) + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def add_seed(x, y, n, seed, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + (seed % 7), mask=at < n)
+
+
+def run_addresses():
+    parts = [torch.ones(size) for size in (300, 70)]
+    double_all[(2,)](torch.tensor([part.data_ptr() for part in parts]), torch.tensor([300, 70], dtype=torch.int32))
+    x, y = torch.rand(256), torch.empty(256)
+    fill_at[blocks(256)](y.data_ptr(), 256, x)
+    add_seed[blocks(256)](x, y, 256, 2**46 + 1)
+
+
+def fitted(configs, args, **rest):
+    """Triton times whatever this returns: no config of it is declared."""
+    for config in configs:
+        block = min(config.kwargs["B"], triton.next_power_of_2(args["n"]))
+        yield triton.Config({"B": block, "EVEN": args["n"] % block == 0}, num_warps=config.num_warps)
+
+
+def not_too_large(configs, args, **rest):
+    return [config for config in configs if args["n"] <= int(os.environ.get("LARGEST", 100_000))]
+
+
+def pruned_by(function):
+    configs = [triton.Config({"B": 1024}), triton.Config({"B": 512})]
+    return triton.autotune(configs, key=["n"], prune_configs_by={"early_config_prune": function})
+
+
+@pruned_by(lambda *args, **rest: list(fitted(*args, **rest)))
+@triton.jit
+def increment(x, y, n, B: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    if EVEN:
+        tl.store(y + at, tl.load(x + at) + 1)
+    else:
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+@pruned_by(not_too_large)
+@triton.jit
+def limited(x, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+def run_pruned(kernel, *sizes):
+    for n in sizes:
+        x = torch.rand(n)
+        y = torch.empty_like(x)
+        kernel[blocks(n)](x, y, n)
+        assert torch.equal(y, x + 1)
+
+
 def main():
     for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill):
         run()
+    run_addresses()
+    run_pruned(increment, 5000, 4096, 100)
+    run_pruned(limited, 700, 5000)

@@ -118,12 +118,12 @@ def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str)
     output = folder / "run.json"
     output.unlink(missing_ok=True)
     given = ("record", "-o", output, *arguments, "--", *program)
-    done = ended(*given, cwd=folder, TRITON_INTERPRET="1", **more)
-    return Recorded(read(output) if output.exists() else None, *done)
+    process = ended(*given, cwd=folder, TRITON_INTERPRET="1", **more)
+    return Recorded(read(output) if output.exists() else None, *process)
 
 
 def quick_count(recorded: Recorded) -> int:
-    """How often the kernel of :data:`QUICK` was launched, all processes together."""
+    """Return how often the kernel of :data:`QUICK` was launched, all processes together."""
     assert recorded.recording is not None, recorded.stderr
     (kernel,) = recorded.recording.kernels
     assert kernel.name.endswith(":quick")
@@ -131,7 +131,7 @@ def quick_count(recorded: Recorded) -> int:
 
 
 def told(recorded: Recorded) -> dict[str, object]:
-    """What ``--json`` printed."""
-    found = json.loads(recorded.stdout)
-    assert isinstance(found, dict)
-    return found
+    """Return the document that ``--json`` printed."""
+    result = json.loads(recorded.stdout)
+    assert isinstance(result, dict)
+    return result

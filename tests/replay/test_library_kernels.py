@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 MODULE = "foreign_ops"
+ADDRESSES = {"double_all": "at_ptr", "fill_at": "to"}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    done = record(folder, "--kernel", "fill", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
-    assert done.returncode == 0, done.stderr
-    return done
+    ended = record(folder, "--kernel", f"{MODULE}:*", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    assert ended.returncode == 0, ended.stderr
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +68,19 @@ def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
         patched.setenv("TRITON_INTERPRET", "1")
         patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patched.syspath_prepend(str(folder))
-        done = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
-    assert done.returncode == 0, done.stderr
+        ended = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
-        yield done.stderr, store
+        yield ended.stderr, store
 
 
 @pytest.fixture(scope="module")
 def timed(folder: Path, recorded: Recorded) -> str:
     """Output of a sweep of everything on a simulated GPU."""
     options = ("--timer", "simulated:1", "--quick", "--db", "timed.db")
-    done = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    ended = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
 
 
 def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None:
@@ -91,20 +93,71 @@ def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None
 
 def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
     (launch,) = kernels["blend"].launches
-    assert [one.name for one in launch.arguments] == ["parts[0]", "parts[1][0]", "parts[1][1]", "weights", "y", "n"]
-    uses = [(one.is_loaded, one.is_stored) for one in launch.arguments if isinstance(one, Tensor)]
+    assert [item.name for item in launch.arguments] == ["parts[0]", "parts[1][0]", "parts[1][1]", "weights", "y", "n"]
+    uses = [(item.is_loaded, item.is_stored) for item in launch.arguments if isinstance(item, Tensor)]
     assert uses == [(True, False), (True, False), (False, True)]
     assert launch.arguments[2:4] == (Scalar("parts[1][1]", 5), Scalar("weights", {"tuple": (2, 3)}))
 
 
 def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
-    said, store = checked
-    assert f"{MODULE}:fails was launched in no process" in said
-    for name in kernels.keys() - {"fails"}:
+    printed, store = checked
+    assert f"{MODULE}:fails was launched in no process" in printed
+    for name in kernels.keys() - {"fails", "increment", *ADDRESSES}:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
         outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
         assert {(outcome.status, outcome.reason) for outcome in outcomes} == {(Status.OK, "")}, name
         assert len(outcomes) >= 1, name
+
+
+def test_addresses_of_the_recorded_process_are_never_swept(
+    checked: tuple[str, Store], kernels: dict[str, Kernel], folder: Path
+) -> None:
+    """Kernels that cast integers of a tensor, or a number, to pointers are named; the other kernels are swept."""
+    assert kernels["add_seed"].launches[0].addresses == ()
+    for kernel, argument in ADDRESSES.items():
+        assert kernels[kernel].launches[0].addresses == (argument,)
+        (line,) = [line for line in checked[0].splitlines() if line.startswith(f"{MODULE}:{kernel} ")]
+        assert f"{argument} holds addresses of the recorded process" in line
+        options = ("--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
+        alone = fp8tune("sweep", "--kernel", f"{MODULE}:{kernel}", *options, cwd=folder)
+        assert (alone.returncode, alone.stdout) == (2, "")
+        assert argument in alone.stderr
+
+
+@pytest.mark.parametrize("database", ["checked.db", "timed.db"])
+def test_configs_that_a_pruner_makes_are_swept(checked: tuple[str, Store], timed: str, database: str) -> None:
+    """Triton times whatever early_config_prune returns."""
+    assert "early_config_prune makes configs" in checked[0]
+    with Store.open(database, writable=False) as store:
+        rows = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows() if _is_increment(row)]
+    right = {(n, config["B"], config["EVEN"]) for n, config, status in rows if config and status is Status.OK}
+    assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
+
+
+def _is_increment(row: Any) -> bool:
+    return bool(row.problem.kernel == f"{MODULE}:increment")
+
+
+def test_configs_that_a_pruner_makes_are_in_no_diff(timed: str, folder: Path) -> None:
+    where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db", "--allow-quick")
+    ended = fp8tune("export", "--for", "diff", *where, cwd=folder)
+    assert ended.returncode == 2
+    assert "early_config_prune" in ended.stderr
+
+
+def test_a_sweep_that_ends_without_a_pick_exits_with_1(
+    recorded: Recorded, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every config of one problem is pruned where it is swept: it was exit code 0, without a word."""
+    monkeypatch.setenv("LARGEST", "1000")
+    options = ("--kernel", f"{MODULE}:limited", "--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
+    for _ in range(2):  # the second is answered from the database
+        swept = fp8tune("sweep", *options, cwd=folder)
+        assert swept.returncode == 1
+        start = f"{MODULE}:limited: every config is pruned"
+        (line,) = [line for line in swept.stderr.splitlines() if line.startswith(start)]
+        assert "on 1 of 2 problems, first n=5000" in line
+        assert "early_config_prune" in line
 
 
 def test_a_key_that_names_no_argument_is_reported(checked: tuple[str, Store]) -> None:
@@ -116,7 +169,7 @@ def test_an_output_whose_size_nobody_tells_the_kernel_keeps_it(recorded: Recorde
     spec = load_spec(f"{MODULE}:column_sum@run.json")
     (odd,) = [edge.problem for edge in spec.edges(spec.recorded[0]) if edge.name == "odd sizes"]
     x, total, case = spec.inputs(odd, "cpu")
-    assert (x.numel() % 256 != 0, total.shape, case.launch.scalars["n"]) == (True, (32,), x.numel())
+    assert (x.numel() % 256 != 0, total.shape, case.launches[0].scalars["n"]) == (True, (32,), x.numel())
 
 
 def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) -> None:
@@ -126,6 +179,7 @@ def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) ->
 
 
 PINNED = {
+    "increment": "run_pruned(increment, 5000, 4096, 100)",
     "column_sum": "run_column_sum()",
     "copy_rows": "run_copy_rows()",
     "fill": "run_fill()",
@@ -139,8 +193,8 @@ PINNED = {
 @pytest.mark.parametrize("attribute", PINNED)
 def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: str) -> None:
     export = ("export", "--for", "python", "--arch", "simulated", "--kernel", f"{MODULE}:{attribute}")
-    done = fp8tune(*export, "--db", "timed.db", "--allow-quick", "-o", "tables", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    ended = fp8tune(*export, "--db", "timed.db", "--allow-quick", "-o", "tables", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
 
     def run() -> None:
         module = importlib.import_module(MODULE)
@@ -148,7 +202,7 @@ def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: s
         logging.basicConfig(force=True)
         pinning._device_name = lambda: "simulated:1"
         module.triton.testing.do_bench = None
-        pinning.pin(resolved(module, attribute), folder / "tables", "strict")
+        pinning.pin(folder / "tables", resolved(module, attribute), unknown="strict")
         exec(PINNED[attribute], vars(module))
 
     code, output = Forked(run).wait()
@@ -178,20 +232,20 @@ def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
     recorded: Recorded, folder: Path, tmp_path: Path
 ) -> None:
     program = ("env", "TRITON_INTERPRET=0", sys.executable, "-c", COMPILED)
-    done = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
-    assert done.recording is not None, done.stderr
-    (kernel,) = done.recording.kernels
+    ended = record(tmp_path, program=program, PYTHONPATH=os.environ["PYTHONPATH"])
+    assert ended.recording is not None, ended.stderr
+    (kernel,) = ended.recording.kernels
     (launch,) = kernel.launches
     assert (kernel.name, launch.is_traced, launch.in_graph) == (f"{MODULE}:cast", True, True)
-    assert [(one.dtype, one.shape, one.is_stored) for one in launch.tensors] == [
+    assert [(item.dtype, item.shape, item.is_stored) for item in launch.tensors] == [
         ("float32", (4096,), False),
         ("float16", (4096,), True),
     ]
     assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
     options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
-    said = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
-    assert "torch.compile launches copies of it: the kernel itself is swept" in said
-    assert "1 pick" in said
+    printed = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path).stderr
+    assert "torch.compile launches copies of it: the kernel itself is swept" in printed
+    assert "1 pick" in printed
 
 
 def test_configs_come_from_the_code_after_a_change(recorded: Recorded, kernels: dict[str, Kernel]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -11,16 +10,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from command_line import fp8tune
 from forked import Forked
 from programs import KERNELS, QUICK, Recorded, quick_count, record, told
 
 from fp8tune import cli
-from fp8tune.records import Status
-from fp8tune.replay.pinning import pin
 from fp8tune.replay.recording import Kernel, Recording, Scalar, Tensor, read, text_of
-from fp8tune.store.results import Store
 
 PYTHON = sys.executable
 
@@ -92,9 +87,9 @@ def test_the_exit_code_is_the_programs_and_json_is_all_of_stdout(recorded: Recor
     assert recorded.returncode == 3, recorded.stderr
     assert "the program's own output ['--lr', '3']" in recorded.stderr
     assert "no GPU here" in recorded.stderr
-    said = told(recorded)
-    assert set(said) == {"recording", "device", "arch", "processes", "kernels", "next"}
-    assert "--recording" in str(said["next"])
+    output = told(recorded)
+    assert set(output) == {"recording", "device", "arch", "processes", "kernels", "next"}
+    assert "--recording" in str(output["next"])
 
 
 def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
@@ -168,11 +163,11 @@ def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict
 def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(QUICK + '\nif __name__ == "__main__":\n    run(640)\n')
     for program, name in (((PYTHON, "mine.py"), "mine.py"), ((PYTHON, "-m", "mine"), "mine")):
-        done = record(tmp_path, program=program)
-        assert done.recording is not None, done.stderr
-        (kernel,) = done.recording.kernels
+        ended = record(tmp_path, program=program)
+        assert ended.recording is not None, ended.stderr
+        (kernel,) = ended.recording.kernels
         assert (kernel.name, kernel.refusal) == (f"{name}:quick", "")
-        assert f"fp8tune sweep --kernel {name}:quick --recording" in done.stdout
+        assert f"fp8tune sweep --kernel {name}:quick --recording" in ended.stdout
 
 
 def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
@@ -189,25 +184,25 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
         "else:\n"
         "    os._exit(0)\n"
     )
-    done = record(quick, program=(PYTHON, "ranks.py"))
-    assert quick_count(done) == 3
-    assert done.recording is not None
-    assert done.recording.processes == 3
+    ended = record(quick, program=(PYTHON, "ranks.py"))
+    assert quick_count(ended) == 3
+    assert ended.recording is not None
+    assert ended.recording.processes == 3
 
 
 def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
     (quick / "own").mkdir()
     (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
     program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
-    done = record(quick, program=program, PYTHONPATH=str(quick / "own"))
-    assert str(quick / "own" / "sitecustomize.py") in done.stdout
-    assert quick_count(done) == 1
+    ended = record(quick, program=program, PYTHONPATH=str(quick / "own"))
+    assert str(quick / "own" / "sitecustomize.py") in ended.stdout
+    assert quick_count(ended) == 1
 
 
 def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
-    done = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
-    assert (done.returncode, done.recording, done.stdout) == (2, None, "1\n")
-    assert "no process of the program imported Triton" in done.stderr
+    ended = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
+    assert (ended.returncode, ended.recording, ended.stdout) == (2, None, "1\n")
+    assert "no process of the program imported Triton" in ended.stderr
 
 
 def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
@@ -230,15 +225,15 @@ def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> No
 
 
 def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    done = record(tmp_path, program=("./no-such-program",))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "cannot run './no-such-program'" in done.stderr
+    ended = record(tmp_path, program=("./no-such-program",))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "cannot run './no-such-program'" in ended.stderr
 
 
 def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
-    done = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
-    assert (done.returncode, done.stderr.count("\n")) == (137, 1)
-    assert "was killed before its recording was first written" in done.stderr
+    ended = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
+    assert (ended.returncode, ended.stderr.count("\n")) == (137, 1)
+    assert "was killed before its recording was first written" in ended.stderr
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -262,166 +257,3 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
     assert running.wait()[0] == code
     (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
-
-
-POINTERS = """
-import torch, triton, triton.language as tl
-
-CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-
-
-@triton.autotune(CONFIGS, key=[])
-@triton.jit
-def double_all(at_ptr, sizes_ptr, BLOCK: tl.constexpr):
-    data = tl.load(at_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
-    size = tl.load(sizes_ptr + tl.program_id(0))
-    for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(data + at, 2 * tl.load(data + at, mask=at < size), mask=at < size)
-
-
-@triton.autotune(CONFIGS, key=["n"])
-@triton.jit
-def fill(to, n, x_ptr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(tl.cast(to, tl.pointer_type(tl.float32)) + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
-
-
-@triton.autotune(CONFIGS, key=["n"])
-@triton.jit
-def add_seed(x_ptr, y_ptr, n, seed, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + (seed % 7), mask=at < n)
-
-
-def run():
-    parts = [torch.ones(size) for size in (300, 70)]
-    at = torch.tensor([part.data_ptr() for part in parts])
-    double_all[(2,)](at, torch.tensor([300, 70], dtype=torch.int32))
-    x, y = torch.rand(256), torch.empty(256)
-    grid = lambda meta: (triton.cdiv(256, meta["BLOCK"]),)
-    fill[grid](y.data_ptr(), 256, x)
-    add_seed[grid](x, y, 256, 2**46 + 1)
-"""
-
-
-def test_addresses_of_the_recorded_process_are_never_swept(tmp_path: Path) -> None:
-    """Kernels that cast integers of a tensor, or a number, to pointers are named; the other kernels are swept."""
-    (tmp_path / "pointers.py").write_text(POINTERS)
-    done = record(tmp_path, program=(PYTHON, "-c", "import pointers; pointers.run()"))
-    assert done.recording is not None
-    found = {kernel.name: kernel.launches[0].addresses for kernel in done.recording.kernels}
-    assert found == {"pointers:double_all": ("at_ptr",), "pointers:fill": ("to",), "pointers:add_seed": ()}
-    options = ("--recording", "run.json", "--timer", "simulated:1", "--quick", "--db", "rows.db")
-    swept = fp8tune("sweep", *options, cwd=tmp_path)
-    assert swept.returncode == 0
-    for kernel, name in (("double_all", "at_ptr"), ("fill", "to")):
-        (line,) = [line for line in swept.stderr.splitlines() if line.startswith(f"pointers:{kernel} ")]
-        assert f"{name} holds addresses of the recorded process" in line
-        alone = fp8tune("sweep", "--kernel", f"pointers:{kernel}", *options, cwd=tmp_path)
-        assert (alone.returncode, alone.stdout) == (2, "")
-        assert name in alone.stderr
-    assert "pointers:add_seed" in swept.stdout
-
-
-FITTED = """
-import os, torch, triton, triton.language as tl
-
-
-def fitted(configs, args, **rest):
-    for config in configs:
-        block = min(config.kwargs["B"], triton.next_power_of_2(args["n"]))
-        yield triton.Config({"B": block, "EVEN": args["n"] % block == 0}, num_warps=config.num_warps)
-
-
-def declared(configs, args, **rest):
-    most = int(os.environ.get("LARGEST", 100_000))
-    return [config for config in configs if args["n"] <= most]
-
-
-def tuned(prune):
-    configs = [triton.Config({"B": 1024}), triton.Config({"B": 512})]
-    return triton.autotune(configs, key=["n"], prune_configs_by={"early_config_prune": prune})
-
-
-@tuned(lambda *args, **rest: list(fitted(*args, **rest)))
-@triton.jit
-def increment(x, y, n, B: tl.constexpr, EVEN: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    if EVEN:
-        tl.store(y + at, tl.load(x + at) + 1)
-    else:
-        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
-
-
-@tuned(declared)
-@triton.jit
-def copied(x, y, n, B: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
-
-
-def run(kernel, *sizes):
-    for n in sizes:
-        x = torch.rand(n)
-        y = torch.empty_like(x)
-        kernel[lambda config: (triton.cdiv(n, config["B"]),)](x, y, n)
-        assert torch.equal(y, x + (kernel is increment))
-"""
-
-
-@pytest.fixture(scope="module")
-def fits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a recording of both kernels."""
-    folder = tmp_path_factory.mktemp("fits")
-    (folder / "fits.py").write_text(FITTED)
-    program = "import fits; fits.run(fits.increment, 5000, 4096, 100); fits.run(fits.copied, 700, 5000)"
-    done = record(folder, program=(PYTHON, "-c", program))
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.parametrize("clock", [("--timer", "simulated:1"), ()], ids=["simulated", "interpreter"])
-def test_configs_that_a_pruner_makes_are_swept_and_given_back(fits: Path, clock: tuple[str, ...]) -> None:
-    """Triton times whatever early_config_prune returns. Picks of such configs are exported and pinned as others are."""
-    kernel, database = ("--kernel", "fits:increment"), f"rows-{len(clock)}.db"
-    swept = fp8tune("sweep", "--recording", "run.json", *kernel, *clock, "--db", database, cwd=fits)
-    assert swept.returncode == 0, swept.stderr
-    assert "early_config_prune makes configs" in swept.stderr
-    with Store.open(str(fits / database), writable=False) as store:
-        tried = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows()]
-    right = {(n, config["B"], config["EVEN"]) for n, config, status in tried if config and status is Status.OK}
-    assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
-    if not clock:
-        return
-    where = ("--arch", "simulated", *kernel, "--db", database)
-    written = fp8tune("export", "--for", "python", *where, "--output", "tables", cwd=fits)
-    assert written.returncode == 0, written.stderr
-    (table,) = (fits / "tables").glob("*.py")
-    text = table.read_text().replace('"simulated:1": {', '"": {')
-    assert '"EVEN": True' in text
-    table.write_text(text)
-
-    def pinned() -> None:
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
-        sys.path.insert(0, str(fits))
-        module = importlib.import_module("fits")
-        pin(module.increment, table, unknown="strict")
-        module.run(module.increment, 5000, 4096, 100)
-
-    assert Forked(pinned).wait() == (0, "")
-    shrunk = fp8tune("export", "--for", "diff", *where, cwd=fits)
-    assert shrunk.returncode == 2
-    assert "early_config_prune" in shrunk.stderr
-
-
-def test_a_sweep_that_ends_without_a_pick_says_so_and_exits_with_1(fits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every config of one problem is pruned where it is swept: it was exit code 0, without a word."""
-    monkeypatch.setenv("LARGEST", "1000")
-    options = ("--kernel", "fits:copied", "--recording", "run.json", "--timer", "simulated:1", "--db", "none.db")
-    for _ in range(2):  # the second is answered from the database
-        swept = fp8tune("sweep", *options, cwd=fits)
-        assert swept.returncode == 1
-        (line,) = [line for line in swept.stderr.splitlines() if line.startswith("fits:copied: every config is pruned")]
-        assert "on 1 of 2 problems, first n=5000" in line
-        assert "early_config_prune" in line

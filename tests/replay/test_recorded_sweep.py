@@ -34,17 +34,17 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
-    """What a sweep of all toy kernels prints, and its rows."""
+    """Sweep all toy kernels; the output, and the rows."""
     folder = tmp_path_factory.mktemp("recorded")
     toy_recording.write(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRITON_INTERPRET", "1")
         patched.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
         patched.syspath_prepend(str(FOLDER))
-        said = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", cwd=folder)
-    assert said.returncode == 0, said.stderr
+        output = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", cwd=folder)
+    assert output.returncode == 0, output.stderr
     with Store.open(str(folder / "rows.db"), writable=False) as store:
-        yield said.stderr, store
+        yield output.stderr, store
 
 
 def outcomes(store: Store, attribute: str) -> dict[str, tuple[Status, str]]:
@@ -60,15 +60,15 @@ def outcomes(store: Store, attribute: str) -> dict[str, tuple[Status, str]]:
 
 @pytest.mark.parametrize("attribute", ["softmax", "double_in_place", "hooked", "keyed"])
 def test_right_kernels_pass(swept: tuple[str, Store], attribute: str) -> None:
-    found = outcomes(swept[1], attribute)
-    assert len(found) == 2
-    assert {status for status, _ in found.values()} == {Status.OK}
+    results = outcomes(swept[1], attribute)
+    assert len(results) == 2
+    assert {status for status, _ in results.values()} == {Status.OK}
 
 
 def test_what_is_reset_to_zero_is_zero_before_each_launch(swept: tuple[str, Store]) -> None:
-    found = outcomes(swept[1], "accumulate")
-    assert found["64"] == (Status.OK, "")
-    assert "expected -7.9" in found["128"][1] or found["128"][0] is Status.OK  # sums in another order
+    results = outcomes(swept[1], "accumulate")
+    assert results["64"] == (Status.OK, "")
+    assert "expected -7.9" in results["128"][1] or results["128"][0] is Status.OK  # sums in another order
 
 
 def test_early_config_prune_is_the_kernels_own(swept: tuple[str, Store]) -> None:
@@ -76,10 +76,10 @@ def test_early_config_prune_is_the_kernels_own(swept: tuple[str, Store]) -> None
 
 
 def test_a_config_that_disagrees_with_the_first_is_found(swept: tuple[str, Store]) -> None:
-    found = outcomes(swept[1], "wrong_block")
-    assert [found[block][0] for block in ("64", "128", "256")] == [Status.OK, Status.WRONG, Status.OK]
-    assert found["128"][1].startswith("output 0 disagrees with the first config: 256 of 256 elements differ")
-    assert re.search(r"; fingerprint \d+$", found["128"][1])
+    results = outcomes(swept[1], "wrong_block")
+    assert [results[block][0] for block in ("64", "128", "256")] == [Status.OK, Status.WRONG, Status.OK]
+    assert results["128"][1].startswith("output 0 disagrees with the first config: 256 of 256 elements differ")
+    assert re.search(r"; fingerprint \d+$", results["128"][1])
 
 
 def test_a_dropped_tail_is_found_at_odd_sizes(swept: tuple[str, Store]) -> None:
@@ -101,8 +101,8 @@ def test_the_launch_of_each_problem_is_kept(swept: tuple[str, Store]) -> None:
 
 def sweep(folder: Path, kernel: toy_recording.Kernel, *options: str) -> tuple[int, str]:
     toy_recording.write(folder, kernel)
-    said = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", *options, cwd=folder)
-    return said.returncode, said.stdout + said.stderr
+    output = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", *options, cwd=folder)
+    return output.returncode, output.stdout + output.stderr
 
 
 def test_a_reference_in_float64_judges_a_tolerance(tmp_path: Path) -> None:
@@ -113,14 +113,14 @@ def test_a_reference_in_float64_judges_a_tolerance(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> None:
-    code, said = sweep(tmp_path, toy_recording.copies("hooked", 32), "--reference", "toy_kernels:halves")
+    code, output = sweep(tmp_path, toy_recording.copies("hooked", 32), "--reference", "toy_kernels:halves")
     assert code == 1
-    assert "32 of 32 elements differ" in said
-    assert "first config" not in said
+    assert "32 of 32 elements differ" in output
+    assert "first config" not in output
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "output"),
     [
         ("(x): raise RuntimeError('none\\nhere')", "it raised RuntimeError: none here"),
         ("(x): raise SystemExit(3)", "it raised SystemExit: 3"),
@@ -132,11 +132,11 @@ def test_a_reference_that_disagrees_leaves_no_right_config(tmp_path: Path) -> No
         ("(x): return x.double()", "return that, or add --tolerance RTOL,ATOL"),
     ],
 )
-def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, said: str) -> None:
+def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, output: str) -> None:
     (tmp_path / "right.py").write_text(f"def reference{body}\n")
     code, text = sweep(tmp_path, toy_recording.copies("hooked"), "--reference", f"{tmp_path / 'right.py'}:reference")
     assert (code, "Traceback" in text) == (2, False)
-    assert said in text.splitlines()[-1]
+    assert output in text.splitlines()[-1]
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         assert not store.pools()
 
@@ -157,15 +157,15 @@ def test_a_check_of_the_users_is_another_sweep(tmp_path: Path) -> None:
 
 
 def test_an_autotuner_without_a_recording_says_how_to_record(tmp_path: Path) -> None:
-    said = fp8tune("sweep", "--kernel", "toy_kernels:softmax", "--db", "rows.db", cwd=tmp_path)
-    assert said.returncode == 2
-    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    output = fp8tune("sweep", "--kernel", "toy_kernels:softmax", "--db", "rows.db", cwd=tmp_path)
+    assert output.returncode == 2
+    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in output.stderr
+    assert len(output.stderr.splitlines()) == 1
 
 
 def test_a_stale_recording_is_said_to_be(tmp_path: Path) -> None:
-    said = sweep(tmp_path, replace(toy_recording.copies("hooked", 32), source_hash="0" * 16))[1]
-    assert "toy_kernels:hooked has changed since it was recorded" in said
+    output = sweep(tmp_path, replace(toy_recording.copies("hooked", 32), source_hash="0" * 16))[1]
+    assert "toy_kernels:hooked has changed since it was recorded" in output
 
 
 def test_sizes_that_cannot_be_told_are_named(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_sizes_that_cannot_be_told_are_named(tmp_path: Path) -> None:
 def test_the_users_check_takes_the_place_of_a_specs_own(tmp_path: Path) -> None:
     kernel = f"{PLANTED / 'versioned.py'}:SPEC?check=tolerance&relative=0.1"
     options = ("--timer", "simulated:1", "--quick", "--shapes", "tiny", "--db", "rows.db")
-    said = fp8tune("sweep", "--kernel", kernel, *options, cwd=tmp_path)
-    assert said.returncode == 0
-    assert "versioned is checked by tolerance 1e-01 relative of float64, not by its own exact" in said.stderr
+    output = fp8tune("sweep", "--kernel", kernel, *options, cwd=tmp_path)
+    assert output.returncode == 0
+    assert "versioned is checked by tolerance 1e-01 relative of float64, not by its own exact" in output.stderr
 
 
 def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
@@ -192,6 +192,6 @@ def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
     kernel = replace(toy_recording.copies("hooked", 32), name=f"{path}:hooked", file=str(path))
     toy_recording.write(tmp_path, kernel)
     options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
-    said = fp8tune("sweep", "--recording", "run.json", "--kernel", f"{path}:hooked", *options, cwd=tmp_path)
-    assert said.returncode == 0, said.stderr
+    output = fp8tune("sweep", "--recording", "run.json", "--kernel", f"{path}:hooked", *options, cwd=tmp_path)
+    assert output.returncode == 0, output.stderr
     assert f"{path}:hooked" in fp8tune("show", "--kernel", f"{path}:hooked", "--db", "rows.db", cwd=tmp_path).stdout

@@ -1,4 +1,4 @@
-"""What is printed of a recording: a short line a kernel, and the sweep that gains most."""
+"""Printing of a recording: a short line a kernel, and the sweep that gains most."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_the_kernel_with_most_tuning_and_gpu_time_is_swept_first() -> None:
 def test_show_prints_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text_of(Recording(kernels=(FIXED, SLOW, TUNED))))
-    done = fp8tune("show", path)
-    assert TUNED.name in done.stdout
-    assert f"next: fp8tune sweep --kernel {TUNED.name} --recording {path}" in done.stdout
-    assert f"all: fp8tune sweep --recording {path}" in done.stdout
-    said = json.loads(fp8tune("show", path, "--format", "json").stdout)
-    assert [row["kernel"] for row in said["kernels"]] == [FIXED.name, SLOW.name, TUNED.name]
+    ended = fp8tune("show", path)
+    assert TUNED.name in ended.stdout
+    assert f"next: fp8tune sweep --kernel {TUNED.name} --recording {path}" in ended.stdout
+    assert f"all: fp8tune sweep --recording {path}" in ended.stdout
+    output = json.loads(fp8tune("show", path, "--format", "json").stdout)
+    assert [row["kernel"] for row in output["kernels"]] == [FIXED.name, SLOW.name, TUNED.name]
     assert fp8tune("show", path, "--failed").returncode == 2

@@ -1,11 +1,12 @@
-"""Which arguments a kernel reads and writes is told from its code, and too much rather than too little."""
+"""Arguments that a kernel reads and writes, from its code: too many rather than too few."""
 
 from __future__ import annotations
 
 import pytest
 
 from fp8tune.replay.recording import Grid, Kernel, Launch, Scalar, Tensor
-from fp8tune.replay.usage import Usage, Use, usage_of, usages
+from fp8tune.replay.ttir import usage_of
+from fp8tune.replay.usage import Usage, Use, usages
 
 MODULE = "compiled_kernels"
 READ, WRITTEN, BOTH, NEITHER = Use(is_loaded=True), Use(is_stored=True), Use(True, True), Use()
@@ -54,7 +55,7 @@ def _launch(kernel: str) -> tuple[Kernel, Launch]:
     numbers += [name for name in EXPECTED[kernel] if name in ("to", "seed")]
     sizes = {"BLOCK": 16, "to": 2**46, "seed": 2**46}
     arguments = (*tensors, *(Scalar(name, sizes.get(name, 64)) for name in numbers))
-    parameters = tuple(one.name for one in arguments)
+    parameters = tuple(item.name for item in arguments)
     return Kernel(f"{MODULE}:{kernel}", is_autotuned=False, parameters=parameters), Launch(arguments, Grid((), ()))
 
 

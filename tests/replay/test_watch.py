@@ -18,10 +18,9 @@ from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, encoded
 from fp8tune.replay.watch import patches
 from fp8tune.replay.watch.grids import grid_of
-from fp8tune.replay.watch.kernel import DECLARED, WatchedKernel
+from fp8tune.replay.watch.kernel import WarmsUp, WatchedKernel, signature_of
 from fp8tune.replay.watch.memory import described, with_values
 from fp8tune.replay.watch.process import Process
-from fp8tune.replay.watch.signatures import WarmsUp, signature_of
 
 
 def signature(*args: Any, ignored: Collection[str] = (), **kwargs: Any) -> Hashable:
@@ -56,11 +55,11 @@ def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
         return -(-meta["n"] // meta["BLOCK"]), meta.get("SPLITS", 1) * meta["IS_EVEN"]
 
     configs = [{"BLOCK": block, "SPLITS": 3, "UNUSED": 1} for block in (64, 256)]
-    found = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
-    assert found.axes == ("BLOCK", "SPLITS")
-    assert found.of({"BLOCK": 64, "SPLITS": 3}) == (16, 3)
-    assert found.of({"BLOCK": 8, "SPLITS": 8}) == (125, 8)
-    assert found.of({"BLOCK": 1024, "SPLITS": 3}) is None
+    result = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
+    assert result.axes == ("BLOCK", "SPLITS")
+    assert result.of({"BLOCK": 64, "SPLITS": 3}) == (16, 3)
+    assert result.of({"BLOCK": 8, "SPLITS": 8}) == (125, 8)
+    assert result.of({"BLOCK": 1024, "SPLITS": 3}) is None
     assert grid_of((4, 2), {}, configs, {}).of({"BLOCK": 64}) == (4, 2)
 
 
@@ -71,8 +70,12 @@ def test_a_grid_that_raises_for_every_config_is_an_error() -> None:
 
 def test_views_of_one_buffer_share_storage() -> None:
     packed = torch.arange(24, dtype=torch.float32)
-    found = described({"out": torch.zeros(3), "k": packed[8:16], "q": packed[4:8]})
-    assert [(one.storage, one.offset, one.alignment) for one in found.values()] == [(0, 0, 16), (1, 4, 16), (1, 0, 16)]
+    result = described({"out": torch.zeros(3), "k": packed[8:16], "q": packed[4:8]})
+    assert [(item.storage, item.offset, item.alignment) for item in result.values()] == [
+        (0, 0, 16),
+        (1, 4, 16),
+        (1, 0, 16),
+    ]
 
 
 def test_integers_are_stored_whole_large_ones_compressed() -> None:
@@ -84,18 +87,18 @@ def test_integers_are_stored_whole_large_ones_compressed() -> None:
         "codes": torch.ones(4).to(torch.float8_e4m3fn),
         "empty": torch.empty(0),
     }
-    found = with_values(described(tensors), tensors)
-    assert (found["ends"].values, found["ends"].is_sorted, found["ends"].most) == ((2, 2, 9), True, 9.0)
-    large = found["large"]
+    result = with_values(described(tensors), tensors)
+    assert (result["ends"].values, result["ends"].is_sorted, result["ends"].most) == ((2, 2, 9), True, 9.0)
+    large = result["large"]
     assert (large.values, large.least, large.most, large.is_sorted) == (None, 0.0, 19_999.0, False)
     assert large.integers == tuple(range(19_999, -1, -1))
     assert len(large.packed) < 20_000 * 8
-    assert found["flags"].values == (1, 0)
-    x = found["x"]
+    assert result["flags"].values == (1, 0)
+    x = result["x"]
     assert (x.least, x.most, x.zeros, x.not_finite) == (0.0, 3.0, 0.25, 0.25)
     assert x.mean == pytest.approx(4 / 3)
-    assert found["codes"].mean == 1.0
-    assert found["empty"].least is None
+    assert result["codes"].mean == 1.0
+    assert result["empty"].least is None
 
 
 def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +106,8 @@ def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.Monke
     blocks = TensorDescriptor.from_tensor(base, [4, 16])
     assert signature(blocks) == signature(TensorDescriptor.from_tensor(base.clone(), [4, 16]))
     assert signature(blocks) != signature(TensorDescriptor.from_tensor(base, [8, 16]))
-    (found,) = with_values(described({"x": blocks}), {"x": blocks}).values()
-    assert (found.shape, found.strides, found.descriptor, found.most) == ((8, 16), (16, 1), (4, 16), 127.0)
+    (result,) = with_values(described({"x": blocks}), {"x": blocks}).values()
+    assert (result.shape, result.strides, result.descriptor, result.most) == ((8, 16), (16, 1), (4, 16), 127.0)
     with pytest.raises(Unrecordable, match="with options"):
         described({"x": TensorDescriptor.from_tensor(base, [4, 16], padding="nan")})
     monkeypatch.delattr(TensorDescriptor, "round_f32_to_tf32", raising=False)  # Triton 3.6 has none
@@ -141,34 +144,13 @@ def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
         "half": torch.full((2, 3), 0.5),
         "mixed": torch.tensor([math.inf, -math.inf]),
     }
-    found = with_values(described(tensors), tensors)
-    assert {name: one.constant for name, one in found.items()} == {
+    result = with_values(described(tensors), tensors)
+    assert {name: item.constant for name, item in result.items()} == {
         "least": {"float": "-inf"},
         "unset": {"float": "nan"},
         "half": 0.5,
         "mixed": None,
     }
-
-
-def test_a_list_that_the_program_sets_is_the_launchs_own() -> None:
-    declared, beside = [triton.Config({"BLOCK": block}) for block in (64, 128)], triton.Config({"BLOCK": 256})
-
-    def kernel(x: Any, BLOCK: tl.constexpr) -> None:
-        pass
-
-    tuner = triton.autotune(declared, key=[])(triton.jit(kernel))
-    DECLARED[tuner] = tuple(declared)
-    watched = WatchedKernel(tuner, is_autotuned=True)
-    for listed in (declared, [declared[1]], [beside]):
-        tuner.configs = listed
-        x = torch.zeros(len(watched.entries) + 1)
-        watched.run(lambda *args, **kwargs: None, (x,), {"grid": (1,)})
-    document = watched.document({})
-    every, fewer, other = document.launches
-    assert [config.kwargs["BLOCK"] for config in document.configs] == [64, 128, 256]
-    assert every.configs is None
-    assert fewer.configs == document.configs[1:2]
-    assert other.configs == document.configs[2:]
 
 
 def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:

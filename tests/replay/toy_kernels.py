@@ -49,23 +49,20 @@ def double_in_place(x, n, BLOCK: tl.constexpr):
     tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 
 
-@triton.autotune(configs=configs(64, 128, pre_hook=_hook), key=["n"])
 @triton.jit
-def hooked(x, y, n, BLOCK: tl.constexpr):
+def bare(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
-@triton.autotune(
-    configs=configs(64, 128),
-    key=["n"],
+hooked = triton.autotune(configs(64, 128, pre_hook=_hook), ["n"])(bare)
+hooked_tuner = triton.autotune(
+    configs(64, 128),
+    ["n"],
     pre_hook=lambda arguments, reset_only=False: _hook(arguments),
     prune_configs_by={"perf_model": lambda **arguments: 1.0, "top_k": 1},
-)
-@triton.jit
-def hooked_tuner(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+)(bare)
+pruned = triton.autotune(configs(64, 4096), ["n"], prune_configs_by={"early_config_prune": _prune})(bare)
 
 
 def _set_block_shapes(arguments):
@@ -76,13 +73,6 @@ def _set_block_shapes(arguments):
 @triton.jit
 def described(x, y, BLOCK: tl.constexpr):
     y.store([tl.program_id(0) * BLOCK, 0], x.load([tl.program_id(0) * BLOCK, 0]))
-
-
-@triton.autotune(configs=configs(64, 4096), key=["n"], prune_configs_by={"early_config_prune": _prune})
-@triton.jit
-def pruned(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
 @triton.autotune(configs=configs(64, 128), key=["n", "FLAG", "MODE"])
@@ -103,16 +93,10 @@ def wrong_block(x, y, n, BLOCK: tl.constexpr):
 @triton.autotune(configs=configs(64, 128), key=["n"])
 @triton.jit
 def drops_tail(x, y, n, BLOCK: tl.constexpr):
-    """Where BLOCK is 128, the elements past the last whole block are not written; no round size shows it."""
+    """Drop the elements past the last whole block where BLOCK is 128; no round size shows it."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     end = n // BLOCK * BLOCK if BLOCK == 128 else n
     tl.store(y + at, tl.load(x + at, mask=at < end), mask=at < end)
-
-
-@triton.jit
-def bare(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
 
 
 def copied(x):

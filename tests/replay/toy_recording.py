@@ -1,4 +1,4 @@
-"""What ``fp8tune record`` would write of the toy kernels, by hand."""
+"""Recordings of the toy kernels, written by hand."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ COUNTS = tuple(range(1, 9))
 
 
 class _Noting(UserDict[str, Any]):
-    """The arguments of a launch as a grid gets them; notes which it reads. Heuristics are computed when they are read.
+    """Arguments of a launch as a grid gets them; notes which it reads. Heuristics are computed when they are read.
 
     A grid that unpacks it reads everything.
     """
@@ -77,9 +77,9 @@ def grid_of(
     for combination in itertools.product(*_widened(axes, [config for config, _ in answers])):
         values = tuple(encoded(value, "") for value in combination)
         if (key := json.dumps(values)) not in table:
-            named = {**bound, **configs[0], **dict(zip(axes, combination, strict=True))}
+            values_by_name = {**bound, **configs[0], **dict(zip(axes, combination, strict=True))}
             with contextlib.suppress(Exception):  # a value that the grid refuses is left out
-                table[key] = values, tuple(map(int, grid(_Noting(named, heuristics, set()))))
+                table[key] = values, tuple(map(int, grid(_Noting(values_by_name, heuristics, set()))))
     return Grid(axes, tuple(table.values()))
 
 

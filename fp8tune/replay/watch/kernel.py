@@ -8,18 +8,16 @@ import inspect
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune.errors import one_line
-from fp8tune.replay.arguments import flattened, tensor_in
 from fp8tune.replay.naming import chain, place_of, python_function
-from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, distinct, merged_by
-from fp8tune.replay.values import Unrecordable, config_of, encoded
+from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
+from fp8tune.replay.values import Unrecordable, config_of, encoded, flattened, is_descriptor, is_tensor, tensor_in
 from fp8tune.replay.watch import memory, times
 from fp8tune.replay.watch.grids import grid_of
-from fp8tune.replay.watch.signatures import NO_PARAMETERS, WarmsUp, signature_of
 
 WITH_VALUES = 256
 """Distinct launches of a kernel whose values are read, each time with a synchronization."""
@@ -30,7 +28,57 @@ MANY_VALUES = 64
 NEVER = sys.maxsize
 
 DECLARED: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
-"""Autotuner -> the configs it was made with."""
+"""Autotuner -> the configs it was made with: a subclass may put others in their place."""
+
+_SCALARS = frozenset({int, bool, float, str, type(None)})
+"""Types of most arguments, which are told apart by value."""
+
+
+class WarmsUp(Exception):  # noqa: N818 - no error
+    """Raised for a call that compiles and launches nothing."""
+
+
+def signature_of(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], ignored: Collection[str] = ()
+) -> Hashable:
+    """Return what tells a call from others but for the values of tensors, in a few microseconds. Raises WarmsUp.
+
+    These are names, scalars but for ``ignored``, and the layout, alignment and overlap of tensors.
+    """
+    if kwargs.get("warmup"):
+        raise WarmsUp
+    parts: list[Hashable] = []
+    addresses: list[int] = []
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        if type(value) in _SCALARS:
+            if name not in ignored and name != "warmup":
+                parts += name, value
+        elif is_tensor(value):
+            parts += name, value.dtype, value.shape, value.is_contiguous() or value.stride()
+            addresses.append(value.data_ptr())
+        elif is_descriptor(value):
+            base = value.base
+            parts += name, base.dtype, tuple(value.shape), tuple(value.strides), tuple(value.block_shape)
+            addresses.append(base.data_ptr())
+        elif name != "grid":
+            parts += name, _form(value) if type(value) is tuple else value
+    every = 0
+    for address in addresses:
+        every |= address
+    if every & 15:  # else all are aligned, as nearly always
+        parts.append(tuple([address & -address & 15 for address in addresses]))
+    if len(set(addresses)) < len(addresses):
+        parts.append(tuple(map(addresses.index, addresses)))
+    return tuple(parts)
+
+
+def _form(value: Any) -> Hashable:
+    """Return the signature of a tuple, which may hold tensors."""
+    if type(value) is tuple:
+        return tuple(map(_form, value))
+    if is_tensor(value):
+        return value.dtype, value.shape, value.stride(), value.data_ptr() & 15
+    return value  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -84,7 +132,7 @@ class WatchedKernel:
     def run(self, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a launch that is not only counted. ``launch`` is Triton's own function."""
         try:
-            entry = self._entry(args, kwargs)
+            entry = self._entry(signature_of(self.names, args, kwargs, self.ignored))
         except WarmsUp:
             return launch(*args, **kwargs)
         except Exception as error:  # calls like this one are only counted
@@ -97,8 +145,7 @@ class WatchedKernel:
             return launch(*args, **kwargs)
         return self._sampled(entry, launch, args, kwargs)
 
-    def _entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry:
-        signature = signature_of(self.names, args, kwargs, self.ignored)
+    def _entry(self, signature: Hashable) -> Entry:
         entry = self.entries.get(signature)
         if entry is None and len(self.entries) < MOST_LAUNCHES:
             entry = self.entries[signature] = Entry()
@@ -126,7 +173,7 @@ class WatchedKernel:
         bench_s, described = getattr(tuner, "bench_time", None), None
         with entry.refused_on_error():
             key = () if tuner is None else tuning_key(tuner, args, kwargs)
-            described = self._described(key, args, kwargs)
+            described = self._described(key, self._bound(args, kwargs))
         compiled = launch(*args, **kwargs)
         entry.count += 1
         with entry.refused_on_error():
@@ -162,16 +209,19 @@ class WatchedKernel:
         """Return the parameters of a call in their order, items of tuples with tensors one by one."""
         return dict(item for name in self.names if name in bound for item in flattened(name, bound[name]))
 
-    def _described(self, key: tuple[Any, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
-        bound = self._bound(args, kwargs)
+    def _described(self, key: tuple[Any, ...], bound: Mapping[str, Any]) -> Launch:
         flat = self._flat(bound)
         tensors = memory.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
+        known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
+        if self.is_autotuned:
+            configs = [config.kwargs for config in self._declared()]
+        else:  # what could be tuned are the constants that the caller gives
+            configs = [{name: value for name, value in known.items() if name in self._constexprs}]
         launch = Launch(
             tuple(tensors[name] if name in tensors else self._scalar(name, value) for name, value in flat.items()),
-            self._grid(bound),
+            grid_of(bound["grid"], known, configs, self._heuristics),
             tuple(encoded(value, "a key argument") for value in key),
-            self._options({name: value for name, value in bound.items() if name not in NO_PARAMETERS}),
-            configs=self._set_by_program() if self.is_autotuned else None,
+            self._options({name: value for name, value in bound.items() if name not in ("grid", "warmup")}),
             in_graph=True,
         )
         return launch if times.is_capturing() else self._read(launch, flat)
@@ -190,28 +240,8 @@ class WatchedKernel:
             launch = launch.with_tensors(lambda tensor: known[tensor.name])
         return replace(launch, in_graph=False)
 
-    def _grid(self, bound: Mapping[str, Any]) -> Grid:
-        known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
-        if self.is_autotuned:
-            declared = self._declared()
-            more = (config for config in self.kernel.configs if config not in declared)
-            configs = [config.kwargs for config in (*declared, *more)]
-        else:  # what could be tuned are the constants that the caller gives
-            configs = [{name: value for name, value in known.items() if name in self._constexprs}]
-        return grid_of(bound["grid"], known, configs, self._heuristics)
-
     def _declared(self) -> Sequence[Any]:
-        """Return the configs that the autotuner was made with: a subclass may have put others in their place."""
-        return DECLARED.get(self.kernel) or self.kernel.configs
-
-    def _set_by_program(self) -> tuple[Config, ...] | None:
-        """Return the list of this launch where the program has set another than the declared one.
-
-        A subclass that leaves a config of its own in the list sets no limit.
-        """
-        declared, now = self._declared(), self.kernel.configs
-        is_own_list = type(self.kernel).__name__ == "Autotuner"
-        return tuple(map(config_of, now)) if is_own_list and list(now) != list(declared) else None
+        return (DECLARED.get(self.kernel) or self.kernel.configs) if self.is_autotuned else ()
 
     def add_trace(self, bound: Mapping[str, Any], grids: Sequence[Any], configs: Sequence[Any]) -> None:
         """Describe a launch that torch.compile traced, and will make with a copy of the kernel.
@@ -228,11 +258,8 @@ class WatchedKernel:
             else:
                 arguments.append(self._scalar(name, _hint(value) if hasattr(value, "node") else value))
         axes = tuple(dict.fromkeys(name for config in configs for name in config.kwargs))
-        table = tuple(
-            (tuple(encoded(config.kwargs.get(axis), axis) for axis in axes), tuple(map(_hint, grid)))
-            for config, grid in zip(configs, grids, strict=True)
-        )
-        grid = Grid(axes, table) if configs else Grid((), (((), tuple(map(_hint, grids[0]))),))
+        rows = [[encoded(config.kwargs.get(axis), axis) for axis in axes] for config in configs] or [[]]
+        grid = Grid(axes, tuple((tuple(row), tuple(map(_hint, grid))) for row, grid in zip(rows, grids, strict=False)))
         known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
         dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
         key = (*(known[name] for name in self.keys if name in known), *dtypes) if self.is_autotuned else ()
@@ -242,36 +269,31 @@ class WatchedKernel:
     def document(self, codes: dict[str, Any]) -> Kernel:
         """Return all that was recorded up to now; puts the launches' compiled code into ``codes``."""
         entries, skipped = list(self.entries.values()), Counter[str]()
+        recorded: list[Launch] = []
         for entry in entries:
             if entry.refusal:
                 skipped[entry.refusal] += entry.count
-        recorded = (
-            replace(
-                entry.launch, count=entry.count, gpu_us=entry.samples.median_us(), code=_code(entry.compiled, codes)
-            )
-            for entry in entries
-            if entry.launch is not None and not entry.refusal
-        )
-        launches, configs = merged_by(recorded, lambda launch: launch.id), tuple[Config, ...]()
+            elif entry.launch is not None:
+                gpu_us, code = entry.samples.median_us(), _code(entry.compiled, codes)
+                recorded.append(replace(entry.launch, count=entry.count, gpu_us=gpu_us, code=code))
+        configs: list[Config] = []
         try:
-            declared = [config_of(config) for config in (self._declared() if self.is_autotuned else ())]
-            extra = (config for launch in launches for config in launch.configs or () if config not in declared)
-            configs = (*declared, *distinct(extra))
+            configs = list(map(config_of, self._declared()))
         except Unrecordable as error:
-            launches, skipped[str(error)] = (), sum(entry.count for entry in entries)
+            recorded, skipped[str(error)] = [], sum(entry.count for entry in entries)
         if self._place is None:  # once: all modules may be searched
             self._place = place_of(self.kernel, self._script)
         name, refusal = self._place
         return Kernel(
             name,
-            refusal=refusal or ("" if launches else next(iter(skipped), "")),
+            refusal=refusal or ("" if recorded else next(iter(skipped), "")),
             file=self.function.__code__.co_filename,
             is_autotuned=self.is_autotuned,
             parameters=self.names,
             key=self.keys,
-            configs=configs,
+            configs=tuple(configs),
             tuning_s=self.tuning_s,
-            launches=launches,
+            launches=merged_by(recorded, lambda launch: launch.id),
             skipped=dict(skipped),
         )
 
@@ -287,6 +309,15 @@ def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     return (*key, *(str(value.dtype) for value in bound.values() if hasattr(value, "dtype")))
 
 
+def plain_signature(signature: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the type of each argument as text, of tuples item by item."""
+    for name, kind in signature.items():
+        if isinstance(kind, tuple | list):
+            yield from plain_signature({f"{name}[{index}]": inner for index, inner in enumerate(kind)})
+        else:
+            yield str(name), str(kind)
+
+
 def _code(compiled: Any, codes: dict[str, Any]) -> str:
     """Keep the argument names and the text of compiled code; returns its key, empty for the interpreter's."""
     try:
@@ -296,15 +327,6 @@ def _code(compiled: Any, codes: dict[str, Any]) -> str:
         return key
     except Exception:  # fp8tune record compiles it again
         return ""
-
-
-def plain_signature(signature: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the type of each argument as text, of tuples item by item."""
-    for name, kind in signature.items():
-        if isinstance(kind, tuple | list):
-            yield from plain_signature({f"{name}[{index}]": inner for index, inner in enumerate(kind)})
-        else:
-            yield str(name), str(kind)
 
 
 def _hint(size: Any) -> int:

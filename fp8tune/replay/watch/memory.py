@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fp8tune.replay.arguments import is_descriptor, tensor_in
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Tensor, pack
-from fp8tune.replay.values import Unrecordable, encoded
+from fp8tune.replay.values import Unrecordable, encoded, is_descriptor, tensor_in
 
 LISTED = 64
 """Integers that a recording lists one by one; more are packed."""
@@ -56,21 +56,18 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def with_values(described: Mapping[str, Tensor], tensors: Mapping[str, Any], stores: bool = True) -> dict[str, Tensor]:
     """Add statistics and, if ``stores``, the elements of integer tensors: one synchronization a tensor."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
     result = dict(described)
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         for name, value in tensors.items():
             base = tensor_in(value)
             if isinstance(base, torch.Tensor) and base.numel():
                 with contextlib.suppress(Exception):  # a dtype that torch cannot compute with, such as four-bit floats
-                    known = _floats(torch, base) if base.dtype.is_floating_point else _integers(torch, base, stores)
-                    result[name] = replace(result[name], **known)
+                    facts = _floats(base) if base.dtype.is_floating_point else _integers(base, stores)
+                    result[name] = replace(result[name], **facts)
     return result
 
 
-def _integers(torch: Any, tensor: Any, stores: bool) -> dict[str, Any]:
+def _integers(tensor: Any, stores: bool) -> dict[str, Any]:
     """Return the range of integers, and all of them if they are few enough to be stored."""
     global _packed_bytes
     flat = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
@@ -79,17 +76,17 @@ def _integers(torch: Any, tensor: Any, stores: bool) -> dict[str, Any]:
         flat = flat.reshape(-1).to(torch.int64).cpu()
     least, most = flat.aminmax()
     is_sorted = flat.dim() == 1 and bool((flat[1:] >= flat[:-1]).all())
-    known = {"least": float(least), "most": float(most), "is_sorted": is_sorted}
+    facts = {"least": float(least), "most": float(most), "is_sorted": is_sorted}
     if is_whole and count <= LISTED:
-        return {"values": tuple(flat.tolist()), **known}
+        return {"values": tuple(flat.tolist()), **facts}
     if not is_whole or _packed_bytes > MOST_BYTES_IN_ALL:
-        return known
+        return facts
     packed = pack(ctypes.string_at(flat.data_ptr(), 8 * count))  # NumPy may be missing
     _packed_bytes += len(packed)
-    return {"packed": packed, **known} if len(packed) <= MOST_PACKED_BYTES else known
+    return {"packed": packed, **facts} if len(packed) <= MOST_PACKED_BYTES else facts
 
 
-def _floats(torch: Any, tensor: Any) -> dict[str, Any]:
+def _floats(tensor: Any) -> dict[str, Any]:
     """Return statistics of a sample, and the value of all elements if they are equal."""
     while tensor.numel() > SAMPLED:  # every n-th element of the longest dimension: nothing large is copied
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
@@ -111,5 +108,5 @@ def _floats(torch: Any, tensor: Any) -> dict[str, Any]:
     *numbers, value, is_constant = torch.stack(
         [n.double() for n in (*statistics.values(), first, is_constant)]
     ).tolist()
-    known = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
-    return known | ({"constant": encoded(value, "")} if is_constant else {})
+    facts = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
+    return facts | ({"constant": encoded(value, "")} if is_constant else {})

@@ -11,8 +11,7 @@ from typing import Any
 
 from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
 from fp8tune.replay.watch import process
-from fp8tune.replay.watch.kernel import DECLARED, tuning_key
-from fp8tune.replay.watch.signatures import signature_of
+from fp8tune.replay.watch.kernel import DECLARED, signature_of, tuning_key
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
@@ -28,11 +27,10 @@ def patch_autotuner(module: ModuleType) -> None:
     """Wrap ``Autotuner.run`` of a module that was just imported, and ``JITFunction.run`` if bare kernels count."""
     current = process.current()
     autotuner = module.Autotuner
-    run = _tuned_without_a_gpu(autotuner.run)
+    mark = _marked_as_tuning if current.patterns else lambda run: run
     if current.patterns:
-        run = _marked_as_tuning(run)
         patch_bare(module.JITFunction)
-    autotuner.run = recorded_run(run, autotuner, current)
+    autotuner.run = recorded_run(mark(_tuned_without_a_gpu(autotuner.run)), autotuner, current)
     initialize = autotuner.__init__
 
     @functools.wraps(initialize)
@@ -41,8 +39,7 @@ def patch_autotuner(module: ModuleType) -> None:
         DECLARED[self] = tuple(self.configs)
         kind = type(self)
         if "fp8tune_original" not in vars(vars(kind).get("run", object)):  # it may launch without the class above
-            original = getattr(kind.run, "fp8tune_original", kind.run)
-            kind.run = recorded_run(_marked_as_tuning(original) if current.patterns else original, kind, current)
+            kind.run = recorded_run(mark(getattr(kind.run, "fp8tune_original", kind.run)), kind, current)
 
     autotuner.__init__ = noting_configs
 
@@ -70,12 +67,12 @@ def patch_torch_compile(module: ModuleType) -> None:
     original = wrapper.__call__
 
     @functools.wraps(original)
-    def call(self: Any, **given: Any) -> Any:
+    def call(self: Any, **arguments: Any) -> Any:
         try:
-            _add_trace(module.kernel_side_table, **given)
+            _add_trace(module.kernel_side_table, **arguments)
         except Exception as error:
             _say_once(f"a kernel that torch.compile launches is not recorded: {error!r}")
-        return original(self, **given)
+        return original(self, **arguments)
 
     wrapper.__call__ = call
 
@@ -123,11 +120,11 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
             is_counted = False
         if is_counted:
             return original(self, *args, **kwargs)
+        kernel = None
         try:
             kernel = current.of(self) if type(self) is kind else None
         except Exception as error:
             _say_once(f"a kernel is not recorded: {error!r}")
-            kernel = None
         launch = functools.partial(original, self)
         return launch(*args, **kwargs) if kernel is None else kernel.run(launch, args, kwargs)
 
@@ -149,31 +146,25 @@ def _marked_as_tuning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tuned_without_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` that gives an unknown key the first config on Triton's interpreter, where nothing can be timed."""
-    from triton import knobs
+    triton = sys.modules["triton"]
 
-    if not knobs.runtime.interpret:
-        return original
+    @functools.cache
+    def has_driver() -> bool:
+        try:
+            return triton.runtime.driver.active is not None
+        except Exception:
+            return False
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_timed = len(self.configs) > 1 and not kwargs.get("warmup") and self._do_bench is None
-        if is_timed and not _has_driver() and (key := tuning_key(self, args, kwargs)) not in self.cache:
+        if is_timed and not has_driver() and (key := tuning_key(self, args, kwargs)) not in self.cache:
             self.nargs = dict(zip(self.arg_names, args, strict=False))
             self.cache[key] = self.prune_configs(kwargs)[0]
             _say_once("no GPU here: nothing is tuned at run time, and each kernel takes its first config")
         return original(self, *args, **kwargs)
 
-    return run
-
-
-@functools.cache
-def _has_driver() -> bool:
-    from triton.runtime.driver import driver
-
-    try:
-        return driver.active is not None
-    except Exception:
-        return False
+    return run if triton.knobs.runtime.interpret else original
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The kernels of this process, and its part of the recording: written again and again, and at the end."""
+"""Kernels of this process, and its part of the recording: written again and again, and at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARE = 0.01
 
 
 class Process:
-    """The kernels of this process. A forked child begins anew."""
+    """Kernels of this process. A forked child begins anew."""
 
     def __init__(self, folder: Path, patterns: tuple[str, ...] = ()) -> None:
         self.folder, self.patterns = folder, patterns

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 NEXT_SAMPLES = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512, 1024)
 """Launches of a signature that are timed. The first may be the one that tunes."""
 
-_timing = threading.Lock()
-
 
 class Samples:
     """Times of one signature."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Any, Any]] = []
+        self._pending: list[Any] = []
         self._us: list[float] = []
 
     def median_us(self) -> float | None:
@@ -41,36 +38,26 @@ class Samples:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Time the launch in this block, unless another thread is timing one or Triton has no hooks for it."""
-        import torch
-
-        knobs = sys.modules.get("triton.knobs")
-        hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook) if knobs else ()
-        if not hooks or not all(hasattr(item, "add") for item in hooks) or not _timing.acquire(blocking=False):
-            yield
-            return
-        owner, events = threading.get_ident(), []
+        """Time the launch in this block by hooks of Triton's launcher: without them the host's work would count."""
+        events: list[Any] = []
 
         def record(metadata: Any) -> None:
-            if threading.get_ident() == owner:
-                with contextlib.suppress(Exception):  # called by Triton's launcher: the launch goes on, untimed
-                    event = torch.cuda.Event(enable_timing=True)
-                    event.record()
-                    events.append(event)
+            with contextlib.suppress(Exception):  # the launch goes on, untimed
+                events.append(sys.modules["torch"].cuda.Event(enable_timing=True))
+                events[-1].record()
 
-        def record_end(metadata: Any) -> None:  # a function of its own: hooks take each once
-            record(metadata)
-
+        runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
+        hooks: list[Any] = [getattr(runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
+        hooks = [hook for hook in hooks if hasattr(hook, "add")]  # older ones are single functions
         try:
-            hooks[0].add(record)
-            hooks[1].add(record_end)
+            for hook in hooks:
+                hook.add(record)
             yield
         finally:
-            hooks[0].remove(record)
-            hooks[1].remove(record_end)
-            _timing.release()
-        if len(events) >= 2:  # the last launch: a pre_hook may launch others before it
-            self._pending.append((events[-2], events[-1]))
+            for hook in hooks:
+                hook.remove(record)
+        if len(events) == 2:  # more: a pre_hook or another thread launched too
+            self._pending.append(events)
 
 
 def is_on_gpu() -> bool:
@@ -81,5 +68,4 @@ def is_on_gpu() -> bool:
 
 def is_capturing() -> bool:
     """Return True if launches go into a CUDA graph instead of to the GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and is_on_gpu() and bool(torch.cuda.is_current_stream_capturing())
+    return is_on_gpu() and bool(sys.modules["torch"].cuda.is_current_stream_capturing())

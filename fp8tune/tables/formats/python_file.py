@@ -27,7 +27,7 @@ _TEMPLATE = '''\
 # fmt: off
 """Launch configs that were measured, by the kernel's tuning key.
 
-With fp8tune.pin(kernel, FILE), which adds the pre_hook that the kernel declares for a config. With an autotuned kernel
+With fp8tune.pin(FILE), which adds the pre_hook that the kernel declares for a config. With an autotuned kernel
 that has no pre_hook, which then benchmarks none of these keys:
 
     for key, config in TABLE[torch.cuda.get_device_name()].items():

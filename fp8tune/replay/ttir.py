@@ -1,0 +1,266 @@
+"""Find out from compiled code which arguments a kernel reads and writes, and which hold addresses.
+
+The text of Triton's first IR (TTIR) is parsed with Triton's own bindings. A value is followed from an argument through
+whatever takes it as an operand, loops, branches and calls. What a load returns is followed no further, unless it
+becomes a pointer. An unknown operation counts as a load and a store of every pointer it takes.
+
+Launches without code are compiled for sm_90: this is a program of its own, without a GPU and without the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from triton._C.libtriton import ir
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from fp8tune.replay import loading
+from fp8tune.replay.launching import Launcher
+from fp8tune.replay.naming import resolved
+from fp8tune.replay.recording import Config, Kernel, Launch
+from fp8tune.replay.usage import Usage, Use
+from fp8tune.replay.values import triton_config
+from fp8tune.replay.watch.kernel import plain_signature
+
+
+def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
+    """Return the use of each pointer or 64-bit argument. ``signature``: the type of each argument, constants included.
+
+    Raises ValueError for a text that is no kernel, or that has other arguments.
+    """
+    context = ir.context()
+    ir.load_dialects(context)
+    for name, target in (("nvidia", GPUTarget("cuda", 90, 32)), ("amd", GPUTarget("hip", "gfx942", 64))):
+        if name in backends:
+            backends[name].compiler(target).load_dialects(context)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
+        file.write(ttir)
+        file.flush()
+        try:
+            module = ir.parse_mlir_module(file.name, context)
+        except RuntimeError as error:
+            raise ValueError(f"the text cannot be parsed: {error}") from None
+    flow = _Flow(module)
+    if not flow.functions:
+        raise ValueError("the text declares no kernel")
+    arguments = flow.arguments(flow.functions[module.get_entry_func_name()])
+    names = list(_argument_names(signature))
+    if len(names) != len(arguments):
+        raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
+    loaded, stored, addresses = flow.sources(flow.loaded), flow.sources(flow.stored), flow.address_sources()
+    result: dict[str, Use] = {}
+    for name, (value, kind) in zip(names, arguments, strict=True):
+        if (is_pointer := kind.startswith(("!tt.ptr", "!tt.tensordesc"))) or kind == "i64":
+            use = Use(is_pointer and value in loaded, is_pointer and value in stored, value in addresses)
+            result[name] = Use(*map(any, zip(use, result.get(name, Use()), strict=True)))
+    return result
+
+
+def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
+    """Yield the name of each argument of the code: constants are none, a descriptor is several."""
+    for name, kind in signature.items():
+        if kind.startswith("tensordesc"):  # and the sizes and strides of each dimension of its block
+            yield from [name] * (1 + 2 * len(kind.partition("[")[2].partition("]")[0].split(",")))
+        elif kind != "constexpr":
+            yield name
+
+
+_PURE = re.compile(
+    r"arith\.|math\.|ub\.|scf\.|cf\.|builtin\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|"
+    r"func|int_to_ptr|join|make_tensor_descriptor|make_tensor_ptr|print|ptr_to_int|reshape|return|splat|split|trans|"
+    r"unsplat)$"
+)
+"""Operations that only compute with the pointers they take."""
+
+_ENDS = ("scf.yield", "scf.condition", "tt.return")
+"""Operations that hand their operands on to where their region is."""
+
+
+class _Operation(NamedTuple):
+    """An operation; values, regions and blocks are numbers."""
+
+    name: str
+    operands: list[int]
+    results: list[int]
+    regions: list[int]
+    region: int
+    """The region that it is in."""
+    symbol: str
+    """The function that it declares or calls."""
+    addresses: list[int]
+    """Operands that inline assembly may use as addresses."""
+
+
+class _Flow:
+    """Values of a module, and what each is derived from."""
+
+    def __init__(self, module: Any) -> None:
+        self.loaded: set[int] = set()
+        self.stored: set[int] = set()
+        self._derived: defaultdict[int, set[int]] = defaultdict(set)
+        self._addresses: set[int] = set()
+        """Values that become pointers, though they are none."""
+        self._based: set[int] = set()
+        """Integers that a pointer became: what is computed from one is no address out of the data."""
+        self._read_from: dict[int, list[int]] = {}
+        """Result of a load -> the pointer that it was loaded from."""
+        self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
+        """Region -> its blocks -> their arguments, as (value, type)."""
+        operations: list[_Operation] = []
+        module.walk(lambda operation: operations.append(self._read(operation)))
+        self.functions = {item.symbol: item.regions[0] for item in operations if item.name == "tt.func"}
+        ends: defaultdict[int, list[list[int]]] = defaultdict(list)  # region -> operands of what ends it
+        for item in operations:
+            if item.name in _ENDS:
+                ends[item.region].append(item.operands[item.name == "scf.condition" :])
+        for item in operations:
+            self._follow(item, ends)
+
+    def _read(self, operation: Any) -> _Operation:
+        name, block = operation.get_name(), operation.get_block()
+        operands = [operation.get_operand(index) for index in range(operation.get_num_operands())]
+        region = block.get_parent().id() if block is not None else 0
+        if block is not None and block.id() not in self._blocks[region]:
+            arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
+            self._blocks[region][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
+        symbol = operation.get_str_attr("sym_name") if name == "tt.func" else ""
+        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
+        return _Operation(
+            name,
+            [item.id() for item in operands],
+            [operation.get_result(index).id() for index in range(operation.get_num_results())],
+            [operation.get_region(index).id() for index in range(operation.get_num_regions())],
+            region,
+            operation.get_flat_symbol_ref_attr("callee") if name == "tt.call" else symbol,
+            [item.id() for item in operands if is_assembly and "i64" in str(item.get_type())],
+        )
+
+    def arguments(self, region: int) -> list[tuple[int, str]]:
+        """Return the arguments of a function, as (value, type)."""
+        return next(iter(self._blocks[region].values()))
+
+    def _follow(self, item: _Operation, ends: Mapping[int, list[list[int]]]) -> None:
+        """Note what an operation hands on, else what it does to memory, or computes."""
+        name, operands, results = item.name, item.operands, item.results
+        if name == "tt.call":
+            callee = self.functions[item.symbol]
+            self._derive([value for value, _ in self.arguments(callee)], operands)
+            for returned in ends.get(callee, ()):
+                self._derive(results, returned)
+        elif name in ("cf.br", "cf.cond_br"):  # the bindings do not tell which block each operand goes to
+            _, *others = self._blocks[item.region].values()
+            for value in (value for arguments in others for value, _ in arguments):
+                self._derived[value].update(operands)
+        elif name.startswith("scf.") and item.regions:
+            # results come from what the regions hand on, with which a loop begins again
+            begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
+            passes = [begin, *(handed for region in item.regions for handed in ends.get(region, ()))]
+            for handed in passes if begin else passes[1:]:
+                self._derive(results, handed)
+            for arguments in (arguments for region in item.regions for arguments in self._blocks[region].values()):
+                for handed in passes:
+                    self._derive([value for value, _ in arguments][name == "scf.for" :], handed)
+        elif name not in _ENDS and name != "tt.func":
+            self._compute(name, operands, results)
+            self._addresses.update(item.addresses)
+
+    def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
+        short, address, others = name.partition(".")[2], operands[:1], operands[1:]
+        if "atomic" in short or short.endswith(("descriptor_reduce", "tma_reduce")):
+            self._touch([*address, *others], True, True)
+        elif re.search(r"store|scatter|local_to_global", short) and "local_store" not in short:
+            self._touch(address, False, True)
+            self._touch(others, True, True)  # a pointer that is stored as a value may be used by anybody
+        elif re.search(r"load|descriptor_gather|tma_gather|global_to_local|prefetch", short):
+            self._touch(address, True, False)
+            self._touch(others, True, True)
+        else:
+            if not _PURE.match(name):  # it may do anything to what it takes, and hand it on
+                self._touch(operands, True, True)
+            for result in results:
+                self._derived[result].update(operands)
+        if re.search(r"int_to_ptr$|reinterpret_tensor_descriptor$", name):
+            self._addresses.update(operands)
+        elif name.endswith("ptr_to_int"):
+            self._based.update(results)
+        elif "load" in name:
+            self._read_from |= dict.fromkeys(results, address)
+
+    def sources(self, values: Iterable[int]) -> set[int]:
+        """Return the values, and all that they are derived from."""
+        result, waiting = set[int](), list(values)
+        while waiting:
+            if (value := waiting.pop()) not in result:
+                result.add(value)
+                waiting.extend(self._derived[value])
+        return result
+
+    def address_sources(self) -> set[int]:
+        """Return all that addresses are derived from: integers, and pointers to where addresses are loaded from."""
+        result = set[int]()
+        for value in self._addresses:
+            sources = self.sources([value])
+            if not sources & self._based:
+                loads = [item for source in sources for item in self._read_from.get(source, ())]
+                result |= sources | self.sources(loads)
+        return result
+
+    def _touch(self, values: Sequence[int], loads: bool, stores: bool) -> None:
+        self.loaded.update(values if loads else ())
+        self.stored.update(values if stores else ())
+
+    def _derive(self, values: Sequence[int], origins: Sequence[int]) -> None:
+        for value, origin in zip(values, origins, strict=False):
+            self._derived[value].add(origin)
+
+
+def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
+    """Return the use of arguments from a launch's own code, else from what is compiled here."""
+    if code:
+        try:
+            signature, text = code
+            return usage_of(text, signature)
+        except ValueError as error:  # the code of another Triton version
+            print(f"{kernel.name}: {error}", file=sys.stderr)
+    module_name, _, attribute = kernel.name.rpartition(":")
+    function = resolved(loading.imported_here(module_name), attribute)
+    launcher = Launcher(kernel, function)
+    case = launcher.case([launch], "meta")
+    config = triton_config(
+        launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
+    )
+    (arguments_by_name,) = case.arguments(case.inputs(0), case.outputs())
+    compiled = launcher.run(launch, config, arguments_by_name, grid=(1, 1, 1), warmup=True)
+    return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
+
+
+def _main() -> None:
+    results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
+    target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
+    driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device=None: 0
+        )
+    )
+    answers: list[Usage] = []
+    for kernel, launch, code in pickle.load(sys.stdin.buffer):
+        try:
+            answers.append(_usage(kernel, launch, code))
+        except Exception as error:  # not known, then
+            print(f"{kernel.name}: {error!r}", file=sys.stderr)
+            answers.append({})
+    print(json.dumps(answers), file=results)
+
+
+if __name__ == "__main__":
+    _main()

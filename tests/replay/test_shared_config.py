@@ -1,0 +1,109 @@
+"""Launches that share a config: their inputs follow it, they are timed together, and they get one pick."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import fp8tune
+from places import ROOT
+from programs import record
+
+from fp8tune.errors import UsageError
+from fp8tune.records import Status
+from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune.store.read import subjects_of
+from fp8tune.store.results import Store
+
+KERNEL = "shared_config:expert_mm"
+NAME = f"{KERNEL}@run.json?check=tolerance&sizes=recorded&shared=tokens&inputs=shared_config:inputs"
+GRID = ("--grid", "BLOCK_M=16,32", "--grid", "BLOCK_N=32,64")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example of the documentation, recorded."""
+    folder = tmp_path_factory.mktemp("shared")
+    shutil.copy(ROOT / "docs/examples/shared_config.py", folder)
+    program = (sys.executable, "-c", "import shared_config; shared_config.main()")
+    ended = record(folder, "--kernel", "shared_config:*", program=program)
+    assert "120 tokens: right" in ended.stdout + ended.stderr
+    assert ended.recording is not None
+    assert len(ended.recording.kernels[0].launches) == 4
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    yield
+    load_spec.cache_clear()
+
+
+def spec_of(options: str) -> RecordedSpec:
+    spec = load_spec(f"{KERNEL}@run.json?check=tolerance&sizes=recorded&{options}")
+    assert isinstance(spec, RecordedSpec)
+    return spec
+
+
+def test_a_config_launches_all_that_share_it_with_inputs_of_its_own() -> None:
+    made, as_recorded = (spec_of(f"shared=tokens{more}") for more in ("&inputs=shared_config:inputs", ""))
+    alone = spec_of("")
+    assert [len(launches) for launches in made.launches.values()] == [2, 2]
+    assert [dict(made.lookup_key(problem)) for problem in made.recorded] == [{"tokens": 60}, {"tokens": 120}]
+    assert sum(map(made.bytes_of, made.recorded)) == sum(map(alone.bytes_of, alone.recorded))
+    for problem in made.recorded:
+        for block, expected in ((16, [True, True]), (32, [True, False])):
+            results = []
+            for spec in (made, as_recorded):
+                inputs = spec.inputs(problem, "cpu")
+                outputs = spec.outputs(*inputs)
+                spec.launch({**spec.default, "BLOCK_M": block}, inputs, outputs)
+                pairs = zip(inputs[-1].arguments(inputs, outputs), outputs, strict=True)
+                results.append(all(_is_right(arguments, y) for arguments, y in pairs))
+            assert results == expected
+
+
+def _is_right(arguments: dict[str, torch.Tensor], y: torch.Tensor) -> bool:
+    rows, experts = arguments["rows"], arguments["experts"].repeat_interleave(16)
+    expert_of_row = torch.empty(len(y), dtype=torch.long)
+    expert_of_row[rows[rows >= 0].long()] = experts[rows >= 0].long()
+    expected = torch.einsum("tk,tnk->tn", arguments["x"].double(), arguments["w"].double()[expert_of_row])
+    return torch.allclose(y.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder: Path) -> None:
+    ended = fp8tune("sweep", *GRID, "--kernel", NAME, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 sizes" in ended.stderr
+    where = ("--arch", "simulated", "--kernel", KERNEL, "--db", "rows.db")
+    ended = fp8tune("export", "--for", "python", *where, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    (rows,) = runpy.run_path(str(folder / "expert_mm_simulated.py"))["TABLE"].values()
+    configs = {tokens: [row for key, row in rows.items() if key[0] == tokens] for tokens in (60, 120)}
+    assert [key[:2] for key in rows] == [(60, 64), (60, 32), (120, 64), (120, 32)]
+    assert all(first == second for first, second in configs.values())
+
+
+def test_right_configs_pass_on_the_interpreter(folder: Path) -> None:
+    ended = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    with Store.open(str(folder / "checked.db"), writable=False) as store:
+        tallies = [store.tally(subject) for subject in subjects_of(store.pools(KERNEL))]
+    statuses = [outcome.status for tally in tallies for outcome in tally.outcomes.values()]
+    assert statuses == [Status.OK] * 4
+
+
+def test_arguments_that_not_every_launch_has_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"shared=batch: not every launch of .* has a whole number of that name"):
+        spec_of("shared=batch")
