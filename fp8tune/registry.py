@@ -6,9 +6,8 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-
-import fp8tune_kernels
 
 KERNELS = "fp8tune.kernels"
 """Group of kernels: a name, and the ``module:ATTRIBUTE`` of its :class:`~fp8tune_kernels.spec.KernelSpec`."""
@@ -26,7 +25,8 @@ def kernels() -> Mapping[str, str]:
 def registered(group: str) -> Mapping[str, str]:
     """Return the import paths of a group by name, those of this checkout first."""
     paths: dict[str, str] = {}
-    project = Path(fp8tune_kernels.__file__).parents[1] / "pyproject.toml"
+    package = find_spec("fp8tune_kernels")
+    project = Path(package.origin if package and package.origin else "").parent.parent / "pyproject.toml"
     if project.is_file():  # a checkout on PYTHONPATH has no metadata
         declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         paths |= declared.get(group, {})
