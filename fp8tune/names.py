@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
 from fp8tune.replay.loading import load_spec
 from fp8tune.revisions import source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.layers import Reader
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
 
 
 def check_arch(arch: str, store: Reader | None = None) -> None:
@@ -24,7 +24,7 @@ def check_arch(arch: str, store: Reader | None = None) -> None:
 def stored_kernels(kernels: Sequence[str] | None, store: Reader) -> list[str]:
     """The kernels to read: those named (see :func:`declared_name`), or all with rows. Raises UsageError if unknown."""
     stored = store.kernels()
-    known = dict.fromkeys((*KERNELS, *stored))
+    known = dict.fromkeys((*registry.kernels(), *stored))
     if not kernels:
         return [name for name in known if name in stored]
     names = []

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import tomllib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fp8tune_kernels
+from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
 from fp8tune.measure import edges
 from fp8tune.measure.checking import Tensors
@@ -24,18 +21,8 @@ from fp8tune_kernels.spec import KernelSpec
 if TYPE_CHECKING:
     import torch
 
-GROUP = "fp8tune.operations"
 OURS = "fp8tune"
 FAULT_CHARACTERS = 120
-
-
-def registered() -> dict[str, str]:
-    """Return name -> import path of all operations in the entry-point group."""
-    paths: dict[str, str] = {}
-    project = Path(fp8tune_kernels.__file__).parents[1] / "pyproject.toml"
-    if project.is_file():  # a checkout on PYTHONPATH has no metadata
-        paths |= tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][GROUP]
-    return paths | {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 @functools.cache
@@ -43,7 +30,7 @@ def load(reference: str, *, is_kernel: bool) -> Operation:
     """Return an operation by its name, or a kernel as ``sweep --kernel`` names it. Raises UsageError."""
     if is_kernel:
         return of_kernel(load_spec(reference))
-    paths = registered()
+    paths = registry.registered(registry.OPERATIONS)
     if reference not in paths:
         raise unknown("operation", reference, tuple(paths))
     module, _, attribute = paths[reference].partition(":")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from fp8tune import registry
 from fp8tune.bench.contenders import Check, Contender, check, warm_up
 from fp8tune.bench.operations import exported_config, load
 from fp8tune.errors import MachineError, UsageError, unknown
@@ -23,7 +24,6 @@ from fp8tune.plan.shapes import LARGEST_DIM
 from fp8tune.records import Device, NamedInts
 from fp8tune.stats.means import median
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.operations.operation import Operation, Size
 
 NONE = "none"
@@ -111,7 +111,7 @@ def planned(options: BenchOptions, backend: Backend) -> list[Subject]:
         raise MachineError("bench needs a GPU: set FP8TUNE_TIMER=simulated:1 to try it on a simulated one")
     if options.op is not None and options.kernel:
         raise UsageError("--op and --kernel exclude each other: leave out one")
-    references = tuple(dict.fromkeys(options.kernel or KERNELS)) if options.op is None else (options.op,)
+    references = tuple(dict.fromkeys(options.kernel or registry.kernels())) if options.op is None else (options.op,)
     operations = {reference: load(reference, is_kernel=options.op is None) for reference in references}
     known = dict.fromkeys(name for operation in operations.values() for name in operation.rivals)
     for name in options.against:

@@ -163,10 +163,10 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def _completer(field: str) -> Callable[[str], list[str]] | None:
     """Return what completes the values of a field in a shell, without torch."""
     from fp8tune.plan.shapes import list_sets
+    from fp8tune.registry import kernels
     from fp8tune_kernels.arches import ARCHES
-    from fp8tune_kernels.catalog import KERNELS
 
-    names: dict[str, Names] = {"kernel": lambda: KERNELS, "arch": lambda: ARCHES, "shapes": list_sets}
+    names: dict[str, Names] = {"kernel": kernels, "arch": lambda: ARCHES, "shapes": list_sets}
     if field not in names:
         return None
     return lambda incomplete: [name for name in names[field]() if name.startswith(incomplete)]

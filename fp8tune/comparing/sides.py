@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune import errors
+from fp8tune import errors, registry
 from fp8tune.comparing.verdicts import Revision
 from fp8tune.revisions import git, source
 from fp8tune.revisions.walk import Read
-from fp8tune_kernels import catalog
 
 WORKTREE = "WORKTREE"  # names the uncommitted state of the repository in place of a revision
 
@@ -67,7 +66,7 @@ def sides(range_text: str, kernels: Sequence[str] = (), folder: Path = Path()) -
         return source.at_commit(root, revision.commit, roots)
 
     result = []
-    for reference in dict.fromkeys(kernels or catalog.KERNELS):
+    for reference in dict.fromkeys(kernels or registry.kernels()):
         roots, name, hashes = _roots(reference, root), reference, list[str | None]()
         for revision in revisions:
             try:

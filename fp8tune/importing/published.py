@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
+from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Status
 from fp8tune.store.texts import ARCH, UNSTATED, check_sizes, parse_named_ints
 from fp8tune.text import LINE, WORD, unquoted_formula
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
 
 SHORTEST_US, LONGEST_US = 1e-3, 1e9
 """A published time below 1 ns or above 1,000 s is a typing error."""
@@ -100,8 +100,8 @@ def _lines(
 def kernel_row(fields: Mapping[str, str], lookup_key: LookupKey) -> Row:
     """Return the row of one line. Raises UsageError or ValueError that names the fault."""
     arch, kernel, note, time_us = _arch(fields["arch"]), fields["kernel"], _line("note", fields["note"]), _time(fields)
-    if kernel not in KERNELS:
-        raise unknown("kernel", kernel[:80], KERNELS)
+    if kernel not in registry.kernels():
+        raise unknown("kernel", kernel[:80], registry.kernels())
     problem = _problem(kernel, fields["shape"], arch, is_transposed=_TRANSPOSED in note)
     return Row(
         problem=problem,

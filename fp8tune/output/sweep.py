@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
+from fp8tune import registry
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
 from fp8tune.output.tables import Screen
@@ -15,7 +16,6 @@ from fp8tune.records import Kind, Row, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.sweeping.events import Finished, Started
 from fp8tune.sweeping.planning import Plan
-from fp8tune_kernels.catalog import KERNELS
 
 ROWS = 10
 """Sizes that the end of a sweep lists."""
@@ -159,7 +159,7 @@ def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str 
     elif kind is Kind.SIMULATED:
         yield f"next: fp8tune show {first}{of_db} (simulated times are not exported)"
     elif any(pick.verdict in (Verdict.PROVEN, Verdict.OPEN) for pick in picks):
-        own = next((shlex.quote(kernel) for kernel in kernels if kernel not in KERNELS), "")
+        own = next((shlex.quote(kernel) for kernel in kernels if kernel not in registry.kernels()), "")
         target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
         yield f"next: fp8tune export{target}{of_db}"
     if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):

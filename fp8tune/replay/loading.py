@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from fp8tune import interpreter
+from fp8tune import interpreter, registry
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.replay import recording
 from fp8tune.replay.naming import is_kernel, resolved
@@ -31,7 +31,6 @@ from fp8tune.replay.spec import RecordedSpec, build
 from fp8tune.revisions import first_import
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
-from fp8tune_kernels import catalog
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
 
 FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
@@ -55,9 +54,10 @@ def load_spec(reference: str) -> KernelSpec:
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
         check_reference(reference)
-        try:  # the catalog of another checkout in a worker of ``compare``: kernels may lie in other modules there
-            spec = importlib.import_module("fp8tune_kernels.catalog").load(named.kernel)
-        except ImportError as error:
+        module_text, _, attribute = registry.kernels()[named.kernel].partition(":")
+        try:
+            spec = getattr(importlib.import_module(module_text), attribute)
+        except (ImportError, AttributeError) as error:
             raise MachineError(
                 f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
             ) from error
@@ -86,8 +86,8 @@ def load_spec(reference: str) -> KernelSpec:
 def check_reference(reference: str) -> None:
     """Raise the UsageError of :func:`load_spec` for a text or a name that nobody declared; imports nothing."""
     kernel = KernelReference.parse(reference).kernel
-    if ":" not in kernel and kernel not in catalog.KERNELS:
-        raise unknown("kernel", kernel, catalog.KERNELS)
+    if ":" not in kernel and kernel not in registry.kernels():
+        raise unknown("kernel", kernel, registry.kernels())
 
 
 def recorded_kernel(named: KernelReference) -> Kernel:
@@ -244,8 +244,9 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
     pattern = KERNEL_NAME if isinstance(spec, RecordedSpec) else SPEC_NAME
     if not isinstance(spec.name, str) or not pattern.fullmatch(spec.name):
         yield "its name is refused: use up to 64 letters, digits, dots, underscores and dashes"
-    if spec.name in catalog.KERNELS and not module.__name__.startswith("fp8tune_kernels."):
-        yield f"its name is fp8tune's own: give the spec in {module.__name__} another name"
+    path = registry.kernels().get(spec.name, "")
+    if path and path.partition(".")[0] != module.__name__.partition(".")[0]:
+        yield f"its name is registered for {path}: give the spec in {module.__name__} another name"
     if set(spec.default) != set(spec.axes):
         yield f"it has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
     if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):

@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fp8tune import errors
+from fp8tune import errors, registry
 from fp8tune.revisions import git
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.revisions.walk import Module, Read, Walk, candidates
-from fp8tune_kernels import catalog
 
 NOT_TIMED = frozenset(
     f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "tables", "runtime", "lookup", "launching")
@@ -56,11 +55,12 @@ class Reference(NamedTuple):
 def parse_reference(text: str) -> Reference:
     """Return where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
     text = KernelReference.parse(text).kernel
-    if text in catalog.KERNELS:
-        return Reference(catalog.module_name(text), "SPEC")
+    if text in (registered := registry.kernels()):
+        module, _, attribute = registered[text].partition(":")
+        return Reference(module, attribute)
     where, colon, attribute = text.rpartition(":")
     if not colon:
-        raise errors.unknown("kernel", text, catalog.KERNELS)
+        raise errors.unknown("kernel", text, registered)
     attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
     if not all(part.isidentifier() for part in attribute.split(".")):
         raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
@@ -157,11 +157,12 @@ def folder_hash(kernel: str) -> str:
     Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
     them. Raises NoSuchKernel if the kernel is not installed.
     """
-    start, paths = _root(kernel), candidates(parse_reference(kernel).module)
+    reference = parse_reference(kernel)
+    start, paths = _root(kernel), candidates(reference.module)
     folder = next(((start / path).parent for path in paths if (start / path).is_file()), None)
     if folder is None:
         raise NoSuchKernel(f"{kernel} is not installed: there is no {paths[0]} below {start}")
-    root, files = (folder.parent, "**/*.py") if kernel in catalog.KERNELS else (folder, "*.py")
+    root, files = (start / reference.package, "**/*.py") if kernel in registry.kernels() else (folder, "*.py")
     texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
     return _digest(b"\0".join(texts))
 

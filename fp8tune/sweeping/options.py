@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.options import SweepOptions
 from fp8tune.plan import selection
-from fp8tune_kernels.catalog import KERNELS
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of a sweep, parsed. Raises UsageError for a trial timeout under a second."""
 
-    kernels: tuple[str, ...] = tuple(KERNELS)
+    kernels: tuple[str, ...] = field(default_factory=lambda: tuple(registry.kernels()))
     shapes: tuple[str, ...] = ("llama4",)
     routing: str = "jagged"
     recording: str | None = None
@@ -51,7 +51,7 @@ class Options:
         if settings.groups:
             raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
         return cls(
-            kernels=options.kernel or tuple(KERNELS),
+            kernels=options.kernel or tuple(registry.kernels()),
             shapes=options.shapes,
             routing=settings.routing or cls.routing,
             scale_mode=settings.scale or None,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive
+from fp8tune import __version__, alive, registry
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
@@ -35,7 +35,6 @@ from fp8tune.sweeping import recorded
 from fp8tune.sweeping.options import Options
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
 from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
@@ -192,7 +191,11 @@ def _kernel_key(reference: str) -> list[str]:
         load_spec(reference)  # its error says more
         raise
     # the reference of a foreign kernel may be in another folder
-    return [text, folder, *([] if reference in KERNELS else [source.reference_hash(reference, installed(reference))])]
+    return [
+        text,
+        folder,
+        *([] if reference in registry.kernels() else [source.reference_hash(reference, installed(reference))]),
+    ]
 
 
 def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:

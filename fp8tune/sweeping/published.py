@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
 from fp8tune.measure.backends.compiler import CompilerBackend
@@ -22,7 +23,6 @@ from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan, ProblemPlan, version_of
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.catalog import KERNELS
 
 _logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def lookup_key(problem: Problem) -> NamedInts | None:
 
     Raises UsageError for a shape that the kernel cannot have.
     """
-    if problem.kernel not in KERNELS:
+    if problem.kernel not in registry.kernels():
         return None
     spec = load_spec(problem.kernel)
     check_shape(spec, problem)
@@ -67,18 +67,15 @@ def _fitting(problem: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -
     return fitting
 
 
-def compile_published(
-    store: Store, only: str | None = None, kernels: Collection[str] = KERNELS, *, command: str = "fp8tune db import"
-) -> Iterator[Event]:
-    """Compile every published config of our kernels for its arch, or for one arch."""
-    studies = [study for study in store.studies(arch=only, kinds=[Kind.PUBLISHED]) if study.configs]
-    for arch in sorted({study.device.arch for study in studies if study.problem.kernel in kernels} & ARCHES.keys()):
-        own = [study for study in studies if study.device.arch == arch and study.problem.kernel in kernels]
-        problems = [problem for kernel in KERNELS for problem in _problems(kernel, own, arch)]
-        if problems:
-            machine.check_folders()
-            options = Options(tuple(kernels), quick=True, command=command)
-            yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
+def compile_published(store: Store, arch: str, kernels: Collection[str], *, command: str) -> Iterator[Event]:
+    """Compile every published config of some kernels for an arch."""
+    studies = [study for study in store.studies(arch=arch, kinds=[Kind.PUBLISHED]) if study.configs]
+    names = [kernel for kernel in registry.kernels() if kernel in kernels]
+    problems = [problem for kernel in names for problem in _problems(kernel, studies, arch)]
+    if problems and arch in ARCHES:
+        machine.check_folders()
+        options = Options(tuple(kernels), quick=True, command=command)
+        yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
 
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:

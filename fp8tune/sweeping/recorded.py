@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import checking, tensor_cache
 from fp8tune.measure.compiling import one_line
@@ -19,7 +20,6 @@ from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.sweeping.options import Options
-from fp8tune_kernels.catalog import KERNELS
 
 
 def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
@@ -28,7 +28,7 @@ def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
     A recording alone stands for every kernel in it that can be swept. Raises UsageError if there is none.
     """
     kernels, refused = options.kernels, list[str]()
-    if options.recording is not None and kernels == tuple(KERNELS):
+    if options.recording is not None and kernels == tuple(registry.kernels()):
         kernels = ()
         for kernel in recording.read(Path(options.recording)).kernels:
             try:
