@@ -161,7 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"activation": "gelu"}, "activation must be 'swiglu' or 'gpt-oss', got 'gelu'"),
     ({"offs": torch.zeros(4, dtype=torch.int32)}, "offs has 4 groups, wanted 3: one for each expert of w13"),
     ({"offs": torch.tensor([5, 3, 9], dtype=torch.int32)}, "offs ends group 1 at row 3, before its start at 5"),
-    ({"row_weights": torch.zeros(156)}, r"row_weights has shape \(156,\), wanted \(157,\)"),
+    ({"row_weights": torch.zeros(156)}, r"row_weights is torch.float32 of shape \(156,\) on cpu, wanted"),
 ]
 
 

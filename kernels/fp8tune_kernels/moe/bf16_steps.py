@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..gemm import passes
 from ..gemm.expert_bias import add_bias
-from . import expert_sort
-from .fp8_steps import sorted_by_expert, step, sum_of_rows
+from .fp8_steps import order_outputs, sorted_by_expert, step, sum_of_rows
 from .gated_bf16 import activate, activation_gradient
 
 __all__ = ["activation_gradients", "forward", "gate_up", "token_gradients"]
@@ -48,7 +47,7 @@ def _forward(
 
 
 def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, *rest: Any) -> list[Tensor]:
-    order = expert_sort.outputs(ids, weights, w13.shape[0])
+    order = order_outputs(ids, weights, w13.shape[0])
     return [torch.empty_like(x), *order, x.new_empty(order[2].shape[0], w13.shape[1])]
 
 

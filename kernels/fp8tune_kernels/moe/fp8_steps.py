@@ -121,6 +121,8 @@ def sum_of_rows(
     weights: Tensor | None = None,
 ) -> Tensor:
     """Return the sum of the rows of each token, with the bias of each of its experts."""
+    if row_of.dim() == 1:  # each row is a token
+        return rows
     inputs: tuple[Any, ...] = rows, row_of, None, None, None
     if bias is not None and weights is not None:
         inputs = rows, row_of, bias.to(torch.bfloat16).contiguous(), ids, weights.float()
@@ -129,8 +131,22 @@ def sum_of_rows(
 
 
 def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> tuple[Tensor, ...]:
-    """Return ``offs``, ``row_of``, ``token_of_row`` and ``row_weights``: see :mod:`.expert_sort`."""
+    """Return ``offs``, ``row_of``, ``token_of_row`` and ``row_weights``: see :mod:`.expert_sort`.
+
+    Ids of one dim are the end rows of experts whose rows lie in order already: each row is a token.
+    """
+    if ids.dim() == 1:
+        rows = torch.arange(weights.shape[0], dtype=torch.int32, device=ids.device)
+        return ids.clone(), rows, rows.clone(), weights.to(torch.float32, copy=True)  # operators return no argument
     return run(expert_sort.SPEC, expert_sort.key(ids, weights, experts), (ids, weights, experts))
+
+
+def order_outputs(ids: Tensor, weights: Tensor, experts: int) -> tuple[Tensor, ...]:
+    """Return uninitialized outputs of :func:`sorted_by_expert`."""
+    if ids.dim() == 1:
+        rows = torch.empty_like(weights, dtype=torch.int32)
+        return torch.empty_like(ids), rows, torch.empty_like(rows), torch.empty_like(weights, dtype=torch.float32)
+    return expert_sort.outputs(ids, weights, experts)
 
 
 def _transposed_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
@@ -225,7 +241,7 @@ def _fake_new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch
 
 def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, *rest: Any) -> list[Tensor]:
     _, _, q_13, _, q_2, _, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype = rest
-    dtype, order = fp8_dtype_for(x.device, float8_dtype), expert_sort.outputs(ids, weights, w13.shape[0])
+    dtype, order = fp8_dtype_for(x.device, float8_dtype), order_outputs(ids, weights, w13.shape[0])
     y = x.new_empty(order[2].shape[0], w13.shape[1], dtype=torch.bfloat16)
     new = () if q_13 is not None else _fake_new_weights(w13, transposes_13, False, dtype)
     new += () if q_2 is not None else _fake_new_weights(w2, transposes_2, True, dtype)

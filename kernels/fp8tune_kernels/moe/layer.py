@@ -104,6 +104,32 @@ def moe_layer(
 
     Raises ValueError, before any launch, naming the argument.
     """
+    topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
+    check_choice(topk_ids, topk_weights)
+    return run_layer(
+        x, w13, w2, topk_ids, topk_weights, b13, b2, activation, layout, precision, recompute, keep_weights, grad_w13,
+        grad_w2, float8_dtype,
+    )  # fmt: skip
+
+
+def run_layer(
+    x: Tensor,
+    w13: Tensor | ExpertWeights,
+    w2: Tensor | ExpertWeights,
+    ids: Tensor,
+    weights: Tensor,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    activation: str,
+    layout: str,
+    precision: str,
+    recompute: str,
+    keep_weights: bool,
+    grad_w13: Tensor | None,
+    grad_w2: Tensor | None,
+    float8_dtype: torch.dtype | None,
+) -> Tensor:
+    """Run a layer whose ids and weights were checked; ids of one dim: see :func:`.fp8_steps.sorted_by_expert`."""
     _check_choices(activation=(activation, ACTIVATIONS), layout=(layout, LAYOUTS))
     _check_choices(precision=(precision, PRECISIONS), recompute=(recompute, RECOMPUTE))
     plain_13, codes_13 = _unpacked("w13", w13)
@@ -120,20 +146,19 @@ def moe_layer(
         x = x.to(dtype)
         plain_13 = plain_13 if codes_13[0] is not None else plain_13.to(dtype)
         plain_2 = plain_2 if codes_2[0] is not None else plain_2.to(dtype)
-    topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
-    _check_operands(x, plain_13, plain_2, topk_ids, topk_weights, b13, b2)
+    _check_operands(x, plain_13, plain_2, ids, b13, b2)
     _check_buffer("grad_w13", grad_w13, plain_13)
     _check_buffer("grad_w2", grad_w2, plain_2)
     are_transposed = (not plain_13.is_contiguous(), not plain_2.is_contiguous())
     options = _Options(activation, layout, recompute, keep_weights, float8_dtype, *are_transposed)
-    operands = (x, plain_13, plain_2, b13, b2, topk_weights)
+    operands = (x, plain_13, plain_2, b13, b2, weights)
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
-    beside = (topk_ids, grad_w13, grad_w2, options, needs)
+    beside = (ids, grad_w13, grad_w2, options, needs)
     is_quantized = codes_13[0] is not None or codes_2[0] is not None
     if precision == "auto":
         (T, K), (E, _, N) = x.shape, plain_2.shape
-        is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, topk_ids.shape[1], x.device)
+        is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, ids.shape[1], x.device)
         precision = "fp8" if is_fp8 else "bf16"
     if precision == "fp8":
         return _apply_fp8(*operands, *beside, *codes_13, *codes_2)
@@ -429,21 +454,18 @@ def _check_choices(**arguments: tuple[str, tuple[str, ...]]) -> None:
             raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def _check_operands(
-    x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, b13: Tensor | None, b2: Tensor | None
-) -> None:
+def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Tensor | None, b2: Tensor | None) -> None:
     """Raise ValueError, naming the argument, unless the operands are those of one layer."""
     check_matrix("x", x)
     check_stored("w13", w13)
     check_stored("w2", w2)
-    check_choice(ids, weights)
     (T, K), (E, C, _) = x.shape, w13.shape
     if C % 2 or not are_multiples(C // 2, K) or E < 1:
         raise ValueError(f"w13 must be (E, 2N, K) with N and K multiples of 16, got {tuple(w13.shape)} and K={K} of x")
     for name, w, shape in (("w13", w13, (E, C, K)), ("w2", w2, (E, K, C // 2))):
         if tuple(w.shape) != shape or w.device != x.device:
             raise ValueError(f"{name} must have shape {shape} on {x.device}, got {tuple(w.shape)} on {w.device}")
-    if ids.shape[0] != T or ids.device != x.device:
+    if ids.shape[0] != (T if ids.dim() == 2 else E) or ids.device != x.device:
         raise ValueError(f"topk_ids must have {T} rows on {x.device}, got {ids.shape[0]} on {ids.device}")
     for name, bias, columns in (("b13", b13, C), ("b2", b2, K)):
         if bias is not None and (bias.shape != (E, columns) or not bias.is_floating_point() or bias.device != x.device):

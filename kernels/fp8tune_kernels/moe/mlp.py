@@ -1,6 +1,6 @@
 """The MLPs of all experts on rows that are sorted by expert, as expert parallelism delivers them.
 
-It is :func:`.layer.moe_layer` with one expert per row: the order of its rows is the order they come in.
+It is :func:`.layer.moe_layer` without its order of rows and its sum.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..runtime.checks import check_ends, check_offsets
 from .expert_weights import ExpertWeights
-from .layer import moe_layer
+from .layer import run_layer
 
 __all__ = ["fp8_moe_mlp"]
 
@@ -47,25 +47,15 @@ def fp8_moe_mlp(
     experts = (w13 if isinstance(w13, Tensor) else w13.weights).shape[0]
     if offs.shape[0] != experts:
         raise ValueError(f"offs has {offs.shape[0]} groups, wanted {experts}: one for each expert of w13")
-    rows = torch.arange(x.shape[0], dtype=offs.dtype, device=offs.device)
-    ids = torch.searchsorted(offs, rows, right=True, out_int32=True)  # rows past the last group are of no expert
-    if row_weights is None:
-        row_weights = torch.ones_like(ids, dtype=torch.float32)
-    elif row_weights.shape != ids.shape:
-        raise ValueError(
-            f"row_weights has shape {tuple(row_weights.shape)}, wanted {tuple(ids.shape)}: one for each row"
-        )
-    return moe_layer(
-        x,
-        w13,
-        w2,
-        ids[:, None],
-        row_weights[:, None],
-        b13=b13,
-        b2=b2,
-        activation=activation,
-        layout=layout,
-        recompute=recompute,
-        keep_weights=keep_weights,
-        float8_dtype=float8_dtype,
+    weights = x.new_ones(x.shape[0], dtype=torch.float32) if row_weights is None else row_weights.contiguous()
+    if weights.shape != x.shape[:1] or not weights.is_floating_point() or weights.device != x.device:
+        problem = f"{weights.dtype} of shape {tuple(weights.shape)} on {weights.device}"
+        raise ValueError(f"row_weights is {problem}, wanted floating-point values ({x.shape[0]},) on {x.device}")
+    ids = offs
+    if b2 is not None:  # its gradients need the expert of each row
+        rows = torch.arange(x.shape[0], dtype=offs.dtype, device=offs.device)
+        ids = torch.searchsorted(offs, rows, right=True, out_int32=True)[:, None]  # past the last expert: of none
+        weights = weights[:, None]
+    return run_layer(
+        x, w13, w2, ids, weights, b13, b2, activation, layout, "fp8", recompute, keep_weights, None, None, float8_dtype
     )
