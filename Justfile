@@ -1,4 +1,4 @@
-# Everyday commands, for an environment with `pip install -c constraints.txt -e '.[dev]'`.
+# Everyday commands, for an environment with `pip install -c constraints.txt -e kernels -e '.[dev]'`.
 
 # Everything CI runs.
 test *arguments:

@@ -9,38 +9,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fp8tune_kernels.gemm.grouped_contraction import contract_rows
-    from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-    from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_grouped_mm
-    from fp8tune_kernels.gemm.grouped_rows import multiply_rows
-    from fp8tune_kernels.gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
-    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights, quantize_weights
-    from fp8tune_kernels.moe.cast_transpose_3d import cast_and_transpose
-    from fp8tune_kernels.moe.choose_experts import choose_experts
-    from fp8tune_kernels.moe.expert_sort import sort_by_expert
-    from fp8tune_kernels.moe.gather_sum import sum_rows_of_tokens
-    from fp8tune_kernels.moe.gathered_rows import multiply_gathered_rows
-    from fp8tune_kernels.moe.gathered_transpose import transpose_gathered_codes
-    from fp8tune_kernels.moe.layer import moe_layer
-    from fp8tune_kernels.moe.shifted_transpose_3d import transpose_codes_to_one_scale
-    from fp8tune_kernels.quantize.colwise import quantize_colwise
-    from fp8tune_kernels.quantize.colwise_3d import quantize_colwise_3d
-    from fp8tune_kernels.quantize.colwise_dual import quantize_colwise_dual
-    from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-    from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
-    from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
-    from fp8tune_kernels.quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
-    from fp8tune_kernels.quantize.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
-    from fp8tune_kernels.quantize.rowwise import quantize_rowwise
-    from fp8tune_kernels.quantize.rowwise_2d import quantize_rowwise_2d
-    from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
-    from fp8tune_kernels.quantize.rowwise_factored import quantize_rowwise_factored
-    from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-    from fp8tune_kernels.quantize.swiglu_rowwise import quantize_swiglu_rowwise
-    from fp8tune_kernels.quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
-    from fp8tune_kernels.quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
-    from fp8tune_kernels.quantize.transposed_codes import transpose_codes
-    from fp8tune_kernels.quantize.transposed_codes_3d import transpose_codes_3d
+    from .gemm.grouped_contraction import contract_rows
+    from .gemm.grouped_mm import fp8_grouped_mm
+    from .gemm.grouped_mxfp8 import mxfp8_grouped_mm
+    from .gemm.grouped_rows import multiply_rows
+    from .gemm.moe_mlp import ComposedActivationWarning, fp8_moe_mlp
+    from .gemm.quantized_weights import QuantizedWeights, quantize_weights
+    from .moe.cast_transpose_3d import cast_and_transpose
+    from .moe.choose_experts import choose_experts
+    from .moe.expert_sort import sort_by_expert
+    from .moe.gather_sum import sum_rows_of_tokens
+    from .moe.gathered_rows import multiply_gathered_rows
+    from .moe.gathered_transpose import transpose_gathered_codes
+    from .moe.layer import moe_layer
+    from .moe.shifted_transpose_3d import transpose_codes_to_one_scale
+    from .quantize.colwise import quantize_colwise
+    from .quantize.colwise_3d import quantize_colwise_3d
+    from .quantize.colwise_dual import quantize_colwise_dual
+    from .quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
+    from .quantize.mxfp8_dim0 import quantize_mxfp8_dim0
+    from .quantize.mxfp8_dim1 import quantize_mxfp8_dim1
+    from .quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
+    from .quantize.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
+    from .quantize.rowwise import quantize_rowwise
+    from .quantize.rowwise_2d import quantize_rowwise_2d
+    from .quantize.rowwise_colwise import quantize_rowwise_colwise
+    from .quantize.rowwise_factored import quantize_rowwise_factored
+    from .quantize.swiglu_gradient import quantize_swiglu_gradient
+    from .quantize.swiglu_rowwise import quantize_swiglu_rowwise
+    from .quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
+    from .quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
+    from .quantize.transposed_codes import transpose_codes
+    from .quantize.transposed_codes_3d import transpose_codes_3d
 
 __all__ = [
     "ComposedActivationWarning",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fp8tune_kernels.spec import DeviceLimits
+from .spec import DeviceLimits
 
 __all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "MXFP8_GEMM_ARCHES", "REGISTER_UNIT", "SIMDS", "Arch", "default_fp8_dtype"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from fp8tune_kernels.spec import KernelSpec, Span
+from .spec import KernelSpec, Span
 
 VALUES_A_THREAD = 64
 """Of rows in registers, for a config that was measured on shorter ones. With 112 of each operand ``swiglu-gradient`` of
@@ -60,7 +60,7 @@ SPANS = {
 def module_name(kernel: str) -> str:
     """The module that declares a kernel of this package: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
     folder = "moe" if kernel in MOE else "quantize" if kernel in (*QUANTIZERS, *TRANSPOSERS, *GATED) else "gemm"
-    return f"fp8tune_kernels.{folder}.{kernel.replace('-', '_')}"
+    return f"{__package__}.{folder}.{kernel.replace('-', '_')}"
 
 
 def load(kernel: str) -> KernelSpec:

@@ -22,15 +22,15 @@ which no dim is that of the columns. Offs that are ``Shard(0)`` are each rank's 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
-import fp8tune_kernels
+from .runtime.ops import OPERATORS
 
 __all__ = ["RULES"]
 
@@ -75,7 +75,7 @@ RULES: dict[str, tuple[Case, ...]] = {
 
 
 def _register(name: str) -> None:
-    operator = getattr(torch.ops.fp8tune, name).default
+    operator = getattr(OPERATORS, name).default
     arguments = operator._schema.arguments
     outputs = len(operator._schema.returns)
 
@@ -113,8 +113,9 @@ def _spread(into: Sequence[Placement], arguments: Sequence[Any], are_tensors: Se
 
 def _load() -> None:
     """Define all operators, then register."""
-    for name in fp8tune_kernels.__all__:
-        getattr(fp8tune_kernels, name)
+    package = sys.modules[__name__.rpartition(".")[0]]
+    for name in package.__all__:
+        getattr(package, name)
     for name in RULES:
         _register(name)
 

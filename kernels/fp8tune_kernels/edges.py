@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fp8tune_kernels.spec import Edge, NamedInts, Problem, bucket
+from .spec import Edge, NamedInts, Problem, bucket
 
 __all__ = ["at_most", "declared", "edge", "long_tail", "past_half"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
+from .gemm.grouped_mm import fp8_grouped_mm
 
 __all__ = ["_grouped_mm", "grouped_mm"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from fp8tune_kernels.spec import ROUTINGS
+from .spec import ROUTINGS
 
 __all__ = ["ALIGNMENT", "group_ends", "padded_rows", "taken_rows"]
 

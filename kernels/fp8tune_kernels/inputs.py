@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fp8tune_kernels.groups import group_ends
-from fp8tune_kernels.spec import Problem
+from .groups import group_ends
+from .spec import Problem
 
 __all__ = ["dtype_named", "offsets", "random_matrix"]
 

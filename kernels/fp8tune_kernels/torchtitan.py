@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable, quantize_after_all_gather
-from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.gemm.moe_mlp import fp8_moe_mlp
-from fp8tune_kernels.moe.layer import moe_layer
+from .gemm.gathered_weights import GatheredWeights, multipliable, quantize_after_all_gather
+from .gemm.grouped_mm import fp8_grouped_mm
+from .gemm.moe_mlp import fp8_moe_mlp
+from .moe.layer import moe_layer
 
 __all__ = ["grouped_mm_method", "quantize_after_all_gather", "routed_experts_method"]
 

@@ -63,6 +63,15 @@ def build(source: Path, target: str, folder: Path) -> Path:
     return package
 
 
+def installed(wheel: Path, site: Path) -> tuple[set[str], str]:
+    """Extract a wheel; return the names of its files and its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+        names = set(archive.namelist())
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("/METADATA"))
+    return names, metadata
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An sdist of a copy of the tree that has a small database and the files of somebody at work."""
@@ -78,7 +87,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path) -> None:
-    for folder in ("source", "wheel", "site", "empty"):
+    for folder in ("source", "wheel", "kernels", "site", "empty"):
         (tmp_path / folder).mkdir()
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "source", filter="data")
@@ -87,14 +96,14 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
     assert {"README.md", "tests/docs/test_project_files.py", "sweeps/llama4.toml", "docs/conf.py"} <= in_sdist
     assert [path for path in in_sdist if ".db" in path or path.startswith(("build", ".venv", ".ci"))] == ["results.db"]
 
-    with zipfile.ZipFile(build(source, "wheel", tmp_path / "wheel")) as wheel:
-        wheel.extractall(tmp_path / "site")
-        in_wheel = set(wheel.namelist())
-        (metadata,) = (wheel.read(path).decode() for path in in_wheel if path.endswith("/METADATA"))
+    in_wheel, metadata = installed(build(source, "wheel", tmp_path / "wheel"), tmp_path / "site")
+    assert {path.partition("/")[0] for path in in_wheel if ".dist-info/" not in path} == {"fp8tune"}
+    in_kernels, _ = installed(build(ROOT / "kernels", "wheel", tmp_path / "kernels"), tmp_path / "site")
     # not `kernels`: that package belongs to Hugging Face, and installing over it would break it
-    assert {path.partition("/")[0] for path in in_wheel if ".dist-info/" not in path} == {"fp8tune", "fp8tune_kernels"}
+    assert {path.partition("/")[0] for path in in_kernels if ".dist-info/" not in path} == {"fp8tune_kernels"}
+    assert "fp8tune_kernels/py.typed" in in_kernels
     shape_sets = {f"fp8tune/_sweeps/{path.name}" for path in (ROOT / "sweeps").glob("*.toml")}
-    data = {"fp8tune/py.typed", "fp8tune_kernels/py.typed", "fp8tune/report/assets/page.js"}
+    data = {"fp8tune/py.typed", "fp8tune/report/assets/page.js"}
     assert shape_sets | data | {"fp8tune/_sweeps/published/kernels.csv"} <= in_wheel
     assert [path for path in in_wheel if ".db" in path] == ["fp8tune/_results.db"]
 

@@ -45,8 +45,10 @@ def rename_a_helper(package: Path) -> None:
 
 def move_a_module(package: Path) -> None:
     room = package / "quantize"
-    (room / "arithmetic.py").rename(package / "rounding.py")
-    replace_everywhere(package, r"fp8tune_kernels\.quantize\.arithmetic", "fp8tune_kernels.rounding")
+    (room / "arithmetic.py").rename(moved := package / "rounding.py")
+    moved.write_text(moved.read_text().replace("from ..", "from ."))
+    replace_everywhere(room, r"from \.arithmetic import", "from ..rounding import")
+    replace_everywhere(package, r"from \.\.quantize\.arithmetic import", "from ..rounding import")
 
 
 def split_a_file(package: Path) -> None:

@@ -34,13 +34,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.quantize import colwise_3d, rowwise_2d, rowwise_factored, transposed_codes, transposed_codes_3d
-from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
-from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
-from fp8tune_kernels.runtime.once import differentiable_once
-from fp8tune_kernels.runtime.ops import define, run
-from fp8tune_kernels.spec import bucket
+from ..quantize import colwise_3d, rowwise_2d, rowwise_factored, transposed_codes, transposed_codes_3d
+from ..quantize.row_shifts import shifts_and_scales
+from ..runtime.checks import check_ends, fp8_dtype_for
+from ..runtime.once import differentiable_once
+from ..runtime.ops import define, run
+from ..spec import bucket
+from . import passes
 
 __all__ = ["folded_grouped_mm"]
 

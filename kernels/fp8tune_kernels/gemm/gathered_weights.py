@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from fp8tune_kernels.catalog import RECIPES
-from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.gemm.quantized_weights import outputs_for
-from fp8tune_kernels.runtime.checks import IN_DTYPES, fp8_dtype_for
+from ..catalog import RECIPES
+from ..runtime.checks import IN_DTYPES, fp8_dtype_for
+from ..runtime.ops import OPERATORS
+from .operands import are_multiples
+from .quantized_weights import outputs_for
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
 
@@ -106,8 +107,7 @@ class Made:
 
 def requantize_into(recipe: str, weights: Tensor, *codes: Tensor) -> None:
     """Quantize weights (E, K, N) into codes and scales that are there."""
-    operators = torch.ops.fp8tune
-    requantize = operators.requantize_folded_weights if recipe == "folded" else operators.requantize_weights
+    requantize = OPERATORS.requantize_folded_weights if recipe == "folded" else OPERATORS.requantize_weights
     requantize.default(weights, *codes)
 
 

@@ -20,8 +20,8 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts
+from ..arches import ARCHES
+from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts
 
 __all__ = ["AXES", "CONFIGS", "DEFAULT", "WITHOUT_FP8", "Work", "element_size", "estimate", "invalid"]
 

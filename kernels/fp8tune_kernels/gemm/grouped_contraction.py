@@ -32,10 +32,16 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import at_most, declared, edge
-from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
-from fp8tune_kernels.gemm.grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
-from fp8tune_kernels.gemm.operands import (
+from ..edges import at_most, declared, edge
+from ..groups import padded_rows
+from ..inputs import dtype_named, offsets, random_matrix
+from ..runtime.checks import FP8_DTYPES, check_offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from . import grouped_configs, grouped_tiles
+from .grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
+from .operands import (
     are_multiples,
     check_addresses,
     check_dtypes,
@@ -44,12 +50,6 @@ from fp8tune_kernels.gemm.operands import (
     random_operand,
     random_scales,
 )
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["ALIGNMENT", "SPEC", "contract_rows"]
 

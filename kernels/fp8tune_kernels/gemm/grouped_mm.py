@@ -36,20 +36,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.catalog import RECIPES
-from fp8tune_kernels.gemm.expert_bias import add_bias, check_bias
-from fp8tune_kernels.gemm.folded_mm import folded_grouped_mm
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.gemm.grouped_mm_operators import forward, gradients
-from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_product
-from fp8tune_kernels.gemm.shards import on_shards
-from fp8tune_kernels.quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-from fp8tune_kernels.quantize.rowwise_colwise import quantize_rowwise_colwise
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
-from fp8tune_kernels.runtime.once import differentiable_once
+from ..catalog import RECIPES
+from ..quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
+from ..quantize.rowwise_colwise import quantize_rowwise_colwise
+from ..runtime.checks import check_matrix, check_offsets, check_weights
+from ..runtime.once import differentiable_once
+from .expert_bias import add_bias, check_bias
+from .folded_mm import folded_grouped_mm
+from .grouped_contraction import ALIGNMENT
+from .grouped_mm_operators import forward, gradients
+from .precision import PRECISIONS, is_fp8_product
+from .shards import on_shards
 
 if TYPE_CHECKING:
-    from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
+    from .quantized_weights import QuantizedWeights
 
 __all__ = ["checked_operands", "fp8_grouped_mm"]
 

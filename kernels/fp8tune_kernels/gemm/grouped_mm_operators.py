@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.quantize import rowwise_colwise
-from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
-from fp8tune_kernels.runtime.ops import define, run
-from fp8tune_kernels.spec import bucket
+from ..quantize import rowwise_colwise
+from ..runtime.checks import check_ends, fp8_dtype_for
+from ..runtime.ops import define, run
+from ..spec import bucket
+from . import passes
+from .grouped_contraction import ALIGNMENT
 
 __all__ = ["forward", "gradients"]
 

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.arches import MXFP8_GEMM_ARCHES
-from fp8tune_kernels.gemm import mxfp8_blocked, token_groups
-from fp8tune_kernels.gemm.grouped_mm import checked_operands, finished
-from fp8tune_kernels.gemm.scaled_gemm import checked_offsets
-from fp8tune_kernels.gemm.shards import on_shards
-from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
-from fp8tune_kernels.quantize.mxfp8_dim0 import quantize_mxfp8_dim0
-from fp8tune_kernels.quantize.mxfp8_dim1 import quantize_mxfp8_dim1
-from fp8tune_kernels.quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
-from fp8tune_kernels.runtime.lookup import running_arch
-from fp8tune_kernels.runtime.once import differentiable_once
+from ..arches import MXFP8_GEMM_ARCHES
+from ..quantize.mxfp8_arithmetic import MX_BLOCK, check_scale_mode
+from ..quantize.mxfp8_dim0 import quantize_mxfp8_dim0
+from ..quantize.mxfp8_dim1 import quantize_mxfp8_dim1
+from ..quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
+from ..runtime.lookup import running_arch
+from ..runtime.once import differentiable_once
+from . import mxfp8_blocked, token_groups
+from .grouped_mm import checked_operands, finished
+from .scaled_gemm import checked_offsets
+from .shards import on_shards
 
 __all__ = ["multiply", "mxfp8_grouped_mm", "mxfp8_path", "operands", "quantize"]
 

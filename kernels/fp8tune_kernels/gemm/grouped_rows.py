@@ -28,14 +28,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import at_most, declared, edge
-from fp8tune_kernels.gemm import grouped_configs, grouped_tiles
-from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
-from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
-from fp8tune_kernels.inputs import offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import at_most, declared, edge
+from ..inputs import offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from . import grouped_configs, grouped_tiles
+from .grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
+from .operands import are_multiples, check_operands, random_operand, random_scales
 
 __all__ = ["SPEC", "multiply_rows", "zero_rows"]
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
+from .. import interpreter
 
 __all__ = [
     "Extents",

@@ -44,12 +44,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.moe_mlp_checks import check_layer, given_weights
-from fp8tune_kernels.gemm.moe_mlp_composed import COMPOSED, ComposedActivationWarning, composed_mlp
-from fp8tune_kernels.gemm.moe_mlp_passes import RECOMPUTE, mlp_backward, mlp_forward
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
-from fp8tune_kernels.runtime.once import differentiable_once
+from ..quantize.gated import ACTIVATIONS, LAYOUTS
+from ..runtime.once import differentiable_once
+from .moe_mlp_checks import check_layer, given_weights
+from .moe_mlp_composed import COMPOSED, ComposedActivationWarning, composed_mlp
+from .moe_mlp_passes import RECOMPUTE, mlp_backward, mlp_forward
+from .quantized_weights import QuantizedWeights
 
 __all__ = ["RECOMPUTE", "ComposedActivationWarning", "fp8_moe_mlp"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, check_weights
+from ..runtime.checks import check_matrix, check_offsets, check_weights
+from .operands import are_multiples
+from .quantized_weights import QuantizedWeights
 
 __all__ = ["check_layer", "given_weights"]
 

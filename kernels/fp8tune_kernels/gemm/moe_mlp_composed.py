@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.expert_bias import add_bias, rows_of_experts
-from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
+from .expert_bias import add_bias, rows_of_experts
+from .grouped_mm import fp8_grouped_mm
 
 __all__ = ["COMPOSED", "ComposedActivationWarning", "composed_mlp"]
 

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.expert_bias import rows_of_experts
-from fp8tune_kernels.quantize import (
+from ..quantize import (
     colwise_3d,
     gated_rows,
     rowwise_2d,
@@ -24,10 +22,12 @@ from fp8tune_kernels.quantize import (
     transposed_codes,
     transposed_codes_3d,
 )
-from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
-from fp8tune_kernels.runtime.checks import check_ends, fp8_dtype_for
-from fp8tune_kernels.runtime.ops import define, run
-from fp8tune_kernels.spec import bucket
+from ..quantize.row_shifts import shifts_and_scales
+from ..runtime.checks import check_ends, fp8_dtype_for
+from ..runtime.ops import define, run
+from ..spec import bucket
+from . import passes
+from .expert_bias import rows_of_experts
 
 __all__ = ["RECOMPUTE", "mlp_backward", "mlp_forward"]
 

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.gemm.token_groups import group_of_row
-from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK
-from fp8tune_kernels.runtime.ops import define
+from .. import interpreter
+from ..quantize.mxfp8_arithmetic import MX_BLOCK
+from ..runtime.ops import define
+from .token_groups import group_of_row
 
 __all__ = ["of_column_groups", "of_experts", "of_row_groups"]
 

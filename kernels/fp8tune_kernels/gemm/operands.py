@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fp8tune_kernels.gemm.grouped_configs import WITHOUT_FP8
-from fp8tune_kernels.inputs import dtype_named
-from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
-from fp8tune_kernels.runtime.lookup import running_arch
-from fp8tune_kernels.spec import Problem
+from ..inputs import dtype_named
+from ..runtime.checks import FP8_DTYPES, check_offsets
+from ..runtime.lookup import running_arch
+from ..spec import Problem
+from .grouped_configs import WITHOUT_FP8
 
 __all__ = ["check_operands", "random_operand", "random_scales"]
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import grouped_contraction, grouped_rows, token_groups
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.quantize import colwise, colwise_3d, colwise_dual, rowwise_2d, transpose_3d_atomic
-from fp8tune_kernels.runtime.lookup import running_arch
-from fp8tune_kernels.runtime.ops import run
-from fp8tune_kernels.spec import DTYPES, bucket
+from ..quantize import colwise, colwise_3d, colwise_dual, rowwise_2d, transpose_3d_atomic
+from ..runtime.lookup import running_arch
+from ..runtime.ops import run
+from ..spec import DTYPES, bucket
+from . import grouped_contraction, grouped_rows, token_groups
+from .grouped_contraction import ALIGNMENT
 
 __all__ = [
     "Quantized",

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from fp8tune_kernels.runtime.lookup import running_arch
+from ..runtime.lookup import running_arch
 
 __all__ = ["LAYER", "PRECISIONS", "PRODUCT", "Costs", "Rule", "is_fp8_layer", "is_fp8_product", "least_fp8_rows"]
 

@@ -22,16 +22,16 @@ from torch import Tensor
 from torch._compile import _disable_dynamo  # as torch.compiler.disable, which takes a second to import
 from torch.autograd.graph import increment_version
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.catalog import RECIPES
-from fp8tune_kernels.gemm.fingerprint import Fingerprint, change_message
-from fp8tune_kernels.gemm.operands import check_multiples
-from fp8tune_kernels.quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
-from fp8tune_kernels.quantize import weights as expert_weights
-from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
-from fp8tune_kernels.runtime.lookup import config_for
-from fp8tune_kernels.runtime.ops import define
-from fp8tune_kernels.spec import KernelSpec
+from .. import interpreter
+from ..catalog import RECIPES
+from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
+from ..quantize import weights as expert_weights
+from ..runtime.checks import check_weights, fp8_dtype_for
+from ..runtime.lookup import config_for
+from ..runtime.ops import define
+from ..spec import KernelSpec
+from .fingerprint import Fingerprint, change_message
+from .operands import check_multiples
 
 __all__ = ["QuantizedWeights", "as_stored", "outputs_for", "quantize_weights", "snapshot"]
 

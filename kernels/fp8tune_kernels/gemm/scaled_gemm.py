@@ -21,8 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.runtime.checks import check_ends
-from fp8tune_kernels.runtime.ops import define
+from ..runtime.checks import check_ends
+from ..runtime.ops import define
 
 __all__ = ["GROUP_ALIGNMENT", "checked_offsets", "multiply"]
 

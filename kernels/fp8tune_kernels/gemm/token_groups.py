@@ -23,11 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.runtime.checks import check_ends, check_matrix, check_offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import define
+from .. import interpreter
+from ..groups import padded_rows
+from ..runtime.checks import check_ends, check_matrix, check_offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import define
 
 __all__ = [
     "group_of_row",

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.gemm.expert_bias import add_bias
-from fp8tune_kernels.moe import expert_sort
-from fp8tune_kernels.moe.fp8_steps import sorted_by_expert, step, sum_of_rows
-from fp8tune_kernels.moe.gated_bf16 import activate, activation_gradient
+from ..gemm import passes
+from ..gemm.expert_bias import add_bias
+from . import expert_sort
+from .fp8_steps import sorted_by_expert, step, sum_of_rows
+from .gated_bf16 import activate, activation_gradient
 
 __all__ = ["activation_gradients", "forward", "gate_up", "token_gradients"]
 

@@ -26,18 +26,18 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge, past_half
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.moe import shifted_transpose_3d
-from fp8tune_kernels.quantize import colwise_3d, transposed_codes_3d
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32, quantize, scale_of
-from fp8tune_kernels.quantize.factors import random_powers
-from fp8tune_kernels.quantize.limits import MOST_VALUES, idle_columns, wrong_tile
-from fp8tune_kernels.quantize.words import shifted_bytes, words_of_bytes
-from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from ..edges import declared, edge, past_half
+from ..inputs import dtype_named, random_matrix
+from ..quantize import colwise_3d, transposed_codes_3d
+from ..quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32, quantize, scale_of
+from ..quantize.factors import random_powers
+from ..quantize.limits import MOST_VALUES, idle_columns, wrong_tile
+from ..quantize.words import shifted_bytes, words_of_bytes
+from ..runtime.checks import check_weights, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from . import shifted_transpose_3d
 
 __all__ = ["SPEC", "cast_and_transpose", "key"]
 

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.moe.shards import choose_on_shards
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.once import differentiable_once
-from fp8tune_kernels.runtime.ops import define
+from .. import interpreter
+from ..runtime.launching import launch_kernel
+from ..runtime.once import differentiable_once
+from ..runtime.ops import define
+from .shards import choose_on_shards
 
 __all__ = ["choose_experts"]
 

@@ -20,11 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .. import interpreter
+from ..edges import declared, edge
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 
 __all__ = ["SPEC", "TOP_K", "sort_by_expert"]
 

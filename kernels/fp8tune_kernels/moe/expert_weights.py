@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
-from fp8tune_kernels.moe.fp8_steps import quantized_both_ways
-from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
+from ..gemm.gathered_weights import GatheredWeights, multipliable
+from ..runtime.checks import check_weights, fp8_dtype_for
+from .fp8_steps import quantized_both_ways
 
 __all__ = ["ExpertWeights", "check_stored", "of_gathered", "quantize_down", "quantize_gate_up"]
 

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm import passes
-from fp8tune_kernels.moe import cast_transpose_3d, expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
-from fp8tune_kernels.moe.gathered_rows import run_gathered_rows
-from fp8tune_kernels.quantize import (
+from ..gemm import passes
+from ..quantize import (
     colwise_3d,
     gated_rows,
     rowwise_2d,
@@ -24,11 +22,13 @@ from fp8tune_kernels.quantize import (
     transposed_codes,
     transposed_codes_3d,
 )
-from fp8tune_kernels.quantize.row_shifts import shifts_and_scales
-from fp8tune_kernels.runtime.checks import fp8_dtype_for
-from fp8tune_kernels.runtime.ops import define, on_its_device, run
-from fp8tune_kernels.runtime.replay import replayed
-from fp8tune_kernels.spec import bucket
+from ..quantize.row_shifts import shifts_and_scales
+from ..runtime.checks import fp8_dtype_for
+from ..runtime.ops import define, on_its_device, run
+from ..runtime.replay import replayed
+from ..spec import bucket
+from . import cast_transpose_3d, expert_sort, gather_sum, gathered_transpose, shifted_transpose_3d
+from .gathered_rows import run_gathered_rows
 
 __all__ = [
     "activate_again",

@@ -17,16 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.quantize.gate_and_up import load_gate_and_up, split
-from fp8tune_kernels.quantize.gated import (
+from .. import interpreter
+from ..quantize.gate_and_up import load_gate_and_up, split
+from ..quantize.gated import (
     ACTIVATIONS,
     gated,
     gated_gradient,
     reference_gated,
     reference_gated_gradient,
 )
-from fp8tune_kernels.runtime.launching import launch_kernel
+from ..runtime.launching import launch_kernel
 
 __all__ = ["activate", "activation_gradient"]
 

@@ -21,14 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.edges import declared, edge, past_half
-from fp8tune_kernels.inputs import random_matrix
-from fp8tune_kernels.moe.expert_sort import TOP_K
-from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .. import interpreter
+from ..edges import declared, edge, past_half
+from ..inputs import random_matrix
+from ..quantize.limits import idle_columns, wrong_tile
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .expert_sort import TOP_K
 
 __all__ = ["SPEC", "sum_rows_of_tokens"]
 

@@ -23,18 +23,18 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import at_most, declared, edge
-from fp8tune_kernels.gemm import grouped_configs, grouped_rows, grouped_tiles
-from fp8tune_kernels.gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
-from fp8tune_kernels.gemm.operands import are_multiples, check_operands, random_operand, random_scales
-from fp8tune_kernels.inputs import offsets
-from fp8tune_kernels.moe.expert_sort import TOP_K
-from fp8tune_kernels.moe.gather_sum import check_rows
-from fp8tune_kernels.quantize.aligned_blocks import inverse_of
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register, run
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import at_most, declared, edge
+from ..gemm import grouped_configs, grouped_rows, grouped_tiles
+from ..gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
+from ..gemm.operands import are_multiples, check_operands, random_operand, random_scales
+from ..inputs import offsets
+from ..quantize.aligned_blocks import inverse_of
+from ..quantize.arithmetic import FP8_MAX
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register, run
+from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .expert_sort import TOP_K
+from .gather_sum import check_rows
 
 __all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
 

@@ -22,22 +22,22 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import offsets
-from fp8tune_kernels.moe.expert_sort import TOP_K
-from fp8tune_kernels.moe.gather_sum import check_rows
-from fp8tune_kernels.moe.gathered_rows import random_tokens
-from fp8tune_kernels.quantize import transposed_codes
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX
-from fp8tune_kernels.quantize.factors import check_scales, random_powers
-from fp8tune_kernels.quantize.tiles import stride_of_columns
-from fp8tune_kernels.quantize.transposed_codes import random_codes, rows_at
-from fp8tune_kernels.quantize.words import shifted_bytes, words_of_bytes
-from fp8tune_kernels.runtime.checks import check_offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import declared, edge
+from ..groups import padded_rows
+from ..inputs import offsets
+from ..quantize import transposed_codes
+from ..quantize.arithmetic import FP8_MAX
+from ..quantize.factors import check_scales, random_powers
+from ..quantize.tiles import stride_of_columns
+from ..quantize.transposed_codes import random_codes, rows_at
+from ..quantize.words import shifted_bytes, words_of_bytes
+from ..runtime.checks import check_offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .expert_sort import TOP_K
+from .gather_sum import check_rows
+from .gathered_rows import random_tokens
 
 __all__ = ["SPEC", "transpose_gathered_codes"]
 

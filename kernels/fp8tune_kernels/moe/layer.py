@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.expert_bias import rows_of_experts
-from fp8tune_kernels.gemm.gathered_weights import GatheredWeights
-from fp8tune_kernels.gemm.operands import are_multiples
-from fp8tune_kernels.gemm.precision import PRECISIONS, is_fp8_layer
-from fp8tune_kernels.moe import bf16_steps, fp8_steps
-from fp8tune_kernels.moe.expert_sort import check_choice
-from fp8tune_kernels.moe.expert_weights import ExpertWeights, check_stored, of_gathered
-from fp8tune_kernels.moe.shards import layer_on_shards
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
-from fp8tune_kernels.quantize.swiglu_gradient import quantize_swiglu_gradient
-from fp8tune_kernels.runtime.checks import check_matrix
-from fp8tune_kernels.runtime.once import differentiable_once
+from ..gemm.expert_bias import rows_of_experts
+from ..gemm.gathered_weights import GatheredWeights
+from ..gemm.operands import are_multiples
+from ..gemm.precision import PRECISIONS, is_fp8_layer
+from ..quantize.gated import ACTIVATIONS, LAYOUTS
+from ..quantize.swiglu_gradient import quantize_swiglu_gradient
+from ..runtime.checks import check_matrix
+from ..runtime.once import differentiable_once
+from . import bf16_steps, fp8_steps
+from .expert_sort import check_choice
+from .expert_weights import ExpertWeights, check_stored, of_gathered
+from .shards import layer_on_shards
 
 __all__ = ["RECOMPUTE", "moe_layer"]
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, cast
 
 from torch import Size, Tensor
 
-from fp8tune_kernels.gemm.shards import PLAIN, local_shard, range_of_shard
+from ..gemm.shards import PLAIN, local_shard, range_of_shard
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -21,15 +21,15 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.quantize import transposed_codes, transposed_codes_3d, weights
-from fp8tune_kernels.quantize.aligned_blocks import inverse_of
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast
-from fp8tune_kernels.quantize.factors import check_scales, random_powers
-from fp8tune_kernels.quantize.transposed_codes import Tile, random_codes, transpose_tile
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from ..edges import declared, edge
+from ..quantize import transposed_codes, transposed_codes_3d, weights
+from ..quantize.aligned_blocks import inverse_of
+from ..quantize.arithmetic import FP8_MAX, reference_cast
+from ..quantize.factors import check_scales, random_powers
+from ..quantize.transposed_codes import Tile, random_codes, transpose_tile
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "transpose_codes_to_one_scale"]
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.quantize.arithmetic import scale_of
+from .arithmetic import scale_of
 
 __all__ = [
     "ALIGNMENT",

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels import interpreter
+from .. import interpreter
 
 __all__ = [
     "FP8_MAX",

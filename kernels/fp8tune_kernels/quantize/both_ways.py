@@ -29,11 +29,12 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.quantize import panels
-from fp8tune_kernels.quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
-from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
-from fp8tune_kernels.quantize.panels import _pieces_of
-from fp8tune_kernels.quantize.tiles import (
+from ..spec import DeviceLimits
+from . import panels
+from .arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
+from .limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
+from .panels import _pieces_of
+from .tiles import (
     Matrix,
     Options,
     Tile,
@@ -51,7 +52,6 @@ from fp8tune_kernels.quantize.tiles import (
     top,
     units_of,
 )
-from fp8tune_kernels.spec import DeviceLimits
 
 __all__ = ["AXES", "invalid", "programs", "quantize_both_ways", "work_for"]
 

@@ -28,17 +28,17 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.groups import padded_rows, taken_rows
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import panels
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
-from fp8tune_kernels.quantize.panels import quantize_columns
-from fp8tune_kernels.quantize.tiles import Matrix, Options, stride_of_columns
-from fp8tune_kernels.runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from ..edges import declared, edge
+from ..groups import padded_rows, taken_rows
+from ..inputs import dtype_named, offsets, random_matrix
+from ..runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from . import panels
+from .arithmetic import FP8_MAX, reference_cast, reference_scale
+from .panels import quantize_columns
+from .tiles import Matrix, Options, stride_of_columns
 
 __all__ = ["SPEC", "quantize_colwise"]
 

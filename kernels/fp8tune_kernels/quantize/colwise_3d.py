@@ -18,11 +18,11 @@ from collections.abc import Mapping
 
 import torch
 
-from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.edges import declared, edge, long_tail, past_half
-from fp8tune_kernels.quantize import rowwise_2d, weights
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts
+from ..catalog import SPANS
+from ..edges import declared, edge, long_tail, past_half
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, KernelSpec, NamedInts
+from . import rowwise_2d, weights
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 

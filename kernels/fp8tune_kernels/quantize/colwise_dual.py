@@ -23,16 +23,16 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.inputs import random_matrix
-from fp8tune_kernels.quantize import colwise, panels
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX
-from fp8tune_kernels.quantize.panels import quantize_columns
-from fp8tune_kernels.quantize.tiles import Matrix, Options, stride_of_columns
-from fp8tune_kernels.runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from ..edges import declared, edge
+from ..inputs import random_matrix
+from ..runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from . import colwise, panels
+from .arithmetic import FP8_MAX
+from .panels import quantize_columns
+from .tiles import Matrix, Options, stride_of_columns
 
 __all__ = ["SPEC", "quantize_colwise_dual"]
 

@@ -16,13 +16,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.quantize import both_ways, colwise_3d, panels, transpose_3d, weights
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX
-from fp8tune_kernels.quantize.both_ways import quantize_both_ways
-from fp8tune_kernels.quantize.tiles import Matrix, Options
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from . import both_ways, colwise_3d, panels, transpose_3d, weights
+from .arithmetic import FP8_MAX
+from .both_ways import quantize_both_ways
+from .tiles import Matrix, Options
 
 __all__ = ["SPEC", "quantize_colwise_transpose_3d"]
 

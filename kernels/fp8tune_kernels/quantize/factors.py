@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels.spec import Problem
+from ..spec import Problem
 
 __all__ = ["check_scales", "factor_of", "random_powers", "reference_factor"]
 

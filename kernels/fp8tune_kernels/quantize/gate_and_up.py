@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.quantize.arithmetic import quantize, reference_cast, reference_scale
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, LAYOUTS
-from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
-from fp8tune_kernels.spec import Problem
+from ..inputs import dtype_named, random_matrix
+from ..runtime.checks import FP8_DTYPES, check_offsets
+from ..spec import Problem
+from .arithmetic import quantize, reference_cast, reference_scale
+from .gated import ACTIVATIONS, LAYOUTS
 
 __all__ = [
     "check_gate_and_up",

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels import interpreter
+from .. import interpreter
 
 __all__ = ["ACTIVATIONS", "LAYOUTS", "gated", "gated_gradient", "reference_gated", "reference_gated_gradient"]
 

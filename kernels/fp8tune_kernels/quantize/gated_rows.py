@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fp8tune_kernels.edges import edge, past_half
-from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
-from fp8tune_kernels.quantize.whole_rows import shared_bytes, tile_of
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bucket
+from ..edges import edge, past_half
+from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, bucket
+from .limits import too_many_shared_bytes, wrong_tile
+from .whole_rows import shared_bytes, tile_of
 
 __all__ = [
     "AXES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8tune_kernels.spec import DeviceLimits
+from ..spec import DeviceLimits
 
 __all__ = ["MOST_VALUES", "idle_columns", "too_many_shared_bytes", "values_a_thread", "wrong_tile"]
 

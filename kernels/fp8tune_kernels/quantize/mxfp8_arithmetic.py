@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, canonical_nan, reference_cast
+from .arithmetic import FP8_MAX, canonical_nan, reference_cast
 
 __all__ = [
     "FP8_MAX_BITS",

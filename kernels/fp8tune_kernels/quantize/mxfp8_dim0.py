@@ -19,12 +19,16 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.quantize import rowwise_2d
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
-from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
-from fp8tune_kernels.quantize.mxfp8_arithmetic import (
+from ..edges import declared, edge
+from ..inputs import dtype_named, random_matrix
+from ..runtime.checks import check_matrix, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from . import rowwise_2d
+from .arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from .limits import idle_columns, wrong_tile
+from .mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
     SCALE_MODES,
@@ -33,10 +37,6 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     quantize_block,
     reference_blocks,
 )
-from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
 
 __all__ = ["SPEC", "quantize_mxfp8_dim0"]
 

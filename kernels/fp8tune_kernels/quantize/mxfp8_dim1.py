@@ -20,11 +20,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.quantize import mxfp8_dim0, rowwise_2d
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32
-from fp8tune_kernels.quantize.limits import too_many_shared_bytes
-from fp8tune_kernels.quantize.mxfp8_arithmetic import (
+from ..edges import declared, edge
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts
+from . import mxfp8_dim0, rowwise_2d
+from .arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from .limits import too_many_shared_bytes
+from .mxfp8_arithmetic import (
     FP8_MAX_BITS,
     MX_BLOCK,
     SCALE_MODES,
@@ -32,9 +35,6 @@ from fp8tune_kernels.quantize.mxfp8_arithmetic import (
     quantize_block,
     reference_blocks,
 )
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1"]
 

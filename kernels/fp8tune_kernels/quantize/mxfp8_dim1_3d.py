@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.quantize import mxfp8_dim1
-from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
-from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from ..edges import declared, edge
+from ..inputs import dtype_named, random_matrix
+from ..runtime.checks import check_weights, fp8_dtype_for
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import KernelSpec, NamedInts, Problem
+from . import mxfp8_dim1
+from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
 

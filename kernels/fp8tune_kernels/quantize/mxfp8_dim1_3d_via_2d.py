@@ -13,11 +13,11 @@ from collections.abc import Mapping
 
 import torch
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.quantize import mxfp8_dim1, mxfp8_dim1_3d
-from fp8tune_kernels.quantize.mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts
+from ..edges import declared, edge
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import KernelSpec, NamedInts
+from . import mxfp8_dim1, mxfp8_dim1_3d
+from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
 

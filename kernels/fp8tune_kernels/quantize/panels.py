@@ -33,9 +33,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.quantize.arithmetic import magnitude_to_float32, quantize, scale_of
-from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
-from fp8tune_kernels.quantize.tiles import (
+from ..spec import DeviceLimits
+from .arithmetic import magnitude_to_float32, quantize, scale_of
+from .limits import idle_columns, too_many_shared_bytes, values_a_thread, wrong_tile
+from .tiles import (
     Matrix,
     Options,
     Tile,
@@ -54,7 +55,6 @@ from fp8tune_kernels.quantize.tiles import (
     units_before,
     units_of,
 )
-from fp8tune_kernels.spec import DeviceLimits
 
 __all__ = ["AXES", "invalid", "options", "programs", "quantize_columns", "work_for"]
 

@@ -25,11 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.quantize.factors import check_scales
-from fp8tune_kernels.runtime.checks import check_ends, check_offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import define
+from .. import interpreter
+from ..runtime.checks import check_ends, check_offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import define
+from .factors import check_scales
 
 __all__ = ["reference_shifts", "shifts_and_scales", "shifts_by_kernel", "shifts_of_rows"]
 

@@ -21,10 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge, past_half
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import panels
-from fp8tune_kernels.quantize.arithmetic import (
+from ..edges import declared, edge, past_half
+from ..inputs import dtype_named, offsets, random_matrix
+from ..runtime.checks import check_matrix, check_offsets, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from . import panels
+from .arithmetic import (
     FP8_MAX,
     magnitude,
     magnitude_to_float32,
@@ -33,12 +37,8 @@ from fp8tune_kernels.quantize.arithmetic import (
     reference_scale,
     scale_of,
 )
-from fp8tune_kernels.quantize.panels import quantize_columns
-from fp8tune_kernels.quantize.tiles import Matrix, Options
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from .panels import quantize_columns
+from .tiles import Matrix, Options
 
 __all__ = ["SPEC", "quantize_rowwise"]
 

@@ -19,10 +19,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.edges import declared, edge, long_tail, past_half
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.quantize.arithmetic import (
+from ..catalog import SPANS
+from ..edges import declared, edge, long_tail, past_half
+from ..inputs import dtype_named, random_matrix
+from ..runtime.checks import check_matrix, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .arithmetic import (
     FP8_MAX,
     magnitude,
     magnitude_to_float32,
@@ -31,11 +35,7 @@ from fp8tune_kernels.quantize.arithmetic import (
     reference_scale,
     scale_of,
 )
-from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
-from fp8tune_kernels.runtime.checks import check_matrix, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from .limits import too_many_shared_bytes, wrong_tile
 
 __all__ = ["SPEC", "quantize_rowwise_2d"]
 

@@ -24,19 +24,19 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.edges import declared, edge, long_tail, past_half
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import colwise, rowwise_2d, whole_rows
-from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_rows
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast, reference_scale, scale_of
-from fp8tune_kernels.quantize.factors import check_scales, factor_of, random_powers, reference_factor
-from fp8tune_kernels.quantize.limits import too_many_shared_bytes, wrong_tile
-from fp8tune_kernels.runtime.checks import check_matrix, check_offsets, fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..catalog import SPANS
+from ..edges import declared, edge, long_tail, past_half
+from ..groups import padded_rows
+from ..inputs import dtype_named, offsets, random_matrix
+from ..runtime.checks import check_matrix, check_offsets, fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from . import colwise, rowwise_2d, whole_rows
+from .aligned_blocks import ALIGNMENT, block_at, largest_of_rows
+from .arithmetic import FP8_MAX, quantize, reference_cast, reference_scale, scale_of
+from .factors import check_scales, factor_of, random_powers, reference_factor
+from .limits import too_many_shared_bytes, wrong_tile
 
 __all__ = ["SPEC", "quantize_rowwise_factored"]
 

@@ -26,14 +26,18 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.groups import padded_rows
-from fp8tune_kernels.inputs import dtype_named, offsets, random_matrix
-from fp8tune_kernels.quantize import gated_rows, whole_rows
-from fp8tune_kernels.quantize.aligned_blocks import ALIGNMENT, block_at, largest_of_both, largest_of_rows, scale_of_bits
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast
-from fp8tune_kernels.quantize.gate_and_up import (
+from ..catalog import SPANS
+from ..edges import declared, edge
+from ..groups import padded_rows
+from ..inputs import dtype_named, offsets, random_matrix
+from ..runtime.checks import fp8_dtype_for
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from . import gated_rows, whole_rows
+from .aligned_blocks import ALIGNMENT, block_at, largest_of_both, largest_of_rows, scale_of_bits
+from .arithmetic import FP8_MAX, quantize, reference_cast
+from .gate_and_up import (
     check_gate_and_up,
     load_gate_and_up,
     options_of,
@@ -43,12 +47,8 @@ from fp8tune_kernels.quantize.gate_and_up import (
     store_gate_and_up,
     values_of,
 )
-from fp8tune_kernels.quantize.gated import ACTIVATIONS, gated, reference_gated
-from fp8tune_kernels.quantize.gated_rows import blocks_of_rows, ends_within, key
-from fp8tune_kernels.runtime.checks import fp8_dtype_for
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from .gated import ACTIVATIONS, gated, reference_gated
+from .gated_rows import blocks_of_rows, ends_within, key
 
 __all__ = ["SPEC", "quantize_swiglu_rowwise"]
 

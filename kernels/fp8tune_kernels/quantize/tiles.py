@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.quantize.arithmetic import magnitude, quantize
+from .arithmetic import magnitude, quantize
 
 __all__ = [
     "Matrix",

@@ -19,13 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.quantize import panels
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, reference_cast, reference_scale
-from fp8tune_kernels.quantize.panels import quantize_columns
-from fp8tune_kernels.quantize.tiles import Matrix, Options
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors
+from ..edges import declared, edge
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors
+from . import panels
+from .arithmetic import FP8_MAX, reference_cast, reference_scale
+from .panels import quantize_columns
+from .tiles import Matrix, Options
 
 __all__ = ["edges", "launch_columns", "outputs", "reference"]
 

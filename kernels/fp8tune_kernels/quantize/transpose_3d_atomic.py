@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
-from fp8tune_kernels.quantize import panels, weights
-from fp8tune_kernels.quantize.transpose_3d import edges, launch_columns, outputs, reference
-from fp8tune_kernels.runtime.ops import register
-from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from ..runtime.ops import register
+from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from . import panels, weights
+from .transpose_3d import edges, launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 import torch
 
-from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.edges import declared, edge, past_half
-from fp8tune_kernels.quantize import weights
-from fp8tune_kernels.quantize.limits import idle_columns, too_many_shared_bytes, wrong_tile
-from fp8tune_kernels.quantize.transpose_3d import launch_columns, outputs, reference
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from ..catalog import SPANS
+from ..edges import declared, edge, past_half
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from . import weights
+from .limits import idle_columns, too_many_shared_bytes, wrong_tile
+from .transpose_3d import launch_columns, outputs, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_reduction"]
 

@@ -29,18 +29,18 @@ import triton
 import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.groups import padded_rows, taken_rows
-from fp8tune_kernels.inputs import dtype_named, offsets
-from fp8tune_kernels.quantize import colwise
-from fp8tune_kernels.quantize.arithmetic import FP8_MAX, quantize, reference_cast
-from fp8tune_kernels.quantize.factors import check_scales, random_powers
-from fp8tune_kernels.quantize.limits import idle_columns, wrong_tile
-from fp8tune_kernels.quantize.tiles import stride_of_columns
-from fp8tune_kernels.runtime.checks import FP8_DTYPES, check_offsets
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import declared, edge
+from ..groups import padded_rows, taken_rows
+from ..inputs import dtype_named, offsets
+from ..runtime.checks import FP8_DTYPES, check_offsets
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from . import colwise
+from .arithmetic import FP8_MAX, quantize, reference_cast
+from .factors import check_scales, random_powers
+from .limits import idle_columns, wrong_tile
+from .tiles import stride_of_columns
 
 __all__ = [
     "ALIGNMENT",

@@ -18,13 +18,13 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.quantize import transposed_codes, weights
-from fp8tune_kernels.quantize.transposed_codes import Tile, random_codes, transpose_tile
-from fp8tune_kernels.runtime.checks import FP8_DTYPES
-from fp8tune_kernels.runtime.launching import launch_kernel
-from fp8tune_kernels.runtime.ops import Inputs, Tensors, register
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from ..edges import declared, edge
+from ..runtime.checks import FP8_DTYPES
+from ..runtime.launching import launch_kernel
+from ..runtime.ops import Inputs, Tensors, register
+from ..spec import KernelSpec, NamedInts, Problem
+from . import transposed_codes, weights
+from .transposed_codes import Tile, random_codes, transpose_tile
 
 __all__ = ["SPEC", "transpose_codes_3d"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from fp8tune_kernels.inputs import dtype_named, random_matrix
-from fp8tune_kernels.runtime.checks import check_weights, fp8_dtype_for
-from fp8tune_kernels.runtime.ops import Inputs
-from fp8tune_kernels.spec import NamedInts, Problem
+from ..inputs import dtype_named, random_matrix
+from ..runtime.checks import check_weights, fp8_dtype_for
+from ..runtime.ops import Inputs
+from ..spec import NamedInts, Problem
 
 __all__ = ["KEY", "arguments", "inputs", "key", "problems"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.runtime.lookup import running_arch
+from ..arches import ARCHES
+from ..runtime.lookup import running_arch
 
 __all__ = ["EXCHANGED_BYTES", "options", "shared_bytes", "tile_of"]
 

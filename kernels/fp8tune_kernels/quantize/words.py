@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
-from fp8tune_kernels.quantize.arithmetic import canonical_nan
+from .arithmetic import canonical_nan
 
 __all__ = ["shifted_bytes", "words_of_bytes"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from fp8tune_kernels.runtime.nearest import nearest
-from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row, Table
+from ..spec import KernelSpec
+from ..tables import Row, Table
+from .nearest import nearest
 
 __all__ = ["Step", "taken"]
 

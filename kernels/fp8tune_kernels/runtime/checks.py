@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import torch
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.runtime.lookup import running_arch
+from .. import interpreter
+from ..arches import default_fp8_dtype
+from .lookup import running_arch
 
 __all__ = ["check_alignment", "check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
 

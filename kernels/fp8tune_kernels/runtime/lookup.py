@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from fp8tune_kernels.runtime.chain import taken
-from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, user_table
-from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Table, table
+from ..spec import KernelSpec
+from ..tables import Table, table
+from .chain import taken
+from .user_tables import of_kernel, overlay, user_table
 
 __all__ = [
     "compiling_for",

@@ -6,8 +6,8 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 
-from fp8tune_kernels.spec import FLAGS, NamedInts, Span
-from fp8tune_kernels.tables import Key, Row
+from ..spec import FLAGS, NamedInts, Span
+from ..tables import Key, Row
 
 __all__ = ["distance", "nearest"]
 

@@ -11,20 +11,25 @@ from typing import Any, TypeVar
 
 import torch
 
-from fp8tune_kernels import interpreter
-from fp8tune_kernels.runtime.checks import check_ends
-from fp8tune_kernels.runtime.lookup import config_for
-from fp8tune_kernels.runtime.replay import replayed
-from fp8tune_kernels.spec import KernelSpec
+from .. import interpreter
+from ..spec import KernelSpec
+from .checks import check_ends
+from .lookup import config_for
+from .replay import replayed
 
-__all__ = ["Inputs", "Tensors", "define", "on_its_device", "register", "run"]
+__all__ = ["NAMESPACE", "OPERATORS", "Inputs", "Tensors", "define", "on_its_device", "register", "run"]
 
 Function = Callable[..., Any]
 R = TypeVar("R")
 Inputs = tuple[Any, ...]
 Tensors = tuple[torch.Tensor, ...]
 
-_LIBRARY = torch.library.Library("fp8tune", "FRAGMENT")
+NAMESPACE = "fp8tune"
+"""Namespace of all operators. A build under another name changes this line alone."""
+
+OPERATORS: Any = getattr(torch.ops, NAMESPACE)
+
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 _TYPES = {
     "torch.Tensor": "Tensor",
@@ -47,7 +52,7 @@ def define(
     makes_codes: bool = False,
     replays: bool = False,
 ) -> Any:
-    """Define ``fp8tune::<schema>`` and return the callable operator.
+    """Define the operator of a schema and return the callable operator.
 
     ``gpu`` runs with the device of the first argument as the current one. ``gradient``: the backward function and the
     one that saves what it needs. ``makes_codes``: no output is differentiable, whatever the inputs are. ``replays``:
@@ -56,15 +61,15 @@ def define(
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"fp8tune::{name}", fake, lib=_LIBRARY)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     if gpu is not None:
         on_gpu = on_its_device(replayed(gpu) if replays else gpu)
         _LIBRARY.impl(name, on_gpu, "CUDA")
     if gradient is not None:
-        torch.library.register_autograd(f"fp8tune::{name}", gradient[0], setup_context=gradient[1], lib=_LIBRARY)
+        torch.library.register_autograd(f"{NAMESPACE}::{name}", gradient[0], setup_context=gradient[1], lib=_LIBRARY)
     if makes_codes:
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")  # the default marks codes as differentiable
-    operator = getattr(torch.ops.fp8tune, name).default
+    operator = getattr(OPERATORS, name).default
     return _past_the_dispatcher(operator, on_gpu) if replays else operator
 
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from fp8tune_kernels.runtime.launching import Launch, current_stream, is_hooked, recorders
-from fp8tune_kernels.runtime.lookup import caches
+from .launching import Launch, current_stream, is_hooked, recorders
+from .lookup import caches
 
 __all__ = ["replayed"]
 

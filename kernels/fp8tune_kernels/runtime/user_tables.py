@@ -12,8 +12,8 @@ import re
 import warnings
 from pathlib import Path
 
-from fp8tune_kernels.spec import KernelSpec
-from fp8tune_kernels.tables import Row, Table, table
+from ..spec import KernelSpec
+from ..tables import Row, Table, table
 
 __all__ = ["FOLDER_VARIABLE", "folder", "installed", "of_kernel", "overlay", "parsed", "user_table"]
 

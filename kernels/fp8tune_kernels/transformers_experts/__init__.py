@@ -12,10 +12,10 @@ once for all micro-batches of a step. :func:`register` adds an implementation wi
 
 from __future__ import annotations
 
-from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
-from fp8tune_kernels.transformers_experts.forward import Options
-from fp8tune_kernels.transformers_experts.registry import fp8_modules, register, use_fp8_experts, weights_once
-from fp8tune_kernels.transformers_experts.trainer import weights_once_per_step
+from ..gemm.gathered_weights import quantize_after_all_gather
+from .forward import Options
+from .registry import fp8_modules, register, use_fp8_experts, weights_once
+from .trainer import weights_once_per_step
 
 __all__ = [
     "Options",

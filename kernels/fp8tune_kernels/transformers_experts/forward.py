@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8tune_kernels.gemm.grouped_mm import fp8_grouped_mm
-from fp8tune_kernels.transformers_experts.layer import gate_of, multiply_layer
-from fp8tune_kernels.transformers_experts.once import weights_of
+from ..gemm.grouped_mm import fp8_grouped_mm
+from .layer import gate_of, multiply_layer
+from .once import weights_of
 
 __all__ = ["Options", "experts_forward"]
 

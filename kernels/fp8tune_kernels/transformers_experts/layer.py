@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from fp8tune_kernels.moe.layer import moe_layer
-from fp8tune_kernels.transformers_experts.once import layer_weights_of
+from ..moe.layer import moe_layer
+from .once import layer_weights_of
 
 __all__ = ["Gate", "gate_of", "multiply_layer"]
 

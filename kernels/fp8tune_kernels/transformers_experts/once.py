@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from fp8tune_kernels.gemm.fingerprint import Fingerprint, cast_dtype, change_message
-from fp8tune_kernels.gemm.gathered_weights import GatheredWeights, multipliable
-from fp8tune_kernels.gemm.quantized_weights import as_stored, snapshot
-from fp8tune_kernels.moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
+from ..gemm.fingerprint import Fingerprint, cast_dtype, change_message
+from ..gemm.gathered_weights import GatheredWeights, multipliable
+from ..gemm.quantized_weights import as_stored, snapshot
+from ..moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
 __all__ = ["Block", "layer_weights_of", "weights_of"]
 

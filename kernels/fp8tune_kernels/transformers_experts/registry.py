@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8tune_kernels.transformers_experts.forward import Options, experts_forward
-from fp8tune_kernels.transformers_experts.layer import gate_of
-from fp8tune_kernels.transformers_experts.once import Block, layer_weights_of, weights_of
+from .forward import Options, experts_forward
+from .layer import gate_of
+from .once import Block, layer_weights_of, weights_of
 
 try:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS

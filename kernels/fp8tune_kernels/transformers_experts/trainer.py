@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from fp8tune_kernels.transformers_experts.registry import weights_once
+from .registry import weights_once
 
 __all__ = ["weights_once_per_step"]
 
