@@ -16,7 +16,9 @@ from benchmarks.printed import BLOCK
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-FOR_USERS = [page for page in PAGES if page.name == "README.md" or "results" not in page.parts and DOCS in page.parents]
+FOR_USERS = [
+    page for page in PAGES if page.name == "README.md" or ("results" not in page.parts and DOCS in page.parents)
+]
 LONGEST_SENTENCE = 25
 """Words."""
 
@@ -41,6 +43,11 @@ def sentences(markdown: str) -> Iterator[str]:
                 for part in token.children or ()
             )
             yield from SENTENCE_END.split("".join(parts))
+
+
+def long_sentences(markdown: str) -> list[str]:
+    """Sentences with too many words."""
+    return [text for text in sentences(markdown) if len(re.findall(r"\S*\w\S*", text)) > LONGEST_SENTENCE]
 
 
 def links(markdown: str) -> Iterator[str]:
@@ -81,8 +88,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", FOR_USERS, ids=name)
 def test_sentences_are_short(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert [each for each in sentences(text) if len(re.findall(r"\S*\w\S*", each)) > LONGEST_SENTENCE] == []
+    assert long_sentences(page.read_text(encoding="utf-8")) == []
 
 
 def test_the_readme_has_at_most_150_lines() -> None:
@@ -90,12 +96,13 @@ def test_the_readme_has_at_most_150_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "link", ["no-such.md", "README.md#no-such", "#no-such", "../../outside.md", "https://example.com", "http://localhost"]
+    "link",
+    ["no-such.md", "README.md#no-such", "#no-such", "../../outside.md", "https://example.com", "http://localhost"],
 )
 def test_a_broken_link_is_reported(link: str) -> None:
     page = ROOT / "README.md"
     assert is_broken(page, link)
-    assert [*links(f"| a |\n|---|\n| [x]({link}) |\n\n[fine](CHANGELOG.md)\n\n<img src=\"{link}\">\n")] == [
+    assert [*links(f'| a |\n|---|\n| [x]({link}) |\n\n[fine](CHANGELOG.md)\n\n<img src="{link}">\n')] == [
         link,
         "CHANGELOG.md",
         link,
@@ -105,4 +112,4 @@ def test_a_broken_link_is_reported(link: str) -> None:
 def test_a_long_sentence_is_reported() -> None:
     long = " ".join(["word"] * 26)
     markdown = f"Short. {long}!\n\n```text\n{long}\n```\n\n| {long} |\n|---|\n\n<!-- {long} -->\n"
-    assert [each for each in sentences(markdown) if len(each.split()) > LONGEST_SENTENCE] == [f"{long}!"]
+    assert long_sentences(markdown) == [f"{long}!"]

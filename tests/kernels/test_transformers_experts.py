@@ -7,8 +7,6 @@ import copy
 import functools
 import importlib
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import environment
 from torch import Tensor, nn
 
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
@@ -94,10 +91,7 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        ("olmoe", "folded-gemms"),
-        *((name, "fp8tune") for name in ("qwen3-moe", "mixtral", "gpt-oss-20b")),
-    ],
+    [("olmoe", "folded-gemms"), ("gpt-oss-20b", "fp8tune")],
 )
 def test_by_the_folded_recipe_and_by_the_layer_too(name: str, implementation: str) -> None:
     model = small(name)
@@ -120,8 +114,7 @@ def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
         step(model)
 
 
-@pytest.mark.parametrize("is_once", [False, True])
-@pytest.mark.parametrize("name", ["olmoe", "gpt-oss-20b"])
+@pytest.mark.parametrize(("name", "is_once"), [("olmoe", True), ("gpt-oss-20b", False)])
 def test_a_gate_that_the_layer_lacks_is_that_of_the_module(name: str, is_once: bool) -> None:
     """Between two GEMMs, in the same bytes as without the layer."""
     model = small(name, "fp8tune")
@@ -153,17 +146,15 @@ def tokens_left_out(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
     return torch.cat([out[:-4], torch.zeros_like(out[-4:])])
 
 
-@pytest.fixture
-def planted() -> Iterator[str]:
-    yield "planted"
-    transformers_steps().ALL_EXPERTS_FUNCTIONS._global_mapping.pop("planted", None)
-
-
-@pytest.mark.parametrize("fault", [another_expert, larger_gradient, tokens_left_out])
-def test_a_planted_fault_is_not_near(fault: Callable[..., Tensor], planted: str) -> None:
-    transformers_steps().ALL_EXPERTS_FUNCTIONS.register(planted, fault)
-    found = transformers_steps().Differences(small("qwen3-moe"), tokens()).of(planted)
-    assert not is_near(found)
+def test_planted_faults_are_not_near() -> None:
+    differences = transformers_steps().Differences(small("qwen3-moe"), tokens())
+    functions = transformers_steps().ALL_EXPERTS_FUNCTIONS
+    for fault in (another_expert, larger_gradient, tokens_left_out):
+        functions.register("planted", fault)
+        try:
+            assert not is_near(differences.of("planted")), fault
+        finally:
+            functions._global_mapping.pop("planted")
 
 
 # Modes
@@ -180,9 +171,8 @@ def test_gradient_checkpointing_changes_nothing(name: str, implementation: str, 
         assert_same(step(model), right)
 
 
-@pytest.mark.parametrize(("name", "implementation"), [("qwen3-moe", "gemms"), ("gpt-oss-20b", "fp8tune")])
-def test_autocast_is_as_near(name: str, implementation: str) -> None:
-    model = small(name, implementation).float()
+def test_autocast_is_as_near() -> None:
+    model = small("gpt-oss-20b", "fp8tune").float()
     with torch.autocast("cpu", torch.bfloat16):
         found = step(model)
         with experts().weights_once(model):
@@ -194,15 +184,13 @@ def test_autocast_is_as_near(name: str, implementation: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["gemms", "fp8tune"])
-@pytest.mark.parametrize("name", ["gpt-oss-20b"])
-def test_torch_compile_traces_a_model_whole(name: str, implementation: str) -> None:
-    """Weights are quantized at entry, and no step traces it again."""
-    model = small(name, implementation)
+def test_torch_compile_traces_a_model_whole() -> None:
+    """Quantize weights at entry, and trace no later step again."""
+    model = small("gpt-oss-20b", "fp8tune")
     del model.model.layers[1:]  # a second one is traced as the first is
     model.config.num_hidden_layers = 1
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for number in range(3):
+    for number in range(2):
         right = step(model)
         with torch._dynamo.config.patch(error_on_recompile=number > 0), experts().weights_once(compiled):
             for _ in range(2):
@@ -364,8 +352,7 @@ def layer_casts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("implementation", ["gemms", "fp8tune"])
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
+@pytest.mark.parametrize(("name", "implementation"), [("gpt-oss-20b", "gemms"), ("qwen3-moe", "fp8tune")])
 def test_weights_are_quantized_once_a_block(
     name: str, implementation: str, casts: list[QuantizedWeights], layer_casts: list[Any]
 ) -> None:
@@ -375,8 +362,8 @@ def test_weights_are_quantized_once_a_block(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         for batch in range(2):
             with experts().weights_once(model) if is_once else contextlib.nullcontext():
-                for micro in range(3):
-                    ids = tokens(3 * batch + micro)
+                for micro in range(2):
+                    ids = tokens(2 * batch + micro)[:, :16]
                     model(input_ids=ids, labels=ids).loss.backward()
                 with torch.no_grad():
                     model(input_ids=ids)
@@ -514,22 +501,6 @@ def test_weights_that_change_between_blocks_are_never_old() -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: DS_BUILD_OPS=0 pip install deepspeed")
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed(stage: int) -> None:
-    script = Path(__file__).with_name("deepspeed_steps.py")
-    done = subprocess.run([sys.executable, script, str(stage)], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    printed = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    if stage == 3:
-        assert "model.layers.0.mlp.experts is partitioned by ZeRO stage 3" in printed[0]
-        return
-    each_call, once, held = printed
-    assert once == each_call
-    assert "changed after quantization" in held
-
-
 # FSDP2
 
 
@@ -599,20 +570,15 @@ def assert_same_state(found: dict[str, Tensor], right: dict[str, Tensor]) -> Non
     assert all(map(torch.equal, found.values(), right.values()))
 
 
-@pytest.fixture(params=["qwen3-moe gemms", "gpt-oss-20b fp8tune"])
-def in_block(request: pytest.FixtureRequest) -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
+@pytest.fixture
+def in_block() -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
     """A model inside a block that all its weights were quantized in, its state before, and a step of it."""
-    model = small(*request.param.split())
+    model = small("gpt-oss-20b", "fp8tune")
     before = copy.deepcopy(model.state_dict())
     right = step(model)
     with experts().weights_once(model):
         assert_same(step(model), right)
         yield model, before, right
-
-
-def test_the_state_dict_is_what_it_was(in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
-    model, before, _ = in_block
-    assert_same_state(model.state_dict(), before)
 
 
 def pickled(model: Any) -> Any:
@@ -625,6 +591,7 @@ def pickled(model: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_a_copy_is_in_no_block(copied: Callable[[Any], Any], in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
     model, before, right = in_block
+    assert_same_state(model.state_dict(), before)
     other = copied(model)
     assert held_by(other) == [None, None]
     assert_same_state(other.state_dict(), before)
