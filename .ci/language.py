@@ -1,6 +1,6 @@
 """Report docstrings with an odd opening and names that are pronouns or participles.
 
-``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints the number per folder instead.
+``python .ci/language.py FILE...`` exits with 1 if it reports anything. With ``--count`` it prints the number per folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OPENING = re.compile(r"(What|Whether|Of|How|Where|Why|Those|As|The same|None|Whoever|Whatever|Which)\b")
-NAMES = frozenset("asked each found given kept of one other said told wanted".split())
+NAMES = frozenset(["asked", "each", "found", "given", "kept", "of", "one", "other", "said", "told", "wanted"])
 
 
 def findings(path: Path) -> Iterator[tuple[int, str]]:

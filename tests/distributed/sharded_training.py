@@ -60,10 +60,8 @@ Case = tuple[dict[str, Any], int]
 
 EXPERTS: dict[str, Case] = {
     "plain": ({}, 2),  # before the forward pass and before the backward pass
-    "kept": ({"reshard": False}, 1),
     "checkpointed": ({"is_checkpointed": True}, 2),
     "checkpointed, kept": ({"is_checkpointed": True, "reshard": False}, 1),
-    "bf16": ({"dtype": torch.bfloat16}, 2),
     "accumulated": ({"micro_batches": 2, "reshard": False}, 1),
     "accumulated in bf16, resharded": ({"micro_batches": 2, "dtype": torch.bfloat16}, 4),
     "uneven": ({"experts": 3}, 2),
@@ -206,7 +204,6 @@ class Block(nn.Module):
 
 
 LAYERS: dict[str, Case] = {
-    "fp8": ({}, 0),
     "bf16": ({"precision": "bf16"}, 0),
     "checkpointed": ({"is_checkpointed": True, "reshard": False}, 0),
     "accumulated": ({"micro_batches": 2, "reshard": False}, 0),

@@ -68,23 +68,6 @@ def test_an_operation_that_changes_a_constant_changes_its_own() -> None:
 
 
 @triton.jit
-def special_kernel(x_ptr, out_ptr, nan: tl.constexpr, COUNT: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    x = tl.load(x_ptr + at)
-    tl.store(out_ptr + at, x + nan)
-    tl.store(out_ptr + COUNT + at, x * 1)
-    tl.store(out_ptr + 2 * COUNT + at, x * 1.0)
-    tl.store(out_ptr + 3 * COUNT + at, x + True)
-
-
-def test_numbers_that_python_finds_equal_or_unequal_to_themselves() -> None:
-    x, out = torch.tensor([0.5, -2.0]), torch.zeros(4, 2)
-    special_kernel[(1,)](x, out, nan=math.nan, COUNT=2)
-    assert out[0].isnan().all()
-    assert torch.equal(out[1:], torch.stack([x, x, x + 1]))
-
-
-@triton.jit
 def shapes_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     rows, columns = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     x = tl.load(x_ptr + rows)
@@ -180,32 +163,6 @@ def test_many_elements_are_copied_where_the_mask_is(dtype: torch.dtype, offset: 
 
 
 _TRITONS = {torch.uint8: tl.uint8, torch.int16: tl.int16, torch.float32: tl.float32}
-
-
-@triton.jit
-def unequal_kernel(out_ptr):
-    tl.store(out_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 2))
-
-
-@triton.jit
-def too_large_kernel(out_ptr, number: tl.constexpr):
-    at = tl.arange(0, 2)
-    tl.store(out_ptr + at, at + 1)
-    tl.store(out_ptr + at, at.to(tl.int8) + number)
-
-
-def test_what_was_refused_still_is() -> None:
-    from triton.runtime import interpreter as tritons
-
-    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
-        unequal_kernel[(1,)](torch.zeros(4, dtype=torch.int32))
-    for _ in range(2):
-        with pytest.raises(Exception, match="Scalar 300 is out of range for type int8"):
-            too_large_kernel[(1,)](torch.zeros(2, dtype=torch.int32), number=300)
-    with pytest.raises(ValueError, match="power of 2"):
-        tl.core.block_type(tl.int32, [3])
-    with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
-        tritons.TensorHandle(torch.zeros(2, dtype=torch.int64).numpy(), tl.int32)
 
 
 COPIED = """

@@ -72,57 +72,6 @@ def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, 
     assert (same.all(1) | (found.float().isnan() & right.float().isnan())).all()
 
 
-@triton.jit
-def doubled(x):
-    return tl.sum(tl.where(tl.arange(0, 2)[:, None] >= 0, x[None, :], 0.0), 0)
-
-
-@triton.jit
-def doubling_kernel(x_ptr, out_ptr, COUNT: tl.constexpr, TIMES: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    x = tl.load(x_ptr + at)
-    for _ in range(TIMES):
-        x = doubled(x)
-    tl.store(out_ptr + at, x)
-
-
-def patches_of(times: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often a launch patches a module or class, with so many calls of a device function that calls another."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    patched: list[object] = []
-    patch = tritons._patch_builtin
-    monkeypatch.setattr(tritons, "_patch_builtin", lambda *given: patched.append(given[0]) or patch(*given))
-    x, out = torch.ones(8), torch.empty(8)
-    doubling_kernel[(3,)](x, out, COUNT=8, TIMES=times)
-    assert torch.equal(out, 2**times * x)
-    monkeypatch.undo()
-    return len(patched)
-
-
-def test_device_functions_find_the_language_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    patches_of(times=1, monkeypatch=monkeypatch)  # the first launch rewrites the functions, which adds a name to each
-    assert patches_of(times=9, monkeypatch=monkeypatch) == patches_of(times=1, monkeypatch=monkeypatch)
-
-
-def test_a_launch_leaves_the_language_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    patches_of(times=1, monkeypatch=monkeypatch)
-    places = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
-    before = [dict(vars(place)) for place in places]
-    patches_of(times=2, monkeypatch=monkeypatch)
-    assert [dict(vars(place)) for place in places] == before
-
-
-def test_installing_twice_wraps_once() -> None:
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    once = tritons._convert_float
-    interpreter.install()
-    assert tritons._convert_float is once
-
-
 @pytest.mark.parametrize("triton_dtype", [tl.float8e4nv, tl.float8e5])
 def test_the_repair_is_still_needed(triton_dtype: tl.dtype) -> None:
     """Fails when Triton has mended its cast: then drop the repair for the versions that have the mended one."""

@@ -123,11 +123,6 @@ def test_a_fallback_row_that_does_not_suit_gives_way_to_the_default(columns: int
     assert taken(spec, wanted, Table((fallback,)), "")[0] == step
 
 
-def test_a_row_of_an_older_kernel_without_the_axis_is_not_judged() -> None:
-    assert nearest(key(K=8193), [row(key(K=8192))], SPAN) == row(key(K=8192))
-    assert nearest(key(N=8193), [row(key(N=8192))], SPAN) == row(key(N=8192))
-
-
 sizes = st.one_of(st.integers(0, 8), st.integers(0, 2**63 - 1))
 keys = st.builds(key, G=sizes, K=sizes, M_bucket=sizes)
 rows = st.lists(st.builds(row, keys, st.sampled_from(["", "H200"]), st.sampled_from([2, 4, 8])), min_size=1, max_size=8)

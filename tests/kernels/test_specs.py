@@ -172,16 +172,6 @@ def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
     assert (given.bytes_moved(problem.shape), given.scaled_down(problem)) == (7, problem)
 
 
-def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> None:
-    if spec.name in ("expert-sort", "gathered-transpose"):
-        pytest.skip("its problems have no size of weights")
-    shapes = spec.problems({name: size for name, size in ROW.items() if name != "N"})
-    if "N" not in next(spec.problems(ROW)) and spec.name != "rowwise-factored":  # of the output's gradient alone
-        assert next(shapes)["K"] == ROW["K"]
-    with pytest.raises(KeyError, match="N"):
-        next(shapes)
-
-
 def test_arches_know_their_fp8_format() -> None:
     assert default_fp8_dtype("gfx942") == default_fp8_dtype("gfx90a") == "float8_e4m3fnuz"
     assert {default_fp8_dtype(name) for name in ("sm_90", "sm_100", "gfx950", "interpreter")} == {"float8_e4m3fn"}

@@ -416,19 +416,6 @@ def test_a_change_within_a_block_raises_at_the_next_use_or_at_its_end(
     assert not held_by(model)
 
 
-def test_blocks_are_not_nested() -> None:
-    model = small("olmoe")
-    with experts().weights_once(model):
-        step(model)
-        with pytest.raises(
-            RuntimeError, match=r"^model\.layers\.0\.mlp\.experts is in a block of weights_once already"
-        ):
-            experts().weights_once(model).__enter__()
-        assert len(held_by(model)) == 2
-    with experts().weights_once(model):
-        pass
-
-
 @pytest.mark.usefixtures("mesh")
 def test_a_model_around_the_model_may_be_given() -> None:
     model = small("olmoe")
