@@ -27,7 +27,9 @@ def findings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"name {node.id!r}"
         elif isinstance(node, ast.arg) and node.arg in NAMES:
             yield node.lineno, f"name {node.arg!r}"
-        if not isinstance(node, ast.Module) and getattr(node, "name", None) in NAMES:
+        elif isinstance(node, ast.ExceptHandler) and node.name in NAMES:
+            yield node.lineno, f"name {node.name!r}"
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name in NAMES:
             yield node.lineno, f"name {node.name!r}"
 
 

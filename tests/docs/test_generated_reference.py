@@ -49,18 +49,18 @@ def test_every_command_has_a_section_with_every_option(parts: dict[str, str]) ->
     assert list(sections) == list(program.commands)  # type: ignore[attr-defined]
     for name, command in program.commands.items():  # type: ignore[attr-defined]
         assert f"| `fp8tune {name}` |" in parts["command-list"]
-        for one in command.params:
-            for option in one.opts if one.param_type_name == "option" and not one.hidden else ():
+        for item in command.params:
+            for option in item.opts if item.param_type_name == "option" and not item.hidden else ():
                 assert re.search(rf"^\| `(-\w, )?{option}\b", sections[name], re.MULTILINE), (name, option)
         for example in command.examples:
             assert example.command in sections[name]
 
 
 def paths(fields: Fields, path: str = "") -> Iterator[str]:
-    for one in fields:
-        yield path + one.name
+    for item in fields:
+        yield path + item.name
         yield from paths(
-            one.of, f"{path}{one.name}{'[]' if one.type.startswith('list') else '.*' if one.keyed else ''}."
+            item.of, f"{path}{item.name}{'[]' if item.type.startswith('list') else '.*' if item.keyed else ''}."
         )
 
 
@@ -72,14 +72,14 @@ def test_every_json_field_is_a_row(name: str) -> None:
 
 
 def test_every_table_and_column_is_a_row(parts: dict[str, str]) -> None:
-    for one in METADATA.tables.values():
-        section = parts["database"].partition(f"## `{one.name}`\n")[2].partition("\n## ")[0]
-        assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [column.name for column in one.columns]
+    for item in METADATA.tables.values():
+        section = parts["database"].partition(f"## `{item.name}`\n")[2].partition("\n## ")[0]
+        assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [column.name for column in item.columns]
 
 
 def test_every_spec_field_word_and_exit_code_is_there(parts: dict[str, str]) -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", parts["spec"], re.MULTILINE)
-    assert {one.name for one in dataclasses.fields(KernelSpec)} <= {*rows}
+    assert {item.name for item in dataclasses.fields(KernelSpec)} <= {*rows}
     for kind in words.WORDS.values():
         assert all(f"| `{word}` |" in parts["words"] for word in kind)
     assert re.findall(r"^\| `(\d+)` \|", parts["exit-codes"], re.MULTILINE) == [str(code) for code in EXIT_CODES]
@@ -88,8 +88,8 @@ def test_every_spec_field_word_and_exit_code_is_there(parts: dict[str, str]) -> 
 def test_every_column_of_the_data_frames_is_a_row(parts: dict[str, str]) -> None:
     tables = [value for name, value in vars(columns).items() if name.isupper() and isinstance(value, tuple)]
     assert len(tables) == len(frames.METHODS)
-    for one in itertools.chain(*tables):
-        assert f"| `{one.name}` | `{one.dtype}` |" in parts["frames"]
+    for item in itertools.chain(*tables):
+        assert f"| `{item.name}` | `{item.dtype}` |" in parts["frames"]
 
 
 def test_a_field_without_a_text_is_refused() -> None:

@@ -19,8 +19,6 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 FOR_USERS = [
     page for page in PAGES if page.name == "README.md" or (DOCS in page.parents and "results" not in page.parts)
 ]
-    page for page in PAGES if page.name == "README.md" or ("results" not in page.parts and DOCS in page.parents)
-]
 LONGEST_SENTENCE = 25
 """Words."""
 

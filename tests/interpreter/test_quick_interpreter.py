@@ -1,4 +1,4 @@
-"""What the quick interpreter keeps from one operation to the next is never another operation's."""
+"""Values that the quick interpreter caches for one operation never reach another one."""
 
 import dataclasses
 import math
@@ -45,9 +45,9 @@ def test_numbers_beside_a_tensor_are_of_the_type_that_each_operation_needs(dtype
         (x.float() * 3.5).to(torch.int32),
         torch.where(x > 3, 3, 1),
     ]
-    for found in out:
-        for one, expected in zip(found, right, strict=True):
-            assert torch.equal(one, expected.to(dtype))
+    for turn in out:
+        for line, expected in zip(turn, right, strict=True):
+            assert torch.equal(line, expected.to(dtype))
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def test_what_was_learned_of_some_values_holds_for_others() -> None:
             torch.where((x < y) & (y > 0), x, 7),
             (x.float() / y.float()).view(torch.int32),
         ]
-        for found, expected in zip(out, right, strict=True):
-            assert torch.equal(found, expected)
+        for line, expected in zip(out, right, strict=True):
+            assert torch.equal(line, expected)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def test_a_nan_is_left_out_of_maxima_and_zeros_are_positive() -> None:
     for values in ([1.0, 2.0], [math.nan, 3.0]):
         x, out = torch.tensor(values), torch.zeros(6, 2)
         floats_kernel[(1,)](x, out, COUNT=2)
-        assert out[0].tolist() == [max(0.5, each) for each in values]
+        assert out[0].tolist() == [max(0.5, value) for value in values]
         assert out[1].tolist() == [0.5, 0.5]
         assert not out.signbit()[2:, 1].any()
 
