@@ -1,6 +1,6 @@
 """Report docstrings with an odd opening and names that are pronouns or participles.
 
-``python .ci/language.py FILE...`` exits with 1 if it reports anything. With ``--count`` it prints the number per folder.
+``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints numbers per folder instead.
 """
 
 from __future__ import annotations
