@@ -463,25 +463,18 @@ def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
     B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).transpose(1, 2)
     offs, bias = torch.tensor([32, 64, 96, M], dtype=torch.int32), torch.zeros(E, 32)
     return [
-        ((A[0], B_t, offs), {}, "^A has shape"),
         ((A.view(E, M // E, K), B_t, offs), {}, r"^A has shape .*two dimensions"),
         ((A.t(), B_t, offs), {}, "^A has strides"),
-        ((A.double(), B_t, offs), {}, r"^A is torch\.float64"),
         ((A[:, :32].contiguous(), B_t, offs), {}, r"^A has shape \(192, 32\)"),
         ((A, A.t(), offs), {}, r"^B_t has shape .*three dimensions"),
         ((A, B_t[:, ::2], offs), {}, r"^B_t has strides .*; or row-major"),
-        ((A, B_t.to(torch.int8), offs), {}, r"^B_t is torch\.int8"),
         ((A, B_t[:, :, :24].mT.contiguous().mT, offs), {}, "^B_t has K=64 and N=24, wanted multiples of"),
         ((A, B_t), {}, r"^offs is None, wanted \(E,\)"),
-        ((A, B_t, offs[:3]), {}, "^offs has 3 groups"),
         ((A, B_t, offs.long()), {}, r"^offs is torch\.int64"),
-        ((A, B_t, offs.to("meta")), {}, "^offs is on meta"),
         ((A, B_t, torch.tensor([-16, 32, 64, 96], dtype=torch.int32)), {}, "group 0 at row -16, before"),
         ((A, B_t, offs.flip(0).contiguous()), {"pad_token_groups": True}, "group 1 at row 96, before"),
-        ((A, B_t, offs + 32), {}, "group 3 at row 224 of 192"),
         ((A, B_t, offs, bias[0]), {}, r"^bias has shape \(32,\), wanted \(4, 32\)"),
         ((A, B_t, offs, bias.int()), {}, r"^bias is torch\.int32"),
-        ((A, B_t, offs, bias.to("meta")), {}, "^bias is on meta"),
         ((A, B_t, offs, None, torch.float64), {}, r"^out_dtype is torch\.float64"),
     ]
 

@@ -575,17 +575,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"recompute": "x"}, "recompute must be 'none' or 'h' or 'gate-up', got 'x'"),
     ({"activation": "tanh"}, "activation must be 'swiglu' or 'gpt-oss', got 'tanh'"),
     ({"precision": "int8"}, "precision must be 'fp8' or 'bf16' or 'auto', got 'int8'"),
-    ({"x": torch.zeros(T, K, dtype=torch.int8)}, "x is torch.int8, wanted"),
     ({"w13": torch.zeros(E, 2 * N, K + 16)}, "w13 must have shape"),
     ({"w13": torch.zeros(E, 2 * N + 2, K)}, "w13 must be .* multiples of 16"),
     ({"w2": torch.zeros(E, N, K)}, "w2 must have shape"),
     ({"topk_ids": torch.zeros(T, TOP_K)}, "topk_ids must be contiguous int32 or int64"),
-    ({"topk_ids": torch.zeros(T - 1, TOP_K, dtype=torch.int32), "topk_weights": torch.zeros(T - 1, TOP_K)}, "topk_ids"),
     ({"topk_weights": torch.zeros(T, TOP_K + 1)}, "topk_weights must be"),
     ({"b13": torch.zeros(E, N)}, "b13 must be floating-point values"),
-    ({"b2": torch.zeros(E, K, dtype=torch.int32)}, "b2 must be floating-point values"),
     ({"grad_w13": torch.zeros(E, 2 * N, K, dtype=torch.float16)}, "grad_w13 must be bfloat16 or float32"),
-    ({"grad_w2": torch.zeros(E, N, K)}, "grad_w2 must be bfloat16 or float32"),
     ({"float8_dtype": torch.float16}, "float8_dtype is torch.float16, wanted"),
 ]
 

@@ -350,26 +350,14 @@ def wrong_weights() -> list[Any]:
         in_inference = torch.zeros(E, N, K)
     return [
         pytest.param(w[0], {}, "w has shape", id="two dimensions"),
-        pytest.param(w.double(), {}, r"w is torch\.float64", id="float64"),
         pytest.param(w[:, :, ::2], {}, r"w has strides .* or its view weights\.transpose\(1, 2\)", id="gaps"),
         pytest.param(w[:, :40].contiguous(), {}, "w has N=40 and K=64, wanted positive multiples of 16", id="N of 40"),
-        pytest.param(w[:, :40].contiguous().mT, {}, "w has N=40 and K=64", id="N of 40, a view"),
         pytest.param(w, {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
         pytest.param(w, {"recipe": "linen"}, "recipe is 'linen', wanted 'default' or 'folded'", id="recipe"),
         pytest.param(w, {"layout": "KN"}, "layout is 'KN', wanted 'ENK' or 'EKN'", id="layout"),
         pytest.param(w, {"layout": "EKN", "recipe": "folded"}, "recipe is 'folded', wanted 'default'", id="both"),
-        pytest.param(w.mT, {"layout": "EKN"}, "w has strides .*wanted row-major for layout 'EKN'", id="EKN, a view"),
         pytest.param(in_inference, {}, "w was made in inference mode", id="inference"),
-        pytest.param(
-            torch.nn.Buffer(w).as_subclass(Wrapped), {}, "w is a Wrapped, wanted a plain tensor", id="subclass"
-        ),
     ]
-
-
-class Wrapped(torch.Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize(("w", "options", "named"), wrong_weights())
