@@ -120,18 +120,6 @@ def test_torch_compile_traces_all_whole_for_any_number_of_rows() -> None:
             assert_same_bits(found, right) if isinstance(right, tuple) else assert_same_bits((found,), (right,))
 
 
-def test_a_module_that_quantizes_its_parameter_is_exported() -> None:
-    class Cast(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = torch.nn.Parameter(arguments_of("colwise-transpose-3d")[0].clone())
-
-        def forward(self) -> Any:
-            return kernels.quantize_colwise_transpose_3d(self.weights)
-
-    assert_same_bits(torch.export.export(Cast(), ()).module()(), outputs_of("colwise-transpose-3d", (Cast().weights,)))
-
-
 @each_quantizer
 @pytest.mark.parametrize("dim", ["M", "N", "K", "E"])
 def test_without_elements_scales_are_those_of_zeros(kernel: str, dim: str) -> None:

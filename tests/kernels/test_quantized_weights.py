@@ -56,17 +56,6 @@ def test_codes_are_those_of_the_two_kernels(device: str) -> None:
     assert quantized.weights.data_ptr() == given.weights.data_ptr()
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_the_parameter_and_its_view_are_told_apart(grad: bool, device: str) -> None:
-    given = layer("ragged", device)
-
-    def from_view(w: torch.Tensor) -> QuantizedWeights:
-        with torch.set_grad_enabled(grad):
-            return quantize_weights(w.transpose(1, 2))
-
-    assert_same(run(given, from_view), run(given, viewed))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_made_and_used_without_gradients(mode: Any, device: str) -> None:
     given = layer("ragged", device)
@@ -268,28 +257,6 @@ def test_torch_compile_traces_it_whole_and_once(device: str) -> None:
                 quantized = quantize_weights(module.w)
             found = run(given, lambda _: quantized, compiled, w=module.w)  # noqa: B023 - called at once
             assert_same(found, run(given, viewed, scaled, w=module.w))
-
-
-def test_codes_held_by_a_compiled_module(device: str) -> None:
-    given = layer("ragged", device)
-
-    class Experts(Module):
-        quantized: QuantizedWeights
-
-        def forward(self, A: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-            return multiply(A, self.quantized, offs)
-
-    module = Experts(given.weights.clone())
-    compiled = whole(module)
-    module.quantized = quantize_weights(module.w)
-    compiled(given.A, given.offs)
-    assert list(module.state_dict()) == ["w"]
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(2):
-            in_place(module)
-            module.quantized = quantize_weights(module.w)
-            right = multiply(given.A, viewed(module.w), given.offs)
-            assert torch.equal(compiled(given.A, given.offs), right)
 
 
 @pytest.mark.gpu

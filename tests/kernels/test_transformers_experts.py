@@ -446,48 +446,6 @@ def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(
         assert_same(step(model), right)
 
 
-# Optimizers that torch does not count
-
-
-class FlatBuffer:
-    """ZeRO's way: parameters are views of one buffer, and steps are those of a float32 copy, written into it."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.flat = torch.cat([p.data.view(-1) for p in parameters])
-        for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
-            p.data = part.view_as(p)
-        self.master = nn.Parameter(self.flat.float())
-        self.optimizer = torch.optim.AdamW([self.master], lr=5e-3)
-
-    def step(self) -> None:
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.master.grad = torch.cat([grad.view(-1).float() for grad in grads])
-        self.optimizer.step()
-        self.flat.copy_(self.master.data)
-
-
-def test_weights_that_change_between_blocks_are_never_old() -> None:
-    results = {}
-    for is_once in (False, True):
-        model = small("qwen3-moe")
-        optimizer = FlatBuffer(list(model.parameters()))
-        losses = []
-        for batch in range(4):
-            with experts().weights_once(model) if is_once else contextlib.nullcontext():
-                for micro in range(2):
-                    ids = tokens(batch % 2 * 2 + micro)
-                    loss = model(input_ids=ids, labels=ids).loss / 2
-                    loss.backward()
-                    losses.append(loss.item())
-            optimizer.step()
-            model.zero_grad()
-        results[is_once] = losses, [p.detach() for p in model.parameters()]
-    assert results[True][0] == results[False][0]
-    assert all(map(torch.equal, results[True][1], results[False][1]))
-    assert losses[-1] < losses[0]
-
-
 # FSDP2
 
 
