@@ -108,7 +108,7 @@ def test_a_command_that_is_told_to_end(command: str, number: int, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_condemns_no_config(tmp_path: Path) -> None:
-    """As ``timeout``, Slurm and a closed terminal do it."""
+    """Signal the process group, as ``timeout``, Slurm and a closed terminal do."""
     path, said = tmp_path / "results.db", tmp_path / "said"
     sweep = ("sweep", "--kernel", UNTOUCHED, "--shapes", "models", *SWEEP[-4:])  # of many seconds, and without torch
     command = [sys.executable, "-m", "fp8tune.cli", *sweep, "--db", str(path), "--json"]

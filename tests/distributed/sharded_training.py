@@ -81,7 +81,7 @@ def experts_under_fsdp(mesh: Any, device: torch.device) -> None:
 
 
 def trained_experts(mesh: Any, device: torch.device, **options: Any) -> tuple[bool, int]:
-    """Whether losses and weights are those of one device, and how often weights were quantized."""
+    """Compare losses and weights with one device, and count how often weights were quantized."""
     GroupedExperts._grouped_mm = grouped_mm_method(recipe=options.get("recipe"))  # type: ignore[method-assign]
     experts, dtype = options.get("experts", 4), options.get("dtype")
     micro_batches, reshard = options.get("micro_batches", 1), options.get("reshard", True)
@@ -134,7 +134,7 @@ def _alone(model: nn.Module, experts: int, device: torch.device, micro_batches: 
 
 
 class Count:
-    """How often weights are quantized after an all-gather; where a fault is planted, only after each one's first."""
+    """Counter of quantizations after an all-gather; with ``is_planted`` only each weight's first has an effect."""
 
     def __init__(self, *, is_planted: bool, weights: int) -> None:
         self.is_planted, self.weights = is_planted, weights

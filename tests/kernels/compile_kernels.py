@@ -171,7 +171,7 @@ def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
 
 
 def is_the_reference_on_a_cpu() -> bool:
-    """Whether a wrapper gives the reference's bytes where nothing is interpreted."""
+    """Return True if a wrapper gives the reference's bytes where nothing is interpreted."""
     x, offs = torch.randn(20, 8), torch.tensor([7, 16], dtype=torch.int32)
     q, scales = quantize_colwise(x, offs)
     right = catalog.load("colwise").reference(x, offs, q.dtype, True)

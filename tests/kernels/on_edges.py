@@ -71,7 +71,7 @@ def with_short_lead(config: NamedInts) -> NamedInts:
 
 
 def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts) -> Iterator[str]:
-    """What is wrong with the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
+    """Yield the faults in the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
     for number, tensors in enumerate(tensors_on_edges(problem)):
         if wrong := replace(tensors, spec=spec).check(config, [number]):
             yield wrong

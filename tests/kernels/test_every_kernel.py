@@ -40,7 +40,7 @@ def memory_given_back() -> Iterator[None]:
 
 
 def configs_in_turn(spec: KernelSpec, count: int) -> Iterator[NamedInts]:
-    """As many configs, in which each value of each axis occurs beside many of the others."""
+    """Yield ``count`` configs, in which each value of each axis occurs beside many of the others."""
     for number in range(count):
         values = {
             name: values[(number + number // len(values) * place) % len(values)]

@@ -1,4 +1,4 @@
-"""Which configs of the grouped GEMMs a sweep tries, on the shapes it is for: what won on an H200, and few others."""
+"""Configs of the grouped GEMMs that a sweep tries: those that won on an H200, and few more."""
 
 import pytest
 

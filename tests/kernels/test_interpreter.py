@@ -50,7 +50,7 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16, *interpreter.TORCH_DTYPE
 
 
 def every_value(dtype: torch.dtype) -> torch.Tensor:
-    """Of a narrow type all values; of float32 those on either side of every bfloat16 value and between two."""
+    """Return all values of a narrow type, and of float32 those beside every bfloat16 value and between two."""
     if dtype.itemsize == 1:
         return torch.arange(2**8, dtype=torch.uint8).view(dtype)
     if dtype.itemsize == 2:

@@ -89,7 +89,7 @@ def results(case: Case, function: Callable[..., torch.Tensor] = moe_layer, **opt
 
 
 def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
-    """The same in float64, expert by expert."""
+    """Compute output and gradients in float64, expert by expert."""
     wide = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in case[:6]]
     x, w13, w2, b13, b2, weights = wide
     assert x is not None
@@ -170,7 +170,7 @@ def of_first_expert(case: Case) -> Case:
 
 
 def choices(case: Case, count: int) -> Case:
-    """As many experts for each token, all different."""
+    """Return the case with ``count`` different experts per token."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.stack([torch.randperm(E, generator=draw)[:count] for _ in range(len(case.x))])
     return case._replace(ids=ids, weights=torch.rand(ids.shape, generator=draw).requires_grad_())

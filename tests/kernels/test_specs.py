@@ -1,4 +1,4 @@
-"""What every spec promises the tuner."""
+"""Properties of every spec that the tuner relies on."""
 
 import itertools
 import re
@@ -181,7 +181,7 @@ def test_arches_know_their_fp8_format() -> None:
 
 @pytest.mark.parametrize("size", [100, 1024, 4096, 8192, 14336])
 def test_a_span_says_where_the_input_is_read_once(spec: KernelSpec, size: int) -> None:
-    """As ``invalid`` has it: a loop of one turn has no use for stages."""
+    """Compare with ``invalid``: a loop of one turn has no use for stages."""
     shape = dict.fromkeys("MNKEG", size)
     limits = ARCHES["sm_90"].limits()
     for values in itertools.product(*spec.axes.values()):

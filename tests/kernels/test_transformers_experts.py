@@ -74,7 +74,7 @@ def experts_of(model: Any) -> list[Any]:
 
 
 def is_near(found: dict[str, float]) -> bool:
-    """Whether a model's logits and gradients are those of bfloat16 but for FP8's rounding."""
+    """Return True if a model's logits and gradients differ from bfloat16 by FP8's rounding only."""
     if any(found[name] < LIMITS[name] for name in ("gradient_cosine", "expert_cosine")):
         return False
     return all(found[name] < LIMITS[name] for name in ("logits_error", "gradient_error"))
@@ -451,7 +451,7 @@ def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Any]:
-    """Of this process alone: what several do is in tests/distributed."""
+    """Mesh of this process alone; tests/distributed has those of several."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
