@@ -28,7 +28,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def output(database: str) -> list[str]:
-    """Return the output of show, and the table that is exported."""
+    """What is shown of a database, and the table that it gives."""
     shown = fp8tune("show", "--kernel", "colwise", "--format", "csv", "--db", database)
     exported = fp8tune("export", "--arch", "sm_90", "--output", f"{database}.py", "--db", database)
     assert (shown.returncode, exported.returncode) == (0, 0), shown.stderr + exported.stderr

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from on_edges import assert_same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fp8tune_kernels as kernels
 from fp8tune.bench.kernel_contenders import public_wrapper
@@ -304,3 +305,10 @@ def test_4096_groups_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_arch_refuses_the_formats_that_it_does_not_multiply(dtype: torch.dtype, arch: str, says: str | None) -> None:
     assert operands._refusal(dtype, arch) == says
+
+
+@pytest.mark.filterwarnings("error")  # torch 2.13 only warns where an address of a traced tensor is read
+def test_a_traced_tensor_on_a_gpu_has_no_address_to_check() -> None:
+    with FakeTensorMode():
+        traced = torch.empty(64, 64, device="cuda")
+    operands.check_addresses(a=traced)
