@@ -4,12 +4,11 @@
 test *arguments:
     pytest -n 2 --dist worksteal {{arguments}}
 
-# Lint, and what may import what.
+# Formatting, import contracts, pages and project files.
 lint:
-    ruff check .
-    lint-imports
+    pre-commit run --all-files
 
-# Write the code as the formatter wants it.
+# Format the code and fix what ruff can fix.
 format:
     ruff format .
     ruff check --fix .

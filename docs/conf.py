@@ -15,7 +15,7 @@ copyright = author
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx_copybutton", "sphinx.ext.autodoc", "fp8tune_reference"]
-extensions += ["fp8tune_report", "fp8tune_links"]  # links are checked when all is written
+extensions += ["fp8tune_report"]
 exclude_patterns = ["examples", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -29,7 +29,6 @@ add_module_names = False
 smartquotes = False  # -- begins an option
 nitpick_ignore_regex = [("py:.*", r".*")]  # types of Python and of the libraries: no network, no inventory of theirs
 
-linkcheck_ignore = [r"https?://"]  # no network where this is built; links within are checked by fp8tune_links
 
 html_theme = "furo"
 html_title = f"fp8tune {release}"

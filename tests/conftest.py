@@ -1,4 +1,4 @@
-"""Where kernels run in tests: on the GPU where there is one, else on Triton's interpreter."""
+"""Fixtures and settings for all tests. Kernels run on the GPU if there is one, else on Triton's interpreter."""
 
 import contextlib
 import gc
@@ -63,7 +63,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """The same for what collecting imports."""
+    """Exclude the imports of the collection from garbage collection too."""
     gc.freeze()
 
 
@@ -130,7 +130,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The same of each kind for every test that takes it."""
+    """Empty database of each kind, for every test that requests it."""
     yield from _without_rows(request, request.param, tmp_path)
 
 
@@ -152,7 +152,7 @@ def loud_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_import_path() -> Iterator[None]:
-    """What loads a kernel from a file adds its folder, where another test's kernel may have the same name."""
+    """Restore ``sys.path``: loading a kernel adds its folder, where another test's kernel may have the same name."""
     before = [*sys.path]
     yield
     sys.path[:] = before

@@ -1,4 +1,4 @@
-"""Where things lie."""
+"""Paths in the checkout."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ _SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": 200, 
 
 
 def lacking() -> str:
-    """What keeps a server from running here, as one line; empty if nothing does."""
+    """Return the reason why no server can run here, as one line; empty if one can."""
     if not INITDB:
         return "needs a PostgreSQL server: apt-get install postgresql"
     return "" if importlib.util.find_spec("psycopg") else "needs psycopg: pip install 'fp8tune[postgresql]'"
@@ -127,7 +127,7 @@ class Server:
         self.execute(self._to_empty[name], name)
 
     def execute(self, statement: str, database: str = "postgres") -> list[Any]:
-        """What one statement returns, in a connection of its own."""
+        """Execute one statement in a connection of its own, and return its rows."""
         import psycopg
 
         with contextlib.closing(psycopg.connect(f"{self.root_url}/{database}", autocommit=True)) as connection:

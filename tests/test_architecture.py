@@ -1,4 +1,4 @@
-"""What stays light: which commands and modules load neither torch nor Triton. Lint and types are steps of .ci/run."""
+"""Commands and modules that load neither torch nor Triton."""
 
 import json
 import subprocess

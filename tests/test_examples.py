@@ -1,4 +1,4 @@
-"""What the documents and examples show is run: on a CPU at a tiny size."""
+"""Code of the documentation and its examples, run on a CPU at a tiny size."""
 
 from __future__ import annotations
 

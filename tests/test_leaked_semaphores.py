@@ -15,7 +15,7 @@ LOCK = "import multiprocessing\nLOCK = multiprocessing.get_context('spawn').Lock
 
 
 def test_semaphores_of_killed_workers_are_removed_without_a_warning(tmp_path: Path) -> None:
-    """As tqdm and data loaders make them: Python's resource tracker warned of 5 leaked semaphore objects."""
+    """Create semaphores as tqdm and data loaders do: Python's resource tracker warned of 5 leaked ones."""
     text = (PLANTED / "faults.py").read_text().replace("\nSPEC = ", f"\n{LOCK}", 1)
     (tmp_path / "locked.py").write_text(text)
     (tmp_path / "one.toml").write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")

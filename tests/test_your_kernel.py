@@ -1,4 +1,4 @@
-"""What the pages on one's own kernel list is all there is, and their examples can be swept."""
+"""Lists in the pages on one's own kernel are complete, and their examples can be swept."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_kernel_references_of_the_page_are_read() -> None:
 
 
 def test_the_recording_is_of_the_kernel_as_it_is() -> None:
-    """What the tutorial's reader may take instead of recording the program."""
+    """Check the recording that a reader of the tutorial may take instead of making one."""
     recorded = json.loads((EXAMPLES / "swiglu.json").read_text(encoding="utf-8"))
     (kernel,) = recorded["kernels"]
     text = (EXAMPLES / "swiglu.py").read_text(encoding="utf-8")

@@ -60,7 +60,7 @@ def codes_of_edges():
         again = list(cached_programs.new(set()))
     return {"codes": counts, "kept": kept, "same": again == programs}
 
-found = {
+results = {
     "sm_90": compiled("sm_90", "float8_e4m3fn"),
     "sm_90 fnuz": compiled("sm_90", "float8_e4m3fnuz"),
     "gfx942": compiled("gfx942", "float8_e4m3fnuz"),
@@ -71,7 +71,7 @@ found = {
     "distinct": distinct_shapes((640, 512), (64, 512), (256, 512), (64, 513)),
     "edges": codes_of_edges(),
 }
-print(json.dumps(found))
+print(json.dumps(results))
 """
 
 
@@ -80,14 +80,14 @@ def test_one_process_compiles_for_several_arches() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    distinct = found.pop("distinct")
-    refused = found.pop("refused")
-    assert found.pop("edges") == {"codes": [3, 3], "kept": [3, 0], "same": True}
+    results = json.loads(done.stdout)
+    distinct = results.pop("distinct")
+    refused = results.pop("refused")
+    assert results.pop("edges") == {"codes": [3, 3], "kept": [3, 0], "same": True}
     assert refused["status"] == "compile_error"
     assert "ptxas" in refused["reason"]
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
-    assert {arch: result["status"] for arch, result in found.items()} == {
+    assert {arch: result["status"] for arch, result in results.items()} == {
         "sm_90": "ok",
         "sm_90 fnuz": "compile_error",
         "gfx942": "ok",
@@ -95,12 +95,12 @@ def test_one_process_compiles_for_several_arches() -> None:
         "gfx90a": "ok",
         "waves": "ok",
     }
-    assert "\n" not in found["sm_90 fnuz"]["reason"]
+    assert "\n" not in results["sm_90 fnuz"]["reason"]
     for arch in ("sm_90", "gfx942", "gfx950"):
-        assert found[arch]["facts"]["registers"] > 0
-        assert found[arch]["facts"]["spill_bytes"] == 0
-    assert found["sm_90"]["facts"]["registers"] != found["gfx942"]["facts"]["registers"]
-    code = {arch: result["facts"]["code"] for arch, result in found.items()}
+        assert results[arch]["facts"]["registers"] > 0
+        assert results[arch]["facts"]["spill_bytes"] == 0
+    assert results["sm_90"]["facts"]["registers"] != results["gfx942"]["facts"]["registers"]
+    code = {arch: result["facts"]["code"] for arch, result in results.items()}
     assert code["sm_90"] is None  # it is read only where asked for
     for arch in ("gfx942", "gfx950", "gfx90a"):
         assert 0 < code[arch]["resident_warps"] <= 32
@@ -116,5 +116,5 @@ def test_a_tensors_alignment_is_part_of_what_code_is_specialized_on() -> None:
     aligned, unaligned = (
         edges.meta_inputs(spec, Edge("", Problem(spec.name, NamedInts(M=3, K=64)), offset=offset)) for offset in (0, 1)
     )
-    assert [given[0].data_ptr() % 16 for given in (aligned, unaligned)] == [0, 2]
+    assert [inputs[0].data_ptr() % 16 for inputs in (aligned, unaligned)] == [0, 2]
     assert unaligned[0].shape == aligned[0].shape

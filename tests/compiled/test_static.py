@@ -58,9 +58,9 @@ def test_what_the_machine_code_does_is_kept_and_merged(tmp_path):
     with stored(tmp_path / "a.db") as store:
         store.add(begin(store, GFX950), compiled_row)
         store.add(begin(store, GFX950), row(None, config=config(64), device=GFX950, kind=Kind.STATIC))
-        found = {item.config: item.facts.code for item in stored_results(store)}
-        assert found == {config(): GOOD, config(64): None}
+        codes = {item.config: item.facts.code for item in stored_results(store)}
+        assert codes == {config(): GOOD, config(64): None}
         assert [item.outcome.facts.code for item in store.rows()] == [GOOD, None]
-        with stored(tmp_path / "b.db") as other:
-            other.merge(store)
-            assert {item.config: item.facts.code for item in stored_results(other)} == found
+        with stored(tmp_path / "b.db") as second:
+            second.merge(store)
+            assert {item.config: item.facts.code for item in stored_results(second)} == codes

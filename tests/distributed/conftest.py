@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ranks(once_a_run: Callable[[str, Callable[[], str]], str]) -> list[dict[str, str]]:
-    """What each of two ranks found, by check: see :func:`ranks.together`."""
+    """Results of each of two ranks, by check: see :func:`ranks.together`."""
     from ranks import checks, on_ranks
 
     return json.loads(once_a_run("found by two ranks", lambda: json.dumps(on_ranks(checks()))))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What the tests of several ranks run on each: processes of one machine on CPUs, or one GPU each.
+"""Checks that run on every rank: processes of one machine on CPUs, or one GPU each.
 
 python tests/distributed/ranks.py              # two processes, gloo
 python tests/distributed/ranks.py --gpus 2     # NCCL
@@ -114,7 +114,7 @@ def _main(rank: int, check: Any, ranks: int, folder: str, is_gpu: bool, trace_af
 def on_ranks(
     names: Collection[str], ranks: int = 2, *, is_gpu: bool | None = None, trace_after_s: float | None = None
 ) -> list[dict[str, str]]:
-    """What :func:`together` found on each rank.
+    """Return the results of :func:`together` on each rank.
 
     ``is_gpu`` None: on GPUs where there are as many. ``trace_after_s``: ranks print their stacks so often.
     On a CPU ranks run the references of the kernels, whatever the tests of this process run.

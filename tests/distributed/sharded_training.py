@@ -60,10 +60,8 @@ Case = tuple[dict[str, Any], int]
 
 EXPERTS: dict[str, Case] = {
     "plain": ({}, 2),  # before the forward pass and before the backward pass
-    "kept": ({"reshard": False}, 1),
     "checkpointed": ({"is_checkpointed": True}, 2),
     "checkpointed, kept": ({"is_checkpointed": True, "reshard": False}, 1),
-    "bf16": ({"dtype": torch.bfloat16}, 2),
     "accumulated": ({"micro_batches": 2, "reshard": False}, 1),
     "accumulated in bf16, resharded": ({"micro_batches": 2, "dtype": torch.bfloat16}, 4),
     "uneven": ({"experts": 3}, 2),
@@ -83,7 +81,7 @@ def experts_under_fsdp(mesh: Any, device: torch.device) -> None:
 
 
 def trained_experts(mesh: Any, device: torch.device, **options: Any) -> tuple[bool, int]:
-    """Whether losses and weights are those of one device, and how often weights were quantized."""
+    """Compare losses and weights with one device, and count how often weights were quantized."""
     GroupedExperts._grouped_mm = grouped_mm_method(recipe=options.get("recipe"))  # type: ignore[method-assign]
     experts, dtype = options.get("experts", 4), options.get("dtype")
     micro_batches, reshard = options.get("micro_batches", 1), options.get("reshard", True)
@@ -136,7 +134,7 @@ def _alone(model: nn.Module, experts: int, device: torch.device, micro_batches: 
 
 
 class Count:
-    """How often weights are quantized after an all-gather; where a fault is planted, only after each one's first."""
+    """Counter of quantizations after an all-gather; with ``is_planted`` only each weight's first has an effect."""
 
     def __init__(self, *, is_planted: bool, weights: int) -> None:
         self.is_planted, self.weights = is_planted, weights
@@ -206,7 +204,6 @@ class Block(nn.Module):
 
 
 LAYERS: dict[str, Case] = {
-    "fp8": ({}, 0),
     "bf16": ({"precision": "bf16"}, 0),
     "checkpointed": ({"is_checkpointed": True, "reshard": False}, 0),
     "accumulated": ({"micro_batches": 2, "reshard": False}, 0),

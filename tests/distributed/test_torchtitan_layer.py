@@ -51,7 +51,7 @@ def near(mine: list[torch.Tensor], others: list[torch.Tensor], least: float) -> 
 
 
 class Dispatcher(LocalTokenDispatcher):
-    """Of expert parallelism with one device."""
+    """Dispatcher of expert parallelism with one device."""
 
     ep_mesh = "one device"
 

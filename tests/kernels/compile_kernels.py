@@ -1,4 +1,4 @@
-"""Compile every kernel's default config, and panels, for a GPU that is not here; print what came of it as JSON.
+"""Compile a config of every form of every kernel for a GPU that is not here, and print the results as JSON.
 
 Run as a script, ``compile_kernels.py ARCH``: interpreting and compiling cannot share a process.
 """
@@ -75,7 +75,7 @@ def compile_for(arch: str) -> dict[str, Any]:
     found = {}
     for name in catalog.KERNELS:
         spec = catalog.load(name)
-        for label, (layout, config) in variants(spec).items():
+        for label, (layout, config) in variants(spec, arch).items():
             launches = []
             for row in ROWS:
                 compiled.clear()
@@ -141,19 +141,27 @@ def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> li
     return found
 
 
-def variants(spec: KernelSpec) -> dict[str, tuple[str, NamedInts]]:
-    """What has code of its own -> its input layout and config. A kernel's name is its default config on the first
-    layout; ``NAME LAYOUT`` stands for each other layout; where a kernel walks twice or in panels, ``NAME panels`` and
-    ``NAME twice`` for the one that its default does not."""
+SMALLER = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
+"""Blocks of the kernels that walk twice or in panels: half of the code of their defaults, with the same accesses."""
+
+
+def variants(spec: KernelSpec, arch: str) -> dict[str, tuple[str, NamedInts]]:
+    """Input layout and config of each form of a kernel that has code of its own, by label.
+
+    A kernel's name is its default form on the first layout. On sm_90 there are also ``NAME LAYOUT`` for each other
+    layout and, for a kernel that walks twice or in panels, ``NAME panels`` or ``NAME twice``.
+    """
     first, *others = spec.input_layouts
-    found = {spec.name: (first, spec.default)}
+    config = NamedInts({**spec.default, **SMALLER}) if {"BLOCK_SIZE", "LEAD"} <= {*spec.axes} else spec.default
+    forms = {spec.name: (first, config)}
+    if arch != "sm_90":  # the forms share their loads and stores: one arch shows what Triton makes of them
+        return forms
     for layout in others:
-        found[f"{spec.name} {layout}"] = layout, spec.default
+        forms[f"{spec.name} {layout}"] = layout, config
     if 0 in spec.axes.get("LEAD", ()):
         name, lead = ("twice", 0) if spec.default["LEAD"] else ("panels", max(spec.axes["LEAD"]))
-        blocks = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
-        found[f"{spec.name} {name}"] = spec.input_layouts[-1], NamedInts({**spec.default, **blocks, "LEAD": lead})
-    return found
+        forms[f"{spec.name} {name}"] = spec.input_layouts[-1], NamedInts({**config, "LEAD": lead})
+    return forms
 
 
 def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
@@ -163,7 +171,7 @@ def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
 
 
 def is_the_reference_on_a_cpu() -> bool:
-    """Whether a wrapper gives the reference's bytes where nothing is interpreted."""
+    """Return True if a wrapper gives the reference's bytes where nothing is interpreted."""
     x, offs = torch.randn(20, 8), torch.tensor([7, 16], dtype=torch.int32)
     q, scales = quantize_colwise(x, offs)
     right = catalog.load("colwise").reference(x, offs, q.dtype, True)

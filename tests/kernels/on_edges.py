@@ -34,16 +34,19 @@ def problem_of(spec: KernelSpec, layout: str = "", in_dtype: str = "", **fields:
 
 
 @functools.lru_cache(maxsize=4)
-def tensors_on_edges(problem: Problem) -> tuple[checking.Tensors, ...]:
-    """The tensors of a problem and of each of its edges, the smallest first: faults are found sooner.
+def tensors_on_edges(problem: Problem, first: int = 0, step: int = 1) -> tuple[checking.Tensors, ...]:
+    """Tensors of a problem and of its edges, the smallest first, or of every ``step``-th of them.
 
-    A check leaves them as they were: configs and faulty copies share them.
+    A check leaves them unchanged: configs and faulty copies share them.
     """
     spec = catalog.load(problem.kernel)
-    on_edges = [
-        checking.build_edge(spec, edge, "cpu") for edge in edges.edges_of(spec, problem) if is_small(edge.problem)
+    small = [edge for edge in edges.edges_of(spec, problem) if is_small(edge.problem)]
+    builders = [
+        functools.partial(checking.build, spec, problem, "cpu"),
+        *(functools.partial(checking.build_edge, spec, edge, "cpu") for edge in small),
     ]
-    return tuple(sorted([checking.build(spec, problem, "cpu"), *on_edges], key=lambda each: each.in_a_row_bytes))
+    tensors = [build() for build in builders[first::step]]
+    return tuple(sorted(tensors, key=lambda tensor: tensor.in_a_row_bytes))
 
 
 def is_small(problem: Problem) -> bool:
@@ -68,7 +71,7 @@ def with_short_lead(config: NamedInts) -> NamedInts:
 
 
 def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts) -> Iterator[str]:
-    """What is wrong with the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
+    """Yield the faults in the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
     for number, tensors in enumerate(tensors_on_edges(problem)):
         if wrong := replace(tensors, spec=spec).check(config, [number]):
             yield wrong

@@ -71,9 +71,14 @@ def full_name(module: str) -> str:
 
 
 def source(module: str) -> str:
-    """A module's text without its operator: that can exist only once."""
-    text = Path(str(importlib.util.find_spec(module).origin)).read_text()
-    return text.partition("\n_operator = ")[0]
+    """Return a module's text with absolute imports, and without its operator, which can exist only once."""
+    text = Path(str(importlib.util.find_spec(module).origin)).read_text().partition("\n_operator = ")[0]
+
+    def absolute(line: re.Match[str]) -> str:
+        package = ".".join(module.split(".")[: -len(line[1])])
+        return f"from {package}.{line[2]} import" if line[2] else f"from {package} import"
+
+    return re.sub(r"^from (\.+)([\w.]*) import", absolute, text, flags=re.MULTILINE)
 
 
 def faulty(text: str, right: str, wrong: str) -> str:

@@ -69,7 +69,7 @@ def of_every_value(gate_ptr: Any, up_ptr: Any, h_ptr: Any, slope_ptr: Any, ACTIV
 
 @pytest.mark.parametrize("activation", range(len(ACTIVATIONS)), ids=ACTIVATIONS)
 def test_every_gate_of_bfloat16_gives_the_same_bits(activation: int, device: str) -> None:
-    """Whatever ``exp`` a backend has: see the constants of :mod:`fp8tune_kernels.quantize.gated`."""
+    """Compare bits for any ``exp`` of a backend: see the constants of :mod:`fp8tune_kernels.quantize.gated`."""
     gate = EVERY_BFLOAT16.to(device)
     up = torch.full_like(gate, 0.0 if ACTIVATIONS[activation] == "gpt-oss" else 1.0)
     h, slope = (torch.empty(2**16, device=device) for _ in range(2))

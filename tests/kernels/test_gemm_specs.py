@@ -1,4 +1,4 @@
-"""Which configs of the grouped GEMMs a sweep tries, on the shapes it is for: what won on an H200, and few others."""
+"""Configs of the grouped GEMMs that a sweep tries: those that won on an H200, and few more."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.gemm import grouped_configs
 from fp8tune_kernels.gemm.grouped_configs import DEFAULT
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, NamedInts, Problem
 
@@ -81,60 +80,6 @@ def test_every_arch_has_configs_to_try_and_each_fits(kernel: str, arch: str) -> 
         assert found
         has_descriptors = arch in ("sm_90", "sm_100", "sm_120")
         assert {bool(each["DESCRIPTORS"]) for each in found} == {has_descriptors}
-
-
-@pytest.mark.parametrize(
-    ("changed", "shape", "reason"),
-    [
-        ({"DESCRIPTORS": 0}, {}, "DESCRIPTORS=0: the copy engine of sm_90 idles"),
-        ({"num_warps": 64}, {}, "2048 threads a block, sm_90 has at most 1024"),
-        ({"num_warps": 4}, {}, "256 sums a thread do not fit in registers beside what multiplies"),
-        ({"PROGRAMS": 2}, {}, "2 programs need more registers than a multiprocessor of sm_90 has"),
-        ({"num_stages": 4}, {}, "262144 bytes of tiles, sm_90 has 232448 of shared memory"),
-        ({"num_stages": 2}, {}, "num_stages=2: shared memory holds 3"),
-        ({"BLOCK_SIZE_K": 64, "num_stages": 5}, {}, "pieces of 64 bytes a row: descriptors copy 128 at a time"),
-        ({}, {"K": 64}, "pieces of 128 for a depth of 64: half of each is outside"),
-        ({"BAND": 16}, {"M": 16384, "G": 64}, "BAND=16: a group has 2 row tiles, in the order of BAND=8"),
-        (
-            {"BAND": 16},
-            {"M": 32768, "N": 1024, "K": 256},
-            "BAND=16: L2 holds the 786,432 bytes of a group in any order",
-        ),
-        (
-            {
-                "BLOCK_SIZE_M": 64,
-                "BLOCK_SIZE_N": 128,
-                "num_warps": 4,
-                "BLOCK_SIZE_K": 64,
-                "num_stages": 5,
-                "PROGRAMS": 2,
-            },
-            {},
-            "its tiles take 1.19 times the best estimate: reads and waste",
-        ),
-    ],
-)
-def test_each_reason(changed: dict[str, int], shape: dict[str, int], reason: str) -> None:
-    spec, layer = catalog.load(ROWS), sizes(LAYERS["Llama 4"], FP8)
-    assert spec.invalid(WIDE[0], layer, HOPPER) is None
-    assert spec.invalid({**WIDE[0], **changed}, NamedInts({**layer, **shape}), HOPPER) == reason
-
-
-def test_an_estimate_counts_half_a_tile_a_group_and_its_tails() -> None:
-    """By hand: 256 rows of 2 groups, 128 more on average; 300 columns are 2 tiles of 256; a depth of 100 is 128."""
-    work = grouped_configs.Work(2, 256, 300, 100, "down", 1)
-    volume = (256 + 128) * 512 * 128
-    assert grouped_configs.estimate(WIDE[0], work) == pytest.approx(volume / 665e12 + 2 * 256 * 300 / 4.3e12, abs=0)
-    work = grouped_configs.Work(
-        2, 256, 300, 100, "depth", 2
-    )  # the depth is that of both groups: one piece each at least
-    volume = 256 * 512 * (2 * 128)
-    wanted = 2 * volume / 665e12 + 2 * 2 * 256 * 300 / 4.3e12
-    assert grouped_configs.estimate(WIDE[0], work) == pytest.approx(wanted, abs=0)
-    narrow = NamedInts({**WIDE[0], "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128})  # whose reads take longer
-    read = 256 * 384 * (2 * 128) * (1 / 64 + 1 / 128) * 2
-    wanted = read / 12.7e12 + 2 * 2 * 256 * 300 / 4.3e12
-    assert grouped_configs.estimate(narrow, work) == pytest.approx(wanted, abs=0)
 
 
 @pytest.mark.parametrize(("in_dtype", "size"), [(FP8, 1), (BF16, 2)])

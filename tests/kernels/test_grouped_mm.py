@@ -18,7 +18,6 @@ from fp8tune_kernels import catalog, fp8_grouped_mm, functional, interpreter, mx
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.gemm import grouped_mm
 from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.gemm.grouped_mxfp8 import mxfp8_path
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.runtime.lookup import running_arch
@@ -88,10 +87,6 @@ def test_output_and_gradients_are_those_of_the_recipe(recipe: str, routing: str,
     for result, wanted, right in zip(run(given, call), by_group(given, operand), by_group(given), strict=True):
         assert sqnr_db(result, wanted) > 45  # bfloat16 rounds the results; wrong codes would leave 30
         assert sqnr_db(result, right) > sqnr_db(wanted.bfloat16(), right) - 0.1 > 20
-
-
-def test_the_path_of_mxfp8_is_named(device: str) -> None:
-    assert mxfp8_path(torch.device(device)) == "emulated"
 
 
 @each_routing
@@ -410,24 +405,6 @@ def test_auto_asks_the_rule(
 # Very small gradients
 
 
-@pytest.mark.parametrize("way", ["default", "folded"])
-def test_loss_scaling_gives_tiny_gradients_the_error_of_normal_ones(way: str, device: str) -> None:
-    given = layer("ragged", device)
-
-    def errors(size: float, loss_scale: float) -> list[float]:
-        scaled = Layer(given.A, given.weights, given.offs, (given.grad * size * loss_scale).bfloat16())
-        right = by_group(Layer(given.A, given.weights, given.offs, given.grad))[1:]
-        found = [x.double() / (size * loss_scale) for x in by_way(scaled, way)[1:]]
-        return [float((a - b).norm() / b.norm()) for a, b in zip(found, right, strict=True)]
-
-    normal = errors(2.0**-10, 1)
-    assert max(normal) < 0.08
-    assert errors(2.0**-40, 1) == pytest.approx(normal, rel=0.05)  # about 1e-12, from which on none is needed
-    assert min(errors(2.0**-56, 1)) > 0.1
-    assert errors(2.0**-56, 2.0**16) == pytest.approx(normal, rel=0.05)
-    assert errors(2.0**-56, 2.0**46) == normal  # the same bytes but for the exponents
-
-
 # torch's signature
 
 
@@ -435,16 +412,6 @@ def in_32s(device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Operands that both recipes take."""
     given = layer("balanced", device, columns=32)
     return given.A, given.B_t, torch.tensor([32, 96, 160, M], dtype=torch.int32, device=device)
-
-
-@both
-def test_arguments_are_in_torch_s_order_and_have_its_names(multiply: Any, device: str) -> None:
-    schema = torch.ops.aten._grouped_mm.default._schema
-    assert [argument.name for argument in schema.arguments[2:]] == ["offs", "bias", "out_dtype"]
-    A, B_t, offs = in_32s(device)
-    right = multiply(A, B_t, offs)
-    assert torch.equal(multiply(A, B_t, offs, None, torch.bfloat16), right)
-    assert torch.equal(multiply(A, B_t, offs=offs, bias=None, out_dtype=None), right)
 
 
 def test_stand_ins_have_all_the_names_of_torch_s_functions(device: str) -> None:
@@ -496,25 +463,18 @@ def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
     B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).transpose(1, 2)
     offs, bias = torch.tensor([32, 64, 96, M], dtype=torch.int32), torch.zeros(E, 32)
     return [
-        ((A[0], B_t, offs), {}, "^A has shape"),
         ((A.view(E, M // E, K), B_t, offs), {}, r"^A has shape .*two dimensions"),
         ((A.t(), B_t, offs), {}, "^A has strides"),
-        ((A.double(), B_t, offs), {}, r"^A is torch\.float64"),
         ((A[:, :32].contiguous(), B_t, offs), {}, r"^A has shape \(192, 32\)"),
         ((A, A.t(), offs), {}, r"^B_t has shape .*three dimensions"),
         ((A, B_t[:, ::2], offs), {}, r"^B_t has strides .*; or row-major"),
-        ((A, B_t.to(torch.int8), offs), {}, r"^B_t is torch\.int8"),
         ((A, B_t[:, :, :24].mT.contiguous().mT, offs), {}, "^B_t has K=64 and N=24, wanted multiples of"),
         ((A, B_t), {}, r"^offs is None, wanted \(E,\)"),
-        ((A, B_t, offs[:3]), {}, "^offs has 3 groups"),
         ((A, B_t, offs.long()), {}, r"^offs is torch\.int64"),
-        ((A, B_t, offs.to("meta")), {}, "^offs is on meta"),
         ((A, B_t, torch.tensor([-16, 32, 64, 96], dtype=torch.int32)), {}, "group 0 at row -16, before"),
         ((A, B_t, offs.flip(0).contiguous()), {"pad_token_groups": True}, "group 1 at row 96, before"),
-        ((A, B_t, offs + 32), {}, "group 3 at row 224 of 192"),
         ((A, B_t, offs, bias[0]), {}, r"^bias has shape \(32,\), wanted \(4, 32\)"),
         ((A, B_t, offs, bias.int()), {}, r"^bias is torch\.int32"),
-        ((A, B_t, offs, bias.to("meta")), {}, "^bias is on meta"),
         ((A, B_t, offs, None, torch.float64), {}, r"^out_dtype is torch\.float64"),
     ]
 

@@ -50,7 +50,7 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16, *interpreter.TORCH_DTYPE
 
 
 def every_value(dtype: torch.dtype) -> torch.Tensor:
-    """Of a narrow type all values; of float32 those on either side of every bfloat16 value and between two."""
+    """Return all values of a narrow type, and of float32 those beside every bfloat16 value and between two."""
     if dtype.itemsize == 1:
         return torch.arange(2**8, dtype=torch.uint8).view(dtype)
     if dtype.itemsize == 2:
@@ -70,57 +70,6 @@ def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, 
     cast_kernel[(1,)](values, found, COUNT=values.numel())
     same = found.view(torch.int8).view(len(values), -1) == right.view(torch.int8).view(len(values), -1)
     assert (same.all(1) | (found.float().isnan() & right.float().isnan())).all()
-
-
-@triton.jit
-def doubled(x):
-    return tl.sum(tl.where(tl.arange(0, 2)[:, None] >= 0, x[None, :], 0.0), 0)
-
-
-@triton.jit
-def doubling_kernel(x_ptr, out_ptr, COUNT: tl.constexpr, TIMES: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    x = tl.load(x_ptr + at)
-    for _ in range(TIMES):
-        x = doubled(x)
-    tl.store(out_ptr + at, x)
-
-
-def patches_of(times: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How often a launch patches a module or class, with so many calls of a device function that calls another."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    patched: list[object] = []
-    patch = tritons._patch_builtin
-    monkeypatch.setattr(tritons, "_patch_builtin", lambda *given: patched.append(given[0]) or patch(*given))
-    x, out = torch.ones(8), torch.empty(8)
-    doubling_kernel[(3,)](x, out, COUNT=8, TIMES=times)
-    assert torch.equal(out, 2**times * x)
-    monkeypatch.undo()
-    return len(patched)
-
-
-def test_device_functions_find_the_language_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    patches_of(times=1, monkeypatch=monkeypatch)  # the first launch rewrites the functions, which adds a name to each
-    assert patches_of(times=9, monkeypatch=monkeypatch) == patches_of(times=1, monkeypatch=monkeypatch)
-
-
-def test_a_launch_leaves_the_language_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    patches_of(times=1, monkeypatch=monkeypatch)
-    places = (tl, tl.core, tl.math, tl.tensor, tl.dtype)
-    before = [dict(vars(place)) for place in places]
-    patches_of(times=2, monkeypatch=monkeypatch)
-    assert [dict(vars(place)) for place in places] == before
-
-
-def test_installing_twice_wraps_once() -> None:
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    once = tritons._convert_float
-    interpreter.install()
-    assert tritons._convert_float is once
 
 
 @pytest.mark.parametrize("triton_dtype", [tl.float8e4nv, tl.float8e5])

@@ -20,7 +20,7 @@ CONFIG = {"BLOCK_SIZE": 32, "num_warps": 4}
 
 @dataclass(frozen=True)
 class FakeTensor:
-    """What a launch asks of a tensor on a GPU."""
+    """Stand-in for a tensor on a GPU with the methods that a launch calls."""
 
     address: int
     dtype: torch.dtype = torch.bfloat16

@@ -86,8 +86,3 @@ def test_without_a_gpu_the_default_is_launched() -> None:
     first = lookup.config_for(SPEC, tuple(KEY.values()), cpu)
     assert first == SPEC.default
     assert lookup.config_for(SPEC, tuple(KEY.values()), cpu) is first
-
-
-@pytest.mark.gpu
-def test_the_running_arch_is_a_name() -> None:
-    assert lookup.running_arch(torch.device("cuda", 0)).startswith(("sm_", "gfx"))

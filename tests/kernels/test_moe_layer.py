@@ -89,7 +89,7 @@ def results(case: Case, function: Callable[..., torch.Tensor] = moe_layer, **opt
 
 
 def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
-    """The same in float64, expert by expert."""
+    """Compute output and gradients in float64, expert by expert."""
     wide = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in case[:6]]
     x, w13, w2, b13, b2, weights = wide
     assert x is not None
@@ -170,7 +170,7 @@ def of_first_expert(case: Case) -> Case:
 
 
 def choices(case: Case, count: int) -> Case:
-    """As many experts for each token, all different."""
+    """Return the case with ``count`` different experts per token."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.stack([torch.randperm(E, generator=draw)[:count] for _ in range(len(case.x))])
     return case._replace(ids=ids, weights=torch.rand(ids.shape, generator=draw).requires_grad_())
@@ -181,6 +181,8 @@ SIZES = {
     "one expert": of_first_expert(random_case(is_full=True)),
     "one choice": choices(random_case(is_full=True), 1),
     "every expert": choices(random_case(is_full=True), E),
+    "b2 alone": random_case("other devices", is_full=True)._replace(b13=None),
+    "b13 alone": random_case("other devices", is_full=True)._replace(b2=None),
     "weights of zero": random_case(is_full=True)._replace(weights=torch.zeros(41, 3, requires_grad=True)),
 }
 
@@ -190,13 +192,6 @@ SIZES = {
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_at_their_ends(size: str, precision: str) -> None:
     assert_near(SIZES[size], precision)
-
-
-@in_plain_torch
-@both_precisions
-@pytest.mark.parametrize("name", ["b13", "b2"])
-def test_one_bias_alone(name: str, precision: str) -> None:
-    assert_near(random_case("other devices", is_full=True)._replace(**{name: None}), precision)
 
 
 @in_plain_torch
@@ -211,20 +206,6 @@ def test_no_tokens_with_every_option(is_full: bool, precision: str) -> None:
             for grad, leaf in zip(grads, leaves, strict=True):
                 assert (grad.shape, grad.dtype) == (leaf.shape, leaf.dtype)
                 assert not grad.any()
-
-
-@in_plain_torch
-@both_precisions
-def test_clamped_gates_have_no_gradient(precision: str) -> None:
-    """gpt-oss' gate above its limit: its weights get none, and those of up do."""
-    case = random_case(is_full=True)
-    b13 = torch.cat([torch.full((E, N), 100.0), torch.zeros(E, N)], 1).requires_grad_()
-    for recompute in layer.RECOMPUTE:
-        options = {"activation": "gpt-oss", "precision": precision, "recompute": recompute}
-        _, _, d_w13, _, d_b13, *_ = results(case._replace(b13=b13), **options)
-        assert not d_w13[:, :N].any()
-        assert not d_b13[:, :N].any()
-        assert d_w13[:, N:].any()
 
 
 @in_plain_torch
@@ -310,19 +291,6 @@ def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.Monk
 
 
 @in_plain_torch
-@both_precisions
-def test_experts_of_other_devices_add_nothing(precision: str) -> None:
-    case = random_case("other devices", is_full=True)
-    out, d_x, *_, d_weights = results(case, precision=precision)
-    is_elsewhere = (case.ids < 0) | (case.ids >= E)
-    assert not d_weights[is_elsewhere].any()
-    assert d_weights[~is_elsewhere].all()
-    assert is_elsewhere[5].all()
-    assert not out[5].any()
-    assert not d_x[5].any()
-
-
-@in_plain_torch
 def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
     case = random_case("other devices", is_full=True)
     rounded = case.weights.detach().bfloat16()
@@ -368,18 +336,6 @@ def test_weights_that_lie_as_their_transpose_give_the_same_results(options: dict
             assert "precision" in options or one.mT.is_contiguous()
         else:
             assert torch.equal(one, other)
-
-
-@in_plain_torch
-def test_gradients_of_weights_that_lie_as_their_transpose_are_added_to_buffers() -> None:
-    case = transposed(random_case())
-    _, _, d_w13, d_w2, _ = results(case)
-    grad_w13, grad_w2 = (torch.zeros_like(w, dtype=torch.float32) for w in (case.w13, case.w2))
-    case.call(grad_w13=grad_w13, grad_w2=grad_w2).backward(case.grad)
-    assert torch.equal(grad_w13.bfloat16(), d_w13)
-    assert torch.equal(grad_w2.bfloat16(), d_w2)
-    with pytest.raises(ValueError, match="grad_w13 must be bfloat16 or float32"):
-        case.call(grad_w13=grad_w13.contiguous())
 
 
 @in_plain_torch
@@ -450,8 +406,7 @@ def test_gradients_of_weights_that_were_quantized_before_are_added_to_buffers() 
 
 
 @in_plain_torch
-@both_precisions
-@pytest.mark.parametrize("recompute", ["none", "gate-up"])
+@pytest.mark.parametrize(("recompute", "precision"), [("gate-up", "fp8"), ("none", "bf16")])
 def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
     case = random_case("other devices", is_full=True)
     torch._dynamo.reset()
@@ -465,24 +420,7 @@ def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
 
 
 @in_plain_torch
-def test_torch_compile_traces_the_router_and_another_number_of_tokens() -> None:
-    torch._dynamo.reset()
-    router = torch.randn(E, K, generator=torch.Generator().manual_seed(3)).bfloat16()
-
-    def routed(x: torch.Tensor, router: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-        return moe_layer(x, w13, w2, *choose_experts(x @ router.t(), TOP_K))
-
-    compiled = torch.compile(routed, fullgraph=True, backend="aot_eager", dynamic=True)
-    for tokens in (T, 30):
-        case, leaf = random_case(tokens=tokens), router.detach().requires_grad_()
-        leaves = case.x, leaf, case.w13, case.w2
-        mine, right = (torch.autograd.grad(f(*leaves), leaves, case.grad) for f in (compiled, routed))
-        assert_same(list(mine), list(right))
-
-
-@in_plain_torch
-@both_precisions
-@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(("use_reentrant", "precision"), [(False, "fp8"), (True, "bf16")])
 def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
     case = random_case()
 
@@ -494,14 +432,6 @@ def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
     out.backward(case.grad)
     leaves = case.x, case.w13, case.w2, case.weights
     assert_same([leaf.grad for leaf in leaves], results(case, precision=precision)[1:])
-
-
-@in_plain_torch
-def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
-    case = random_case(is_full=True)
-    out, leaves = case.call(), [tensor for tensor in case[:6] if tensor is not None]
-    first = torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
-    assert_same(list(first), list(torch.autograd.grad(out, leaves, case.grad)))
 
 
 @in_plain_torch
@@ -568,13 +498,6 @@ def test_equal_logits_choose_the_first_expert_and_none_twice() -> None:
     assert torch.equal(weights, torch.full((9, 4), 0.25))
 
 
-def test_no_tokens_choose_no_experts() -> None:
-    logits = torch.zeros(0, E, requires_grad=True)
-    ids, weights = choose_experts(logits, 2)
-    weights.sum().backward()
-    assert (ids.shape, weights.shape, logits.grad.shape) == ((0, 2), (0, 2), (0, E))
-
-
 @pytest.mark.parametrize(
     ("logits", "top_k", "says"),
     [
@@ -597,17 +520,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"recompute": "x"}, "recompute must be 'none' or 'h' or 'gate-up', got 'x'"),
     ({"activation": "tanh"}, "activation must be 'swiglu' or 'gpt-oss', got 'tanh'"),
     ({"precision": "int8"}, "precision must be 'fp8' or 'bf16' or 'auto', got 'int8'"),
-    ({"x": torch.zeros(T, K, dtype=torch.int8)}, "x is torch.int8, wanted"),
     ({"w13": torch.zeros(E, 2 * N, K + 16)}, "w13 must have shape"),
     ({"w13": torch.zeros(E, 2 * N + 2, K)}, "w13 must be .* multiples of 16"),
     ({"w2": torch.zeros(E, N, K)}, "w2 must have shape"),
     ({"topk_ids": torch.zeros(T, TOP_K)}, "topk_ids must be contiguous int32 or int64"),
-    ({"topk_ids": torch.zeros(T - 1, TOP_K, dtype=torch.int32), "topk_weights": torch.zeros(T - 1, TOP_K)}, "topk_ids"),
     ({"topk_weights": torch.zeros(T, TOP_K + 1)}, "topk_weights must be"),
     ({"b13": torch.zeros(E, N)}, "b13 must be floating-point values"),
-    ({"b2": torch.zeros(E, K, dtype=torch.int32)}, "b2 must be floating-point values"),
     ({"grad_w13": torch.zeros(E, 2 * N, K, dtype=torch.float16)}, "grad_w13 must be bfloat16 or float32"),
-    ({"grad_w2": torch.zeros(E, N, K)}, "grad_w2 must be bfloat16 or float32"),
     ({"float8_dtype": torch.float16}, "float8_dtype is torch.float16, wanted"),
 ]
 

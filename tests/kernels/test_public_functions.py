@@ -121,18 +121,6 @@ def test_torch_compile_traces_all_whole_for_any_number_of_rows() -> None:
             assert_same_bits(found, right) if isinstance(right, tuple) else assert_same_bits((found,), (right,))
 
 
-def test_a_module_that_quantizes_its_parameter_is_exported() -> None:
-    class Cast(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = torch.nn.Parameter(arguments_of("colwise-transpose-3d")[0].clone())
-
-        def forward(self) -> Any:
-            return kernels.quantize_colwise_transpose_3d(self.weights)
-
-    assert_same_bits(torch.export.export(Cast(), ()).module()(), outputs_of("colwise-transpose-3d", (Cast().weights,)))
-
-
 @each_quantizer
 @pytest.mark.parametrize("dim", ["M", "N", "K", "E"])
 def test_without_elements_scales_are_those_of_zeros(kernel: str, dim: str) -> None:
@@ -227,46 +215,28 @@ A, B = torch.zeros(5, 32).bfloat16(), torch.zeros(3, 16, 32).bfloat16()
 
 REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (kernels.quantize_colwise, (X, OFFS.long()), {}, "^offs is torch.int64, wanted"),
-    (kernels.quantize_colwise, (X, OFFS[None]), {}, "^offs has shape"),
-    (kernels.quantize_colwise, (X, OFFS[:0]), {}, "^offs has shape"),
-    (kernels.quantize_colwise, (X, OFFS.repeat(2)[::2]), {}, "^offs has strides"),
     (kernels.quantize_colwise, (X, OFFS.to("meta")), {}, "^offs is on meta"),
     (kernels.quantize_colwise_dual, (X, Y[1:], OFFS), {}, "^y has 63 rows.*wanted"),
-    (kernels.quantize_colwise_dual, (X, Y.float(), OFFS), {}, "^y has 64 rows of torch.float32"),
-    (kernels.quantize_colwise_dual, (X, Y.to("meta"), OFFS), {}, "^y has 64 rows of torch.bfloat16 on meta"),
-    (
-        kernels.quantize_colwise_3d,
-        (W.float().contiguous(),),
-        {},
-        r"^w has strides \(576, 24, 1\), wanted \(576, 1, 24\)",
-    ),
+    (kernels.quantize_colwise_3d, (W.float().contiguous(),), {}, r"^w has strides \(576, 24, 1\), wanted"),
     (kernels.quantize_mxfp8_dim0, (X,), {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
     (kernels.quantize_rowwise_factored, (X, OFFS, ONES), {}, "^column_scales is torch.float32 of shape"),
     (kernels.transpose_codes, (X, OFFS), {}, r"^q is torch.bfloat16 of shape \(64, 32\)"),
-    (kernels.transpose_codes, (Q[:, :24].contiguous(), OFFS), {}, "^q has K=24, wanted a multiple of 16"),
     (kernels.transpose_codes, (Q, OFFS, ONES[:3]), {}, "^shifts is torch.float32 of shape"),
     (kernels.transpose_codes_3d, (W,), {}, "^q has N=24, wanted a multiple of 16"),
     (kernels.quantize_swiglu_rowwise, (X, OFFS), {"activation": "gelu"}, "^activation is 'gelu', wanted"),
     (kernels.quantize_swiglu_rowwise, (X, OFFS), {"layout": "thirds"}, "^layout is 'thirds', wanted"),
     (kernels.quantize_swiglu_rowwise, (X[:, :3], OFFS), {}, r"^x has shape \(64, 3\) .* wanted row-major"),
     (kernels.quantize_swiglu_rowwise, (X.float(), OFFS), {}, "^x is torch.float32, wanted torch.bfloat16 or FP8"),
-    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"x_scales": ONES}, "^x_scales is a tensor, wanted None"),
     (kernels.quantize_swiglu_rowwise, (X, OFFS), {"bias": ONES}, "^bias is torch.float32 of shape .* wanted"),
     (kernels.quantize_swiglu_rowwise, (X, OFFS), {"weights": ONES[1:]}, "^weights is .* wanted 64 contiguous"),
     (kernels.sort_by_expert, (torch.zeros(3, 2), torch.zeros(3, 2), 4), {}, "^topk_ids must be contiguous int32 or"),
-    (kernels.sort_by_expert, (ROW_OF, torch.zeros(2, 2), 4), {}, "^topk_weights must be contiguous"),
     (kernels.sort_by_expert, (ROW_OF, torch.zeros(3, 2), 0), {}, "^experts must be at least 1, got 0"),
     (kernels.sum_rows_of_tokens, (ROWS.float(), ROW_OF), {}, "^rows must be row-major"),
-    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF[:2]), {}, "^row_of must have shape"),
-    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF.long()), {}, "^row_of must be contiguous int32"),
     (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS), {}, "^bias, ids and weights must be given together"),
     (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS[:, :8], ROW_OF, torch.zeros(3, 2)), {}, "^bias must be row-major"),
     (kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS.long()), {}, "^token_of_row must be contiguous int32"),
-    (kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS), {}, "^a must be FP8 values"),
-    (kernels.transpose_gathered_codes, (A, OFFS, TOKENS), {}, "^q is torch.bfloat16"),
     (kernels.transpose_gathered_codes, (Q, OFFS, TOKENS, torch.zeros(5)), {}, "^shifts is torch.float32"),
     (kernels.transpose_codes_to_one_scale, (Q, torch.zeros(5)), {}, "^q is torch.float8_e4m3fn of shape"),
-    (kernels.transpose_codes_to_one_scale, (W, torch.zeros(31)), {}, "."),
 ]
 
 
@@ -286,12 +256,10 @@ REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
         for dtype, place, change, says in (
             (FP8, A_AT, lambda a: a.float(), "^a is torch.float32, wanted torch.bfloat16, torch.float8_e4m3fn or"),
             (FP8, B_AT, lambda b: b.to(torch.bfloat16), "^b is torch.bfloat16, wanted torch.float8_e4m3fn as a"),
-            (FP8, B_AT, lambda b: b.to("meta"), "^b is on meta, wanted cpu as a"),
             (FP8, OFFS_AT, lambda offs: offs.long(), "^offs is torch.int64, wanted torch.int32"),
             (FP8, SCALE_A_AT, lambda _: None, r"^scale_a is None, wanted \d+ scales beside torch.float8_e4m3fn"),
             (FP8, SCALE_B_AT, lambda scale: scale.double(), "^scale_b is torch.float64 of shape .* wanted"),
             (FP8, SCALE_A_AT, lambda scale: torch.stack([scale, scale], 1)[:, 0], r"^scale_a .* strides \(2,\)"),
-            (FP8, SCALE_A_AT, lambda scale: scale.to("meta"), "^scale_a is on meta, wanted cpu as a"),
             (BF16, SCALE_A_AT, lambda _: torch.ones(64), "^scale_a is a tensor, wanted None: bfloat16 has no scales"),
         )
     ],
@@ -306,20 +274,7 @@ REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
     ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 24, "^alignment is 24, wanted 1 or, of codes, a power of two"),
     ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 1024, "rows, wanted a multiple of alignment=1024"),
     ("grouped-contraction", BF16, ALIGNMENT_AT, lambda _: 128, "^alignment is 128, wanted 1 or"),
-    (
-        "grouped-contraction",
-        FP8,
-        ADDED_AT,
-        lambda _: torch.zeros(3, 48, 32).half(),
-        "^added must be row-major bfloat16 or",
-    ),
-    (
-        "grouped-contraction",
-        FP8,
-        ADDED_AT,
-        lambda _: torch.zeros(3, 32, 48),
-        r"^added must be .* of shape \(3, 32, 48\)",
-    ),
+    ("grouped-contraction", FP8, ADDED_AT, lambda _: torch.zeros(3, 48, 32).half(), "^added must be row-major"),
 ]
 
 

@@ -56,31 +56,6 @@ def test_codes_are_those_of_the_two_kernels(device: str) -> None:
     assert quantized.weights.data_ptr() == given.weights.data_ptr()
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_the_parameter_and_its_view_are_told_apart(grad: bool, device: str) -> None:
-    given = layer("ragged", device)
-
-    def from_view(w: torch.Tensor) -> QuantizedWeights:
-        with torch.set_grad_enabled(grad):
-            return quantize_weights(w.transpose(1, 2))
-
-    assert_same(run(given, from_view), run(given, viewed))
-
-
-def test_gradients_of_micro_batches_add_up(device: str) -> None:
-    w = nn.Parameter(layer("balanced", device).weights)
-    grads = []
-    for make in (quantize_weights, viewed):
-        w.grad, B_t = None, make(w)
-        for seed in range(4):
-            given = layer("zipf", device, seed=seed)
-            multiply(given.A, B_t, given.offs).backward(given.grad)
-            B_t = B_t if isinstance(B_t, QuantizedWeights) else make(w)
-        assert w.grad is not None
-        grads.append(w.grad)
-    assert torch.equal(*grads)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_made_and_used_without_gradients(mode: Any, device: str) -> None:
     given = layer("ragged", device)
@@ -126,18 +101,9 @@ def by_optimizer(**options: Any) -> Callable[[Module], None]:
     return change
 
 
-def by_sgd(module: Module) -> None:
-    module.w.grad = torch.ones_like(module.w)
-    torch.optim.SGD(module.parameters(), lr=0.1, fused=True).step()
-
-
 def in_place(module: Module) -> None:
     with torch.no_grad():
         module.w.mul_(2)
-
-
-def through_a_view(module: Module) -> None:
-    module.w.detach()[0].zero_()
 
 
 def by_data(module: Module) -> None:
@@ -157,15 +123,13 @@ CHANGES = {
     "AdamW": by_optimizer(fused=False, foreach=False),
     "foreach AdamW": by_optimizer(foreach=True),
     "fused AdamW": by_optimizer(fused=True),
-    "fused SGD": by_sgd,
     "in place": in_place,
-    "through a view": through_a_view,
     "data": by_data,
     "set_": by_set,
     "load_state_dict": by_state,
 }
 
-COUNTED_BY_TORCH = ("AdamW", "foreach AdamW", "in place", "through a view", "data", "load_state_dict")
+COUNTED_BY_TORCH = ("AdamW", "foreach AdamW", "in place", "data", "load_state_dict")
 """Refused at use; the others at the end of a block."""
 
 
@@ -268,28 +232,18 @@ def test_activation_checkpointing(use_reentrant: bool, device: str) -> None:
 # Compilers
 
 
-def whole(call: Call, backend: str = "aot_eager") -> Call:
+def whole(call: Call) -> Call:
     torch._dynamo.reset()
-    return torch.compile(call, fullgraph=True, backend=backend)
+    return torch.compile(call, fullgraph=True, backend="aot_eager")
 
 
 def scaled(A: torch.Tensor, B_t: QuantizedWeights, offs: torch.Tensor) -> torch.Tensor:
     return multiply(A * 2, B_t, offs) * 3
 
 
-MIXING = torch.eye(K).flip(0).bfloat16()
-"""Columns in another order: the sums of a product with it have one term."""
-
-
-def mixed(A: torch.Tensor, B_t: QuantizedWeights, offs: torch.Tensor) -> torch.Tensor:
-    """With a neighbour, but no kernel of Inductor's own: each takes a C++ compiler four seconds."""
-    return multiply(torch.mm(A, MIXING.to(A.device)), B_t, offs)
-
-
-@pytest.mark.parametrize(("function", "backend"), [(scaled, "aot_eager"), (mixed, "inductor")])
-def test_torch_compile_traces_it_whole_and_once(function: Call, backend: str, device: str) -> None:
+def test_torch_compile_traces_it_whole_and_once(device: str) -> None:
     """Over steps of an optimizer, with new FP8 values or with new ones in the same memory."""
-    compiled = whole(function, backend)
+    compiled = whole(scaled)
     given = layer("ragged", device, torch.bfloat16)
     module = Module(given.weights.clone())
     quantized = quantize_weights(module.w)
@@ -302,29 +256,7 @@ def test_torch_compile_traces_it_whole_and_once(function: Call, backend: str, de
             else:
                 quantized = quantize_weights(module.w)
             found = run(given, lambda _: quantized, compiled, w=module.w)  # noqa: B023 - called at once
-            assert_same(found, run(given, viewed, function, w=module.w))
-
-
-def test_codes_held_by_a_compiled_module(device: str) -> None:
-    given = layer("ragged", device)
-
-    class Experts(Module):
-        quantized: QuantizedWeights
-
-        def forward(self, A: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-            return multiply(A, self.quantized, offs)
-
-    module = Experts(given.weights.clone())
-    compiled = whole(module)
-    module.quantized = quantize_weights(module.w)
-    compiled(given.A, given.offs)
-    assert list(module.state_dict()) == ["w"]
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(2):
-            in_place(module)
-            module.quantized = quantize_weights(module.w)
-            right = multiply(given.A, viewed(module.w), given.offs)
-            assert torch.equal(compiled(given.A, given.offs), right)
+            assert_same(found, run(given, viewed, scaled, w=module.w))
 
 
 @pytest.mark.gpu
@@ -385,26 +317,14 @@ def wrong_weights() -> list[Any]:
         in_inference = torch.zeros(E, N, K)
     return [
         pytest.param(w[0], {}, "w has shape", id="two dimensions"),
-        pytest.param(w.double(), {}, r"w is torch\.float64", id="float64"),
         pytest.param(w[:, :, ::2], {}, r"w has strides .* or its view weights\.transpose\(1, 2\)", id="gaps"),
         pytest.param(w[:, :40].contiguous(), {}, "w has N=40 and K=64, wanted positive multiples of 16", id="N of 40"),
-        pytest.param(w[:, :40].contiguous().mT, {}, "w has N=40 and K=64", id="N of 40, a view"),
         pytest.param(w, {"float8_dtype": torch.float8_e5m2}, "float8_dtype is", id="float8_dtype"),
         pytest.param(w, {"recipe": "linen"}, "recipe is 'linen', wanted 'default' or 'folded'", id="recipe"),
         pytest.param(w, {"layout": "KN"}, "layout is 'KN', wanted 'ENK' or 'EKN'", id="layout"),
         pytest.param(w, {"layout": "EKN", "recipe": "folded"}, "recipe is 'folded', wanted 'default'", id="both"),
-        pytest.param(w.mT, {"layout": "EKN"}, "w has strides .*wanted row-major for layout 'EKN'", id="EKN, a view"),
         pytest.param(in_inference, {}, "w was made in inference mode", id="inference"),
-        pytest.param(
-            torch.nn.Buffer(w).as_subclass(Wrapped), {}, "w is a Wrapped, wanted a plain tensor", id="subclass"
-        ),
     ]
-
-
-class Wrapped(torch.Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize(("w", "options", "named"), wrong_weights())

@@ -195,7 +195,7 @@ def slices_of(kernel: str, x: torch.Tensor, ends: list[int]) -> list[torch.Tenso
 @pytest.mark.parametrize("kernel", SLICES)
 @pytest.mark.parametrize("fp8_dtype", FORMATS)
 def test_codes_and_scales_are_those_of_the_formulas(kernel: str, fp8_dtype: str) -> None:
-    """Of each content, in each scale mode, with each group layout in turn."""
+    """Check each content in each scale mode, with the group layouts in turn."""
     spec = catalog.load(kernel)
     cases = itertools.product(spec.scale_modes, [each for each in CONTENTS if each != "integers"])
     for number, (mode, content) in enumerate(cases):
@@ -336,7 +336,7 @@ def test_a_shift_changes_the_exponent_alone_until_codes_are_subnormal() -> None:
 
 
 def test_one_scale_an_expert_stands_for_the_same_values() -> None:
-    """Where no value becomes subnormal."""
+    """Check values of which none becomes subnormal."""
     draw = torch.Generator().manual_seed(1)
     q = torch.randint(1, 16, (2, 32, 48), generator=draw).float().to(torch.float8_e4m3fn).transpose(1, 2)  # (E, K, N)
     scales = torch.exp2(torch.randint(-2, 3, (2, 32), generator=draw).float())

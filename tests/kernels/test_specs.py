@@ -1,4 +1,4 @@
-"""What every spec promises the tuner."""
+"""Properties of every spec that the tuner relies on."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ from wrappers import public_wrapper
 
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES, default_fp8_dtype
-from fp8tune_kernels.quantize import both_ways, panels, swiglu_gradient, swiglu_rowwise, whole_rows
+from fp8tune_kernels.quantize import swiglu_gradient, swiglu_rowwise, whole_rows
 from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.runtime.lookup import compiling_for
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, ROUTINGS, KernelSpec, NamedInts, Problem
@@ -172,16 +172,6 @@ def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
     assert (given.bytes_moved(problem.shape), given.scaled_down(problem)) == (7, problem)
 
 
-def test_a_row_without_weights_still_has_its_activations(spec: KernelSpec) -> None:
-    if spec.name in ("expert-sort", "gathered-transpose"):
-        pytest.skip("its problems have no size of weights")
-    shapes = spec.problems({name: size for name, size in ROW.items() if name != "N"})
-    if "N" not in next(spec.problems(ROW)) and spec.name != "rowwise-factored":  # of the output's gradient alone
-        assert next(shapes)["K"] == ROW["K"]
-    with pytest.raises(KeyError, match="N"):
-        next(shapes)
-
-
 def test_arches_know_their_fp8_format() -> None:
     assert default_fp8_dtype("gfx942") == default_fp8_dtype("gfx90a") == "float8_e4m3fnuz"
     assert {default_fp8_dtype(name) for name in ("sm_90", "sm_100", "gfx950", "interpreter")} == {"float8_e4m3fn"}
@@ -189,18 +179,9 @@ def test_arches_know_their_fp8_format() -> None:
     assert ARCHES["sm_90"].limits(multiprocessors=114).multiprocessors == 114
 
 
-def test_what_is_compiled_for_a_gpu_elsewhere_has_the_grid_of_a_gpu() -> None:
-    """Static facts take the grid from a launch with meta tensors."""
-    meta = torch.device("meta")
-    of_panels = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "LEAD": 192}
-    most = max(arch.multiprocessors for arch in ARCHES.values())
-    assert panels.programs(of_panels, rows=16640, columns=8192, groups=64, device=meta) >= most
-    assert both_ways.programs(of_panels, rows=16640, columns=8192, groups=64, device=meta) >= most
-
-
 @pytest.mark.parametrize("size", [100, 1024, 4096, 8192, 14336])
 def test_a_span_says_where_the_input_is_read_once(spec: KernelSpec, size: int) -> None:
-    """As ``invalid`` has it: a loop of one turn has no use for stages."""
+    """Compare with ``invalid``: a loop of one turn has no use for stages."""
     shape = dict.fromkeys("MNKEG", size)
     limits = ARCHES["sm_90"].limits()
     for values in itertools.product(*spec.axes.values()):

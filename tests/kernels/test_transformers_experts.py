@@ -7,8 +7,6 @@ import copy
 import functools
 import importlib
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import environment
 from torch import Tensor, nn
 
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
@@ -77,7 +74,7 @@ def experts_of(model: Any) -> list[Any]:
 
 
 def is_near(found: dict[str, float]) -> bool:
-    """Whether a model's logits and gradients are those of bfloat16 but for FP8's rounding."""
+    """Return True if a model's logits and gradients differ from bfloat16 by FP8's rounding only."""
     if any(found[name] < LIMITS[name] for name in ("gradient_cosine", "expert_cosine")):
         return False
     return all(found[name] < LIMITS[name] for name in ("logits_error", "gradient_error"))
@@ -94,10 +91,7 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        ("olmoe", "folded-gemms"),
-        *((name, "fp8tune") for name in ("qwen3-moe", "mixtral", "gpt-oss-20b")),
-    ],
+    [("olmoe", "folded-gemms"), ("gpt-oss-20b", "fp8tune")],
 )
 def test_by_the_folded_recipe_and_by_the_layer_too(name: str, implementation: str) -> None:
     model = small(name)
@@ -120,8 +114,7 @@ def test_no_folded_recipe_of_weights_that_lie_otherwise() -> None:
         step(model)
 
 
-@pytest.mark.parametrize("is_once", [False, True])
-@pytest.mark.parametrize("name", ["olmoe", "gpt-oss-20b"])
+@pytest.mark.parametrize(("name", "is_once"), [("olmoe", True), ("gpt-oss-20b", False)])
 def test_a_gate_that_the_layer_lacks_is_that_of_the_module(name: str, is_once: bool) -> None:
     """Between two GEMMs, in the same bytes as without the layer."""
     model = small(name, "fp8tune")
@@ -153,17 +146,15 @@ def tokens_left_out(module: Any, hidden: Tensor, index: Tensor, weights: Tensor)
     return torch.cat([out[:-4], torch.zeros_like(out[-4:])])
 
 
-@pytest.fixture
-def planted() -> Iterator[str]:
-    yield "planted"
-    transformers_steps().ALL_EXPERTS_FUNCTIONS._global_mapping.pop("planted", None)
-
-
-@pytest.mark.parametrize("fault", [another_expert, larger_gradient, tokens_left_out])
-def test_a_planted_fault_is_not_near(fault: Callable[..., Tensor], planted: str) -> None:
-    transformers_steps().ALL_EXPERTS_FUNCTIONS.register(planted, fault)
-    found = transformers_steps().Differences(small("qwen3-moe"), tokens()).of(planted)
-    assert not is_near(found)
+def test_planted_faults_are_not_near() -> None:
+    differences = transformers_steps().Differences(small("qwen3-moe"), tokens())
+    functions = transformers_steps().ALL_EXPERTS_FUNCTIONS
+    for fault in (another_expert, larger_gradient, tokens_left_out):
+        functions.register("planted", fault)
+        try:
+            assert not is_near(differences.of("planted")), fault
+        finally:
+            functions._global_mapping.pop("planted")
 
 
 # Modes
@@ -180,9 +171,8 @@ def test_gradient_checkpointing_changes_nothing(name: str, implementation: str, 
         assert_same(step(model), right)
 
 
-@pytest.mark.parametrize(("name", "implementation"), [("qwen3-moe", "gemms"), ("gpt-oss-20b", "fp8tune")])
-def test_autocast_is_as_near(name: str, implementation: str) -> None:
-    model = small(name, implementation).float()
+def test_autocast_is_as_near() -> None:
+    model = small("gpt-oss-20b", "fp8tune").float()
     with torch.autocast("cpu", torch.bfloat16):
         found = step(model)
         with experts().weights_once(model):
@@ -194,15 +184,13 @@ def test_autocast_is_as_near(name: str, implementation: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["gemms", "fp8tune"])
-@pytest.mark.parametrize("name", ["gpt-oss-20b"])
-def test_torch_compile_traces_a_model_whole(name: str, implementation: str) -> None:
-    """Weights are quantized at entry, and no step traces it again."""
-    model = small(name, implementation)
+def test_torch_compile_traces_a_model_whole() -> None:
+    """Quantize weights at entry, and trace no later step again."""
+    model = small("gpt-oss-20b", "fp8tune")
     del model.model.layers[1:]  # a second one is traced as the first is
     model.config.num_hidden_layers = 1
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for number in range(3):
+    for number in range(2):
         right = step(model)
         with torch._dynamo.config.patch(error_on_recompile=number > 0), experts().weights_once(compiled):
             for _ in range(2):
@@ -364,8 +352,7 @@ def layer_casts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("implementation", ["gemms", "fp8tune"])
-@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss-20b"])
+@pytest.mark.parametrize(("name", "implementation"), [("gpt-oss-20b", "gemms"), ("qwen3-moe", "fp8tune")])
 def test_weights_are_quantized_once_a_block(
     name: str, implementation: str, casts: list[QuantizedWeights], layer_casts: list[Any]
 ) -> None:
@@ -375,8 +362,8 @@ def test_weights_are_quantized_once_a_block(
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         for batch in range(2):
             with experts().weights_once(model) if is_once else contextlib.nullcontext():
-                for micro in range(3):
-                    ids = tokens(3 * batch + micro)
+                for micro in range(2):
+                    ids = tokens(2 * batch + micro)[:, :16]
                     model(input_ids=ids, labels=ids).loss.backward()
                 with torch.no_grad():
                     model(input_ids=ids)
@@ -429,19 +416,6 @@ def test_a_change_within_a_block_raises_at_the_next_use_or_at_its_end(
     assert not held_by(model)
 
 
-def test_blocks_are_not_nested() -> None:
-    model = small("olmoe")
-    with experts().weights_once(model):
-        step(model)
-        with pytest.raises(
-            RuntimeError, match=r"^model\.layers\.0\.mlp\.experts is in a block of weights_once already"
-        ):
-            experts().weights_once(model).__enter__()
-        assert len(held_by(model)) == 2
-    with experts().weights_once(model):
-        pass
-
-
 @pytest.mark.usefixtures("mesh")
 def test_a_model_around_the_model_may_be_given() -> None:
     model = small("olmoe")
@@ -472,70 +446,12 @@ def test_weights_that_a_parametrization_computes_are_quantized_at_each_use(
         assert_same(step(model), right)
 
 
-# Optimizers that torch does not count
-
-
-class FlatBuffer:
-    """ZeRO's way: parameters are views of one buffer, and steps are those of a float32 copy, written into it."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.flat = torch.cat([p.data.view(-1) for p in parameters])
-        for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
-            p.data = part.view_as(p)
-        self.master = nn.Parameter(self.flat.float())
-        self.optimizer = torch.optim.AdamW([self.master], lr=5e-3)
-
-    def step(self) -> None:
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.master.grad = torch.cat([grad.view(-1).float() for grad in grads])
-        self.optimizer.step()
-        self.flat.copy_(self.master.data)
-
-
-def test_weights_that_change_between_blocks_are_never_old() -> None:
-    results = {}
-    for is_once in (False, True):
-        model = small("qwen3-moe")
-        optimizer = FlatBuffer(list(model.parameters()))
-        losses = []
-        for batch in range(4):
-            with experts().weights_once(model) if is_once else contextlib.nullcontext():
-                for micro in range(2):
-                    ids = tokens(batch % 2 * 2 + micro)
-                    loss = model(input_ids=ids, labels=ids).loss / 2
-                    loss.backward()
-                    losses.append(loss.item())
-            optimizer.step()
-            model.zero_grad()
-        results[is_once] = losses, [p.detach() for p in model.parameters()]
-    assert results[True][0] == results[False][0]
-    assert all(map(torch.equal, results[True][1], results[False][1]))
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: DS_BUILD_OPS=0 pip install deepspeed")
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed(stage: int) -> None:
-    script = Path(__file__).with_name("deepspeed_steps.py")
-    done = subprocess.run([sys.executable, script, str(stage)], capture_output=True, text=True, env=environment())
-    assert done.returncode == 0, done.stderr
-    printed = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    if stage == 3:
-        assert "model.layers.0.mlp.experts is partitioned by ZeRO stage 3" in printed[0]
-        return
-    each_call, once, held = printed
-    assert once == each_call
-    assert "changed after quantization" in held
-
-
 # FSDP2
 
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Any]:
-    """Of this process alone: what several do is in tests/distributed."""
+    """Mesh of this process alone; tests/distributed has those of several."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
     yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
@@ -599,20 +515,15 @@ def assert_same_state(found: dict[str, Tensor], right: dict[str, Tensor]) -> Non
     assert all(map(torch.equal, found.values(), right.values()))
 
 
-@pytest.fixture(params=["qwen3-moe gemms", "gpt-oss-20b fp8tune"])
-def in_block(request: pytest.FixtureRequest) -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
+@pytest.fixture
+def in_block() -> Iterator[tuple[Any, dict[str, Tensor], Step]]:
     """A model inside a block that all its weights were quantized in, its state before, and a step of it."""
-    model = small(*request.param.split())
+    model = small("gpt-oss-20b", "fp8tune")
     before = copy.deepcopy(model.state_dict())
     right = step(model)
     with experts().weights_once(model):
         assert_same(step(model), right)
         yield model, before, right
-
-
-def test_the_state_dict_is_what_it_was(in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
-    model, before, _ = in_block
-    assert_same_state(model.state_dict(), before)
 
 
 def pickled(model: Any) -> Any:
@@ -625,6 +536,7 @@ def pickled(model: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_a_copy_is_in_no_block(copied: Callable[[Any], Any], in_block: tuple[Any, dict[str, Tensor], Step]) -> None:
     model, before, right = in_block
+    assert_same_state(model.state_dict(), before)
     other = copied(model)
     assert held_by(other) == [None, None]
     assert_same_state(other.state_dict(), before)

@@ -1,0 +1,54 @@
+"""Report docstrings with an odd opening and names that are pronouns or participles.
+
+``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints numbers per folder instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+OPENING = re.compile(r"(What|Whether|Of|How|Where|Why|Those|As|The same|None|Whoever|Whatever|Which)\b")
+NAMES = frozenset(["asked", "each", "found", "given", "kept", "of", "one", "other", "said", "told", "wanted"])
+
+
+def findings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and problem of each docstring and each name bound in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text and (opening := OPENING.match(text)):
+                yield getattr(node, "lineno", 1), f"docstring starts with {opening[0]!r}"
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
+            yield node.lineno, f"name {node.id!r}"
+        elif isinstance(node, ast.arg) and node.arg in NAMES:
+            yield node.lineno, f"name {node.arg!r}"
+        elif isinstance(node, ast.ExceptHandler) and node.name in NAMES:
+            yield node.lineno, f"name {node.name!r}"
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name in NAMES:
+            yield node.lineno, f"name {node.name!r}"
+
+
+def main(arguments: list[str]) -> int:
+    """Print findings, or their number per folder."""
+    is_count = "--count" in arguments
+    paths = [Path(argument) for argument in arguments if argument != "--count"]
+    counts: Counter[tuple[str, str]] = Counter()
+    for path in paths:
+        for line, problem in findings(path):
+            counts["/".join(path.parts[:2] if len(path.parts) > 2 else path.parts[:1]), problem.split()[0]] += 1
+            if not is_count:
+                print(f"{path}:{line}: {problem}")
+    if is_count:
+        for folder in sorted({folder for folder, _ in counts}):
+            print(f"{folder:32}{counts[folder, 'docstring']:5} docstrings{counts[folder, 'name']:6} names")
+        return 0
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
