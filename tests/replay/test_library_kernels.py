@@ -40,7 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    ended = record(folder, "--kernel", f"{MODULE}:*", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()"))
+    program = (sys.executable, "-c", f"import {MODULE}; {MODULE}.main()")
+    ended = record(folder, "--kernel", f"{MODULE}:*", program=program)
     assert ended.returncode == 0, ended.stderr
     return ended
 
