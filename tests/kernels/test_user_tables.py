@@ -117,6 +117,23 @@ def test_without_a_table_or_a_folder_there_are_no_rows(folder: Path, monkeypatch
     assert user_table("sm_97") == Table()
 
 
+@pytest.mark.parametrize(
+    ("data", "below"),
+    [("/data", "/data/fp8tune/tables"), ("", "/home/me/.local/share/fp8tune/tables"), ("x", "/home/me")],
+)
+def test_the_folder_is_the_users_data_folder(data: str, below: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FP8TUNE_TABLES")
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_DATA_HOME", data)
+    assert str(user_tables.folder()).startswith(below)
+
+
+def test_a_folder_that_cannot_be_read_is_said_once_and_the_shipped_table_stands(folder: Path) -> None:
+    (folder / f"{ARCH}.py").mkdir()
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert user_table(ARCH) == Table()
+
+
 def test_a_broken_table_is_no_missing_table(folder: Path) -> None:
     (folder / f"{ARCH}.py").write_text("ROWS: tuple = ((1, 2),)\n")
     with pytest.raises(ValueError, match="is no table") as raised:
