@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import units
@@ -66,13 +66,8 @@ class QueueEvent:
 WorkerEvent = QueueEvent | events.Event
 
 
-class Do(Protocol):
-    """Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
-
-    def __call__(
-        self, store: Store, plan: Plan, clock: Callable[[], float], /, *, take: Callable[[bool], ProblemPlan | None]
-    ) -> Generator[events.Event, None, None]:
-        """Yield the events of a sweep."""
+Do = Callable[..., Generator[events.Event, None, None]]
+"""Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
 
 
 @dataclass
@@ -180,23 +175,19 @@ class Worker:
             self._given_back("its worker was told to end")
             raise
 
-    def _released(self) -> list[Lease]:
-        leases, self.leases[:] = list(self.leases), []
-        return leases
-
     def _given_back(self, reason: str) -> list[QueueEvent]:
         """Give all units back."""
-        result = list[QueueEvent]()
-        for lease in self._released():
+        leases, self.leases[:] = [*self.leases], []
+        for lease in leases:
             with contextlib.suppress(DatabaseError):  # the lease ends by itself
                 self.store.give_back_unit(lease, reason)
-            result.append(QueueEvent("given back", self.name, lease.unit, reason))
-        return result
+        return [QueueEvent("given back", self.name, lease.unit, reason) for lease in leases]
 
     def _failures(self, reason: str) -> Iterator[QueueEvent]:
         """Have all units tried again."""
+        leases, self.leases[:] = [*self.leases], []
         self.failures_in_row += 1
-        for lease in self._released():
+        for lease in leases:
             self.failed += 1
             with contextlib.suppress(DatabaseError):  # the lease was lost, or the server is gone
                 self.store.fail_unit(lease, reason)

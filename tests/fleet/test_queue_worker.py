@@ -212,8 +212,10 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
     assert code == 143
     assert "its unit is given back" in said.splitlines()[-1]
     with Store.open(db, writable=False) as store:
-        assert store.count_units().keys() == {UnitState.WAITING}
-        assert sum(status.attempts for status in store.queue().units) == 0
+        waiting = store.queue().of(UnitState.WAITING)
+        assert waiting
+        assert not store.queue().of(UnitState.RUNNING)
+        assert all(status.attempts == 0 for status in waiting)
 
 
 def test_the_queue_says_what_there_is(db: str) -> None:
