@@ -233,30 +233,6 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
     assert rows_of(module) == ((kernel, "", looked_up, pairs), (kernel, "", None, pairs))
 
 
-@FUZZ
-@given(st.sampled_from(TEXT_COLUMNS), texts)
-def test_a_tampered_database_exports_names_and_integers_or_is_refused(
-    filled: Path, where: tuple[str, str], text: str
-) -> None:
-    with two_databases() as (path, ours):
-        try:
-            planted(filled, path, *where, text)
-        except sqlite3.Error:  # SQLite itself has no such text
-            return
-        try:
-            import_file(ours, path)
-            module = table_text(ours.studies(), "sm_90")
-        except DatabaseError as error:
-            assert "\n" not in str(error)
-            return
-    for kernel, device, key, launch in rows_of(module):
-        assert re.fullmatch(r"[A-Za-z][\w.\-]*", str(kernel), re.ASCII)
-        assert device == ""
-        for name, value in (*(key or ()), *launch):  # type: ignore[misc]
-            assert name.isidentifier()
-            assert 0 <= value <= LARGEST
-
-
 fields = st.fixed_dictionaries(
     {
         "source": st.one_of(st.just("pytorch/ao#1"), texts),

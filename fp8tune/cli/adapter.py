@@ -15,7 +15,6 @@ from fp8tune.cli import databases
 from fp8tune.options import Option
 
 Options = TypeVar("Options")
-Names = Callable[[], Iterable[str]]
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -162,14 +161,18 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _completer(field: str) -> Callable[[str], list[str]] | None:
     """Return what completes the values of a field in a shell, without torch."""
-    from fp8tune.plan.shapes import list_sets
-    from fp8tune.registry import kernels
-    from fp8tune_kernels.arches import ARCHES
-
-    names: dict[str, Names] = {"kernel": kernels, "arch": lambda: ARCHES, "shapes": list_sets}
-    if field not in names:
+    if field not in ("kernel", "arch", "shapes"):
         return None
-    return lambda incomplete: [name for name in names[field]() if name.startswith(incomplete)]
+
+    def complete(incomplete: str) -> list[str]:
+        from fp8tune.plan.shapes import list_sets
+        from fp8tune.registry import kernels
+        from fp8tune_kernels.arches import ARCHES
+
+        names: Iterable[str] = {"kernel": kernels(), "arch": ARCHES, "shapes": list_sets()}[field]
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
 app = group(

@@ -14,10 +14,10 @@ from fp8tune.cli.adapter import command, group
 from fp8tune.errors import UsageError
 from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
 from fp8tune.text import visible
-from fp8tune_kernels.spec import NamedInts
 
 if TYPE_CHECKING:
     from fp8tune.store.results import Store
+    from fp8tune_kernels.spec import NamedInts
 
 app = group("Import, prune or forget results.")
 
@@ -107,6 +107,7 @@ def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     from fp8tune.studies import read_studies
     from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
     from fp8tune_kernels.arches import ARCHES
+    from fp8tune_kernels.spec import NamedInts
     from fp8tune_kernels.tables import table
 
     studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]

@@ -9,7 +9,6 @@ import gc
 import os
 import re
 import sys
-from importlib import metadata
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -37,6 +36,8 @@ def _root(
     ] = False,
 ) -> None:
     if version:
+        from importlib import metadata
+
         print(", ".join(f"{name} {metadata.version(name)}" for name in ("fp8tune", "torch", "triton")))
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())

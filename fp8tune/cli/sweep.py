@@ -15,7 +15,6 @@ import typer
 from fp8tune.cli import databases
 from fp8tune.cli.adapter import command
 from fp8tune.options import SweepOptions
-from fp8tune.records import Status
 from fp8tune.redaction import command_line
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ def sweep(options: SweepOptions) -> None:
     from fp8tune.output.documents import print_json_line
     from fp8tune.output.progress import SweepProgress
     from fp8tune.output.tables import notice
+    from fp8tune.records import Status
     from fp8tune.stopping import Stopped
     from fp8tune.store import database
     from fp8tune.store.results import Store
@@ -106,6 +106,7 @@ def _print_end(
     from fp8tune.output.documents import print_json_line
     from fp8tune.output.tables import console, notice, print_lines
     from fp8tune.output.text import counted, db_option
+    from fp8tune.records import Status
     from fp8tune.store import database
     from fp8tune.sweeping import picks
 

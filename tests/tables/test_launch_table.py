@@ -211,6 +211,7 @@ def test_a_checkout_is_a_work_tree_and_no_installation(
 ) -> None:
     monkeypatch.setattr(tables, "__file__", str(tmp_path / place / "__init__.py"))
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)  # from outside, an export leaves the checkout alone
     assert default_path("sm_90").parent == tmp_path / "own"
     (tmp_path / ".git").write_text("gitdir: elsewhere\n")  # as a further work tree has it
     assert default_path("sm_90").parent == tmp_path / ("own" if is_own else place)
