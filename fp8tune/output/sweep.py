@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
@@ -149,8 +148,7 @@ def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str | None) -> Iterator[str]:
     """Yield the commands that come next. More measurements could settle ``unsettled`` picks; ``db`` is ``--db``."""
-    kernels, kind, command = kernels_of(plan), plan.backend.kind, plan.options.command
-    device = plan.backend.device
+    kernels, kind, device = kernels_of(plan), plan.backend.kind, plan.backend.device
     of_db, first = db_option(db), shlex.quote(kernels[0]) if kernels else ""
     if kind is Kind.INTERPRETER:
         yield "next: the same command on a machine with a GPU, which times what is right"
@@ -163,11 +161,9 @@ def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str 
         target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
         yield f"next: fp8tune export{target}{of_db}"
     if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):
-        without = re.sub(r" --quick\b", "", command)
-        yield f"to confirm {counted(quick, 'quick pick')}: {without}"
+        yield f"{counted(quick, 'quick pick')}: run the same command without --quick to confirm them"
     elif unsettled:
-        again = command if "--again" in command.split() else f"{command} --again"
-        yield f"to measure {counted(unsettled, 'open pick')} again, on a quiet GPU: {again}"
+        yield f"{counted(unsettled, 'open pick')}: run the same command with --again, on a quiet GPU"
 
 
 def stopped_line(stored: int, phase: str, database: str) -> str:
