@@ -11,7 +11,8 @@ import pytest
 from command_line import Ended, fp8tune
 from toy_operation import OnCpu, doubled, operation
 
-from fp8tune.bench import operations, run
+from fp8tune import registry
+from fp8tune.bench import run
 from fp8tune.measure.backends import choice
 from fp8tune.options import BenchOptions
 
@@ -144,6 +145,6 @@ def test_what_cannot_be_timed_is_said_in_one_line(bench: Any, arguments: tuple[s
 
 def test_each_operation_has_a_shape_set_of_its_own() -> None:
     backend, _ = choice.backend_for(None, "simulated:1")
-    for name in operations.registered():
+    for name in registry.registered(registry.OPERATIONS):
         (subject,) = run.planned(BenchOptions(op=name), backend)
         assert subject.sizes

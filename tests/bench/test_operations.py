@@ -9,6 +9,7 @@ import pytest
 import torch
 from toy_operation import operation
 
+from fp8tune import registry
 from fp8tune.bench import operations
 from fp8tune.errors import UsageError
 from fp8tune.plan import problems, selection
@@ -108,15 +109,17 @@ def test_a_package_registers_an_operation(tmp_path: Path, monkeypatch: pytest.Mo
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[{operations.GROUP}]\ndoubling = theirs_op:DOUBLING\nodd = theirs_op:ODD\nlost = theirs_op:LOST\n"
+        f"[{registry.OPERATIONS}]\ndoubling = theirs_op:DOUBLING\nodd = theirs_op:ODD\nlost = theirs_op:LOST\n"
     )
     (tmp_path / "theirs_op.py").write_text("from toy_operation import operation\nDOUBLING, ODD = operation(), 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert {*SIZES, "doubling"} <= operations.registered().keys()
+    registry.registered.cache_clear()
+    assert {*SIZES, "doubling"} <= registry.registered(registry.OPERATIONS).keys()
     assert load("doubling").title == operation().title
     for name, said in (("odd", "is no Operation"), ("lost", "cannot be imported"), ("dubling", "doubling")):
         with pytest.raises(UsageError, match=said):
             load(name)
+    registry.registered.cache_clear()
 
 
 # Kernels

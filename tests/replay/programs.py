@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,10 +127,3 @@ def quick_count(recorded: Recorded) -> int:
     (kernel,) = recorded.recording.kernels
     assert kernel.name.endswith(":quick")
     return sum(launch.count for launch in kernel.launches)
-
-
-def told(recorded: Recorded) -> dict[str, object]:
-    """Return the document that ``--json`` printed."""
-    result = json.loads(recorded.stdout)
-    assert isinstance(result, dict)
-    return result

@@ -169,7 +169,7 @@ def test_a_file_is_tried_once_for_its_content(folder):
         ("in_dtypes=('float12',)", "in_dtypes .* is refused: name at least one of bfloat16"),
         ("in_dtypes=()", "in_dtypes .* is refused"),
         ("axes=None", "has a field that cannot be used"),
-        ("name='colwise'", "kernel 'colwise': its name is fp8tune's own"),
+        ("name='colwise'", "kernel 'colwise': its name is registered for"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
         ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
         ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),

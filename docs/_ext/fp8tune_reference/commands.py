@@ -21,11 +21,10 @@ def overview() -> str:
     return table(["command", "what it does"], [(code(path), _summary(command)) for path, command, _ in _commands()])
 
 
-def helps() -> Iterator[tuple[str, str]]:
-    """Yield each command's name and its help."""
+def helps() -> list[tuple[str, str]]:
+    """Return each command's name and its help."""
     with mock.patch.dict(os.environ, COLUMNS="80"):
-        for path, command, context in _commands():
-            yield path, command.get_help(context).rstrip()
+        return [(path, command.get_help(context).rstrip()) for path, command, context in _commands()]
 
 
 def _commands() -> Iterator[tuple[str, Any, Any]]:
