@@ -86,8 +86,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _notes(stopped: BaseException) -> str:
-    notes: list[str] = getattr(stopped, "__notes__", [])
-    return "".join(f"; {note}" for note in notes or [RESUMES])
+    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "worker"} else []  # others store nothing
+    return "".join(f"; {note}" for note in getattr(stopped, "__notes__", default))
 
 
 def _usage_message(error: Any) -> str:
