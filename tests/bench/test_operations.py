@@ -116,7 +116,7 @@ def test_a_package_registers_an_operation(tmp_path: Path, monkeypatch: pytest.Mo
     registry.registered.cache_clear()
     assert {*SIZES, "doubling"} <= registry.registered(registry.OPERATIONS).keys()
     assert load("doubling").title == operation().title
-    for name, said in (("odd", "is no Operation"), ("lost", "cannot be imported"), ("dubling", "doubling")):
+    for name, said in (("odd", "is no Operation"), ("lost", "cannot be imported"), ("doubl", "doubling")):
         with pytest.raises(UsageError, match=said):
             load(name)
     registry.registered.cache_clear()

@@ -159,7 +159,7 @@ def test_csv_has_the_fields_of_the_document_and_json_is_valid(database: Path) ->
         (["colwse"], "did you mean colwise"),
         (["colwise", "M=1"], "no result has M=1: the nearest are 4096"),
         (["colwise", "--device", "B200"], "B200"),
-        (["colwise", "--verdict", "prooven"], "did you mean proven"),
+        (["colwise", "--verdict", "provn"], "did you mean proven"),
     ],
 )
 def test_what_is_not_there_is_named(arguments: list[str], message: str, database: Path) -> None:
