@@ -13,7 +13,7 @@ from fp8tune_reference.markdown import code, sections, table
 
 def part() -> str:
     """Return a section for each command."""
-    return sections(*(f"### {code(path)}\n\n```text\n{text}\n```" for path, text in helps()))
+    return sections(*(f"## {code(path)}\n\n```text\n{text}\n```" for path, text in helps()))
 
 
 def overview() -> str:
