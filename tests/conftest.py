@@ -36,6 +36,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # As the program does it: at Python's own threshold, a tenth of the time of collecting and of short tests goes into it.
 gc.set_threshold(100_000)
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and a pipe would be cut to it
 os.environ["FP8TUNE_TABLES"] = ""  # lookups read no table of whoever runs the tests
 os.environ["FP8TUNE_DB"] = "fp8tune.db"  # of the test's folder, not of whoever runs the tests
 os.environ["FP8TUNE_BASE"] = ""  # and no rows below it

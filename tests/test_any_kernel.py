@@ -72,19 +72,19 @@ def test_it_is_exported_with_its_dtype_in_the_key(folder: Path) -> None:
     assert "'in_dtype', 2" in table.replace('"', "'")
 
 
-def test_lint_varies_what_its_key_lacks_and_names_the_dtype(folder: Path) -> None:
-    done = fp8tune("lint", SOFTMAX, "--shapes", "rows.toml", "--timer", "simulated:1", cwd=folder)
-    assert "n_rows_bucket=4096 n_cols=1000 in_dtype=float32" in done.stdout
-    assert " scale_mode " not in done.stdout
+def test_its_lookup_key_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+    done = fp8tune("doctor", SOFTMAX, "--db", "swept.db", cwd=folder)
+    assert "the lookup key of softmax" in done.stdout
 
 
-def test_it_is_benched(folder: Path) -> None:
-    options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--timer", "simulated:1", "--format", "json")
-    rows = json.loads(fp8tune("bench", *options, cwd=folder).stdout)
-    (first, *_) = [row for row in rows if row["row"] == "problem"]
-    assert (first["fp8_dtype"], first["flops"]) == (None, 5 * 4096 * 1000)
-    assert first["bound"] in ("memory", "compute")
-    assert first["peak_flop_per_s"] > 0
+def test_it_is_benched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+    options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--format", "json")
+    (subject,) = json.loads(fp8tune("bench", *options, cwd=folder).stdout)["subjects"]
+    first = subject["sizes"][0]
+    assert (subject["name"], first["dtype"], first["size"]) == ("softmax", "bfloat16", {"n_rows": 4096, "n_cols": 1000})
+    assert first["tflops"] == pytest.approx(5 * 4096 * 1000 / first["contenders"][0]["time_us"] / 1e6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fp8tune_kernels import catalog
 
 HEAVY = ("torch", "triton")
 
-HEAVY_MODULES = ("fp8tune.measure.forked", "fp8tune.measure.gate", "fp8tune.interpreter.quick")
+HEAVY_MODULES = ("fp8tune.measure.forked", "fp8tune.measure.gate", "fp8tune.interpreter.quick", "fp8tune.replay.ttir")
 """Modules that only processes import that launch kernels."""
 
 LIGHT_KERNEL_MODULES = tuple(f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "arches", "tables"))

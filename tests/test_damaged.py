@@ -22,7 +22,7 @@ from database_rows import H100, KERNEL, begin, config, end_finals, finished_swee
 from places import PUBLISHED, PUBLISHED_OPERATIONS
 
 from fp8tune import cli
-from fp8tune.check import tables
+from fp8tune.check import databases
 from fp8tune.comparing import sides
 from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.comparing.verdicts import Revision
@@ -36,7 +36,7 @@ MUTANTS = int(os.environ.get("FP8TUNE_MUTANTS", "10"))
 """Damaged databases of each sort."""
 COMMANDS = (
     ("show",),
-    ("show", "--op", "grouped-mm"),
+    ("show", "--wide"),
     ("export", "--arch", "sm_90", "--output", "table.py"),
     ("doctor",),
     ("report", "--output", "report.html"),
@@ -100,10 +100,9 @@ def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a damaged copy goes; commands run beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sides, "sides", _planted_sides)
-    # what no database changes: today's hashes, the shipped tables and the script of a report take as long as all else
-    monkeypatch.setattr(tables, "current_hashes", dict)
-    no_tables = functools.partial(tables.check_tables, table_path=lambda arch: tmp_path / "none" / f"{arch}.py")
-    monkeypatch.setattr(tables, "check_tables", no_tables)
+    # what no database changes: the shipped tables and the script of a report take as long as all else
+    no_tables = functools.partial(databases.check_tables, path_of=lambda arch: tmp_path / "none" / f"{arch}.py")
+    monkeypatch.setattr(databases, "check_tables", no_tables)
     monkeypatch.setattr(html, "_library", lambda: "")
     logging.getLogger("fp8tune").handlers = [logging.lastResort]  # as outside of pytest
     logging.getLogger("fp8tune").propagate = False

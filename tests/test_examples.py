@@ -86,7 +86,8 @@ def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
             "PATH": path,
             "SLURM_ARRAY_TASK_ID": str(number),
             # too short to check a config first, for which each would import torch
-            "FP8TUNE_WORKER": f"--timer simulated:1,gpu={number} --time-budget 215 --kernel {kernel}",
+            "FP8TUNE_TIMER": f"simulated:1,gpu={number}",
+            "FP8TUNE_WORKER": f"--budget 215 --kernel {kernel}",
         }
         return subprocess.run(["bash", script], env={**environment(), **given, **named}, capture_output=True, text=True)
 

@@ -271,6 +271,8 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         yield f"check {spec.check!r} with tolerance={bound!r} is refused: declare both or neither"
     elif bound is not None and not (min(numbers := astuple(bound)) >= 0 and 0 < sum(numbers) < math.inf):
         yield f"{bound!r} is refused: use numbers from 0, and one of them above"
+    if spec.prepare is not None and not callable(spec.prepare):
+        yield f"prepare {spec.prepare!r} is refused: use a function of (inputs, outputs)"
 
 
 def _one_line_raised(kernel: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

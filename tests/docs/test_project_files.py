@@ -113,7 +113,7 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
     variables = {name: value for name, value in os.environ.items() if name not in ("FP8TUNE_DB", "FP8TUNE_BASE")}
     empty = tmp_path / "empty"
     variables |= {"PYTHONPATH": str(tmp_path / "site"), "HOME": str(empty), "XDG_DATA_HOME": str(empty / "data")}
-    command = [sys.executable, "-m", "fp8tune", "show", "--format", "json"]
+    command = [sys.executable, "-m", "fp8tune", "show", "colwise", "--format", "json"]
     done = subprocess.run(command, cwd=empty, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert '"time_us": 100.0' in done.stdout
