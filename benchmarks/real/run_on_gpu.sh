@@ -44,7 +44,7 @@ sweep() { # BUDGET kernel option...: CHECK is how its outputs are compared
   shift 2
   [ -n "${ONLY_RECORDED[$kernel]:-}" ] && check="sizes=recorded${check:+&$check}"
   step $((budget + 60)) $FP8TUNE sweep --kernel "$kernel@$OUT/$PART-1.json${check:+?$check}" --db "$OUT/$PART.db" \
-    --time-budget "$budget" "$@"
+    --budget "$budget" "$@"
 }
 
 declare -A ONLY_RECORDED=()
