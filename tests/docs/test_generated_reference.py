@@ -37,7 +37,7 @@ def test_every_part_stands_in_a_page_and_every_mark_names_a_part() -> None:
 
 def test_every_command_has_a_section_with_its_help(parts: dict[str, str]) -> None:
     sections = dict(
-        re.findall(r"^### `fp8tune ([\w -]+)`\n(.*?)(?=^###|\Z)", parts["commands"], re.MULTILINE | re.DOTALL)
+        re.findall(r"^## `fp8tune ([\w -]+)`\n(.*?)(?=^##|\Z)", parts["commands"], re.MULTILINE | re.DOTALL)
     )
     for name, command in command_line().commands.items():
         assert f"| `fp8tune {name}` |" in parts["command-list"]
