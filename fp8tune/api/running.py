@@ -27,7 +27,6 @@ from fp8tune.store import layers, location
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.events import Event, Finished
-from fp8tune.sweeping.options import Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,7 +97,7 @@ def sweep(
     if chosen.on is not None:
         raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
     text = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    plan = planning.planned(Options.of(chosen, f"fp8tune.sweep({redacted(text)})"))
+    plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     notices: list[str] = []
     path = location.to_write(chosen.db, notices.append)
     plan = planning.expanded(plan)

@@ -23,7 +23,6 @@ from fp8tune.plan.selection import Selection
 from fp8tune.plan.shapes import LARGEST_DIM
 from fp8tune.records import Device, NamedInts
 from fp8tune.stats.means import median
-from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.operations.operation import Operation, Size
 
 NONE = "none"
@@ -133,19 +132,8 @@ def _names(operation: Operation, options: BenchOptions) -> tuple[str, ...]:
 
 
 def _kernel_sizes(operation: Operation, chosen: Selection, device: Device) -> tuple[Size, ...]:
-    settings = chosen.settings
-    fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
-    problems = plan.problems(
-        operation.spec,  # type: ignore[attr-defined]  # of a KernelOperation
-        chosen.rows,
-        size=chosen.size,
-        routing=settings.routing or "jagged",
-        in_dtype=settings.dtype or None,
-        layout=settings.layout or None,
-        fp8_dtype=fp8_dtype,
-        scale_mode=settings.scale or None,
-        seed=settings.seed,
-    )
+    spec = operation.spec  # type: ignore[attr-defined]  # of a KernelOperation
+    problems = plan.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     return tuple(Size(**vars(problem)) for problem in problems)
 
 

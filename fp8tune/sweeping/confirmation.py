@@ -78,10 +78,8 @@ class Confirmation:
         yield from (SizeDone(group.subject.problem) for group in pending)  # all finalists have failed
 
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
-        failed: set[NamedInts] = set()
-        if not self.plan.options.retry_failed:
-            tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
-            failed = {config for config, outcome in tried.items() if outcome.status is not Status.OK}
+        tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
+        failed = {config for config, outcome in tried.items() if outcome.status is not Status.OK}
         configs = choose_finalists(times_us, problem.version.axes, problem.always, self.protocol)
         arms = [problem.arm(config) for config in configs if config not in failed]
         arms += [replace(arm, duplicate=True) for arm in arms if arm.config == problem.version.default]

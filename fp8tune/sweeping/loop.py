@@ -57,15 +57,15 @@ def sweep(
             be compiled beside the current one.
     """
     started, options, backend = clock(), plan.options, plan.backend
-    deadline = (started if begun is None else begun) + (options.time_budget_s or 0.0)
-    deadline = math.inf if options.time_budget_s is None else deadline
+    deadline = (started if begun is None else begun) + (options.budget_s or 0.0)
+    deadline = math.inf if options.budget_s is None else deadline
     sweep_id = store.begin_sweep(
         plan.key,
         backend.device,
-        command=options.command,
+        command=plan.command,
         commit=plan.commit,
         timer=backend.timer,
-        seed=options.seed,
+        seed=plan.settings.seed,
         again=options.again,
         limits=backend.limits,
     )
@@ -167,9 +167,7 @@ class _CoarsePass:
         configs = self.problem.configs
         if config not in configs or (outcome.status is Status.PRUNED and not configs[config]):
             return False
-        if is_machines(outcome.reason):
-            return False
-        return outcome.status in (Status.OK, Status.PRUNED) or not self.plan.options.retry_failed
+        return not is_machines(outcome.reason)
 
     def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
         """Run all rounds; stored results come first in each."""

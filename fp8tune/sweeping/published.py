@@ -11,6 +11,7 @@ from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
 from fp8tune.measure.backends.compiler import CompilerBackend
 from fp8tune.measure.compiling import alike
+from fp8tune.options import SweepOptions
 from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
 from fp8tune.records import Kind, NamedInts, Problem
@@ -20,7 +21,6 @@ from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan, ProblemPlan, version_of
 from fp8tune_kernels.arches import ARCHES
 
@@ -74,8 +74,8 @@ def compile_published(store: Store, arch: str, kernels: Collection[str], *, comm
     problems = [problem for kernel in names for problem in _problems(kernel, studies, arch)]
     if problems and arch in ARCHES:
         machine.check_folders()
-        options = Options(tuple(kernels), quick=True, command=command)
-        yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
+        options, backend = SweepOptions(quick=True), CompilerBackend(arch)
+        yield from sweep(store, Plan(options, backend, "published", problems=tuple(problems), command=command))
 
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:

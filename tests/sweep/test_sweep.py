@@ -17,6 +17,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
+from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
@@ -25,15 +26,14 @@ from fp8tune.store.results import Store
 from fp8tune.sweeping import loop, planning, session
 from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def planned(**given: object) -> Plan:
-    options = {"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **given}
-    return planning.planned(Options(**options))  # type: ignore[arg-type]
+def planned(timeout_s: float = 5.0, **given: object) -> Plan:
+    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **given}
+    return planning.planned(SweepOptions(**options), trial_timeout_s=timeout_s)  # type: ignore[arg-type]
 
 
 def events(store: Store, **options: object) -> Iterator[Event]:
@@ -97,8 +97,8 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store,
     again, kept = run(store, shapes=one_shape)
     assert again == []
     assert len(kept) == len(rows)
-    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), retry_failed=True)
-    assert [row.config["FAULT"] for row in retried if row.config] == [1]
+    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), again=True)
+    assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -208,7 +208,7 @@ def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
 
 def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
-        run(store, kernels=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
+        run(store, kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
 
 
@@ -233,7 +233,7 @@ def test_gpu_that_cannot_copy_is_one_line() -> None:
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
-    *_, last = events(store, timer="simulated:7", time_budget_s=0.0)
+    *_, last = events(store, timer="simulated:7", budget_s=0.0)
     assert isinstance(last, Finished)
     assert last.left_out > 0
 
@@ -294,7 +294,7 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     spec = tmp_path / "mine.py"
     text = (PLANTED / "foreign.py").read_text()
     spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
-    options = {"kernels": (f"{spec}:SPEC",), "shapes": one_shape, "trial_timeout_s": 60.0}
+    options = {"kernel": (f"{spec}:SPEC",), "shapes": one_shape, "timeout_s": 60.0}
     rows, _ = run(store, **options)
     assert {row.outcome.status for row in rows} == {Status.WRONG}
     assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
@@ -321,6 +321,6 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
-        rows, _ = run(store, kernels=(f"{spec}:SPEC",), shapes=one_shape, trial_timeout_s=60.0)
+        rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape, timeout_s=60.0)
         found.append({row.outcome.status for row in rows})
     assert found == [{Status.OK}, {Status.WRONG}]
