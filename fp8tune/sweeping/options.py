@@ -13,7 +13,7 @@ from fp8tune.plan import selection
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a sweep, parsed. Raises UsageError for a trial timeout under a second."""
+    """Options of a sweep, parsed."""
 
     kernels: tuple[str, ...] = field(default_factory=lambda: tuple(registry.kernels()))
     shapes: tuple[str, ...] = ("llama4",)
@@ -35,14 +35,9 @@ class Options:
     retry_failed: bool = False
     quick: bool = False
     time_budget_s: float | None = None
-    trial_timeout_s: float = 120.0
     db: str | None = None
     command: str = ""
     """Command line that is stored with the results."""
-
-    def __post_init__(self) -> None:
-        if self.trial_timeout_s < 1:
-            raise UsageError(f"trial_timeout_s must be at least 1 second, got {self.trial_timeout_s:g}")
 
     @classmethod
     def of(cls, options: SweepOptions, command: str) -> Options:

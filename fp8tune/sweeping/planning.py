@@ -158,7 +158,7 @@ def planned(options: Options) -> Plan:
     Raises UsageError or MachineError for what cannot be done here.
     """
     options, left_out = recorded.composed(options)
-    backend, notices = backend_for(options.arch, options.timer, options.static, options.trial_timeout_s)
+    backend, notices = backend_for(options.arch, options.timer, options.static)
     selections = tuple(map(selection.parse, options.shapes))
     return Plan(options, backend, _key(options, backend, selections), notices + left_out, selections)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
-from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.backends.choice import compiler
 from fp8tune.measure.compiling import alike
 from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
@@ -75,7 +75,7 @@ def compile_published(store: Store, arch: str, kernels: Collection[str], *, comm
     if problems and arch in ARCHES:
         machine.check_folders()
         options = Options(tuple(kernels), quick=True, command=command)
-        yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
+        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems)))
 
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:

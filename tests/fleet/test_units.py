@@ -93,7 +93,6 @@ def waiting_attempts(db: str) -> list[int]:
         {"seed": "zero"},
         {"grid": {"num_warps": 4}},
         {"quick": "yes"},
-        {"trial_timeout_s": -1},
         {"in_dtype": ["bfloat16"]},
         {"routing": 7},
         {"timer": "simulated:1"},

@@ -47,7 +47,7 @@ def options(tmp_path: Path) -> Options:
     """Two problems whose times are far above the clock's tick; no kernel runs, so size costs nothing."""
     path = tmp_path / "large.toml"
     path.write_text("[[rows]]\nM = 16384\nK = [2048, 4096]\nN = 8\nE = 2\n")
-    return Options(kernels=(FAULTS,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER, trial_timeout_s=20.0)
+    return Options(kernels=(FAULTS,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER)
 
 
 def planned(options: Options, gpu: FakeGpu | None = None) -> Plan:

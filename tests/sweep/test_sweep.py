@@ -32,7 +32,7 @@ FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
 def planned(**given: object) -> Plan:
-    options = {"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **given}
+    options = {"kernels": (FAULTS,), "shapes": ("tiny",), **given}
     return planning.planned(Options(**options))  # type: ignore[arg-type]
 
 
@@ -294,7 +294,7 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     spec = tmp_path / "mine.py"
     text = (PLANTED / "foreign.py").read_text()
     spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
-    options = {"kernels": (f"{spec}:SPEC",), "shapes": one_shape, "trial_timeout_s": 60.0}
+    options = {"kernels": (f"{spec}:SPEC",), "shapes": one_shape}
     rows, _ = run(store, **options)
     assert {row.outcome.status for row in rows} == {Status.WRONG}
     assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
@@ -321,6 +321,6 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
-        rows, _ = run(store, kernels=(f"{spec}:SPEC",), shapes=one_shape, trial_timeout_s=60.0)
+        rows, _ = run(store, kernels=(f"{spec}:SPEC",), shapes=one_shape)
         found.append({row.outcome.status for row in rows})
     assert found == [{Status.OK}, {Status.WRONG}]
