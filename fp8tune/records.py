@@ -381,18 +381,3 @@ class Published:
         slower = ["bf16"] if self.bf16_fwd_us >= self.bf16_fwd_bwd_us else []
         slower += ["scaled"] if self.scaled_fwd_us >= self.scaled_fwd_bwd_us else []
         return f"{' and '.join(slower)} forward is not below forward+backward" if slower else ""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far something is that takes a while."""
-
-    done: int
-    total: int
-    seconds: float
-    """Since it began."""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until it ends, at the pace so far."""
-        return self.seconds / self.done * (self.total - self.done)

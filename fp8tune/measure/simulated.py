@@ -42,7 +42,7 @@ ROUND_S = 4.0  # wall time from one round of a process to its next
 class Noise:
     """Scatter of a device's times. Shares and standard deviations of log times: 0.01 is one percent.
 
-    The defaults are guesses on the heavy side; :data:`MEASURED` holds the results of ``fp8tune calibrate``.
+    The defaults are guesses on the heavy side; :data:`MEASURED` holds measured values.
     """
 
     process_sd: float = 0.003  # process x config: a draw a process and config, constant while the process lives
@@ -100,7 +100,7 @@ MEASURED: Mapping[str, Noise] = {
     "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0013, block_sd=0.0029, tick_us=0.032),
     "NVIDIA H200": Noise(process_sd=0.0011, block_sd=0.0016, tick_us=0.032),
 }
-"""Device name -> noise that ``fp8tune calibrate`` measured there; the rest are the guesses above."""
+"""Device name -> noise that was measured there; the rest are the guesses above."""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:

