@@ -217,6 +217,7 @@ def _warm_up(backend: Backend, subjects: Sequence[Subject]) -> Iterator[Compiled
     """Run each contender once, in processes that are thrown away: one by one, compiling would take minutes."""
     if isinstance(backend, SimulatedBackend):
         return
+    backend.trial_timeout_s = TIMEOUT_S
     every = [contender for subject in subjects for size in subject.sizes for contender in subject.contenders(size)]
     contenders = [contender for contender in every if contender.bytes_moved <= WARM_UP_BYTES]
     workers = [backend.worker() for _ in range(min(WARM_UP_WORKERS, usable_cores()))]

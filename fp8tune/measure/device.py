@@ -172,12 +172,6 @@ def nvidia_handle(environment: Mapping[str, str] = os.environ, nvml: Any = pynvm
         return None
 
 
-def gpu_index(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of the first GPU that ``CUDA_VISIBLE_DEVICES`` shows; 0 if it has a name instead."""
-    first = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return int(first) if first.isdecimal() else 0
-
-
 @functools.cache
 def _open_nvidia() -> Any | None:
     return nvidia_handle()

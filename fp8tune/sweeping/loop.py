@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
-from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import Kind, NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
@@ -163,11 +162,9 @@ class _CoarsePass:
         }
 
     def _counts(self, config: NamedInts, outcome: Outcome) -> bool:
-        """Return False for a config that is pruned no longer, and for a failure of the machine."""
+        """Return False for a config that is pruned no longer."""
         configs = self.problem.configs
-        if config not in configs or (outcome.status is Status.PRUNED and not configs[config]):
-            return False
-        return not is_machines(outcome.reason)
+        return config in configs and (outcome.status is not Status.PRUNED or bool(configs[config]))
 
     def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
         """Run all rounds; stored results come first in each."""

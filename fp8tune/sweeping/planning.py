@@ -19,7 +19,6 @@ from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.options import SweepOptions
@@ -155,7 +154,7 @@ class Plan:
         return shuffled
 
 
-def planned(options: SweepOptions, command: str = "", *, trial_timeout_s: float = TRIAL_TIMEOUT_S) -> Plan:
+def planned(options: SweepOptions, command: str = "") -> Plan:
     """Choose the back end and read the shapes, without torch.
 
     Raises UsageError or MachineError for what cannot be done here.
@@ -165,7 +164,7 @@ def planned(options: SweepOptions, command: str = "", *, trial_timeout_s: float 
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
     options, left_out = recorded.composed(options)
-    backend, notices = backend_for(options.arch, options.timer, options.arch is not None, trial_timeout_s)
+    backend, notices = backend_for(options.arch, options.timer, options.arch is not None)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],

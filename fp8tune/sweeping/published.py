@@ -9,7 +9,7 @@ from dataclasses import replace
 from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
-from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.backends.choice import compiler
 from fp8tune.measure.compiling import alike
 from fp8tune.options import SweepOptions
 from fp8tune.plan.grids import Grid
@@ -74,8 +74,8 @@ def compile_published(store: Store, arch: str, kernels: Collection[str], *, comm
     problems = [problem for kernel in names for problem in _problems(kernel, studies, arch)]
     if problems and arch in ARCHES:
         machine.check_folders()
-        options, backend = SweepOptions(quick=True), CompilerBackend(arch)
-        yield from sweep(store, Plan(options, backend, "published", problems=tuple(problems), command=command))
+        options = SweepOptions(quick=True)
+        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems), command=command))
 
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
+from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.options import SweepOptions
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
@@ -31,13 +32,14 @@ EXPECTED = {
 def rows_of(store: Store, **given: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
     options = SweepOptions(kernel=(FAULTS,), **given)  # type: ignore[arg-type]
-    plan = planning.expanded(planning.planned(options, trial_timeout_s=10.0))
+    plan = planning.expanded(planning.planned(options))
     done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
 
 
 @pytest.mark.gpu
-def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path) -> None:
+def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 10.0)
     shapes = tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 4096\nK = 512\nN = 512\nE = 4\n")
     with Store.open(str(tmp_path / "results.db"), create=True) as store:

@@ -15,6 +15,7 @@ from servers import on_both
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
+from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
@@ -31,9 +32,9 @@ from fp8tune.sweeping.planning import Plan
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def planned(timeout_s: float = 5.0, **given: object) -> Plan:
+def planned(**given: object) -> Plan:
     options = {"kernel": (FAULTS,), "shapes": ("tiny",), **given}
-    return planning.planned(SweepOptions(**options), trial_timeout_s=timeout_s)  # type: ignore[arg-type]
+    return planning.planned(SweepOptions(**options))  # type: ignore[arg-type]
 
 
 def events(store: Store, **options: object) -> Iterator[Event]:
@@ -83,7 +84,10 @@ EXPECTED = {
 
 
 @pytest.mark.slow
-def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store, one_shape: tuple[str, ...]) -> None:
+def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
+    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 5.0)
     rows, _ = run(store, shapes=one_shape)
     assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
         fault: status for fault, (status, _) in EXPECTED.items()
@@ -294,7 +298,7 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     spec = tmp_path / "mine.py"
     text = (PLANTED / "foreign.py").read_text()
     spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
-    options = {"kernel": (f"{spec}:SPEC",), "shapes": one_shape, "timeout_s": 60.0}
+    options = {"kernel": (f"{spec}:SPEC",), "shapes": one_shape}
     rows, _ = run(store, **options)
     assert {row.outcome.status for row in rows} == {Status.WRONG}
     assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
@@ -321,6 +325,6 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
-        rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape, timeout_s=60.0)
+        rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape)
         found.append({row.outcome.status for row in rows})
     assert found == [{Status.OK}, {Status.WRONG}]
