@@ -326,18 +326,12 @@ class Finalist:
     problem: Problem
     config: NamedInts
     device: Device
-    kind: Kind
-    version: KernelVersion | None
-    source: str
-    note: str
     time_us: float
     """The geometric mean over processes."""
     slowdown_ratio: float
     """Its time over the fastest finalist's."""
     processes: int
     """Fresh processes that timed it."""
-    blocks: int
-    """Timed blocks, all processes."""
     fastest_process_us: float
     """In its fastest process."""
     slowest_process_us: float
@@ -348,10 +342,6 @@ class Finalist:
     """Whether it is the pick."""
     is_default: bool
     """Whether it is the declared default."""
-    is_incumbent: bool
-    """Whether the shipped table holds it."""
-    newest: float
-    """When the last of its rows was stored, seconds since the epoch."""
 
 
 @dataclass(frozen=True)

@@ -130,21 +130,14 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
                 problem=study.problem,
                 config=result.config,
                 device=study.device,
-                kind=study.kind,
-                version=study.version,
-                source=result.source,
-                note=result.note,
                 time_us=study.times_us[result.config],
                 slowdown_ratio=study.slowdowns[result.config],
                 processes=len(times_us),
-                blocks=sum(len(times.blocks) for times in result.finals),
                 fastest_process_us=min(times_us),
                 slowest_process_us=max(times_us),
                 screen_us=result.coarse_us,
                 is_pick=result.config == study.choice.pick,
                 is_default=result.config == study.default,
-                is_incumbent=result.config == study.current,
-                newest=study.newest,
             )
 
 

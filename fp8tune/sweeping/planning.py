@@ -34,7 +34,6 @@ from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS
 from fp8tune.sweeping import recorded
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
-from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
 
@@ -78,14 +77,10 @@ class ProblemPlan:
 
     @classmethod
     def of(
-        cls,
-        reference: str,
-        spec: KernelSpec,
-        version: KernelVersion,
-        problem: Problem,
-        configs: Mapping[NamedInts, str],
+        cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
     ) -> ProblemPlan:
         """Build one with the spec's facts about the problem size."""
+        spec = load_spec(reference)
         key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         flops = spec.flops(problem.shape) if spec.flops else None
         return cls(reference, version, problem, key, bytes_moved, configs, flops)
@@ -256,7 +251,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
                 notices = [f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter"]
             found = small
         found = problems.scaled_down(spec, found)
-    version, limits = version_of(reference, spec), device.limits(short.backend.device)
+    version, limits = version_of(reference), device.limits(short.backend.device)
 
     def grid(problem: Problem) -> grids.Grid:
         if kind is Kind.INTERPRETER:
@@ -267,17 +262,14 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
         # what is not compiled needs no row
         return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
 
-    plans = [ProblemPlan.of(reference, spec, version, problem, grid(problem)) for problem in found]
-    judge = _reference_hash(reference, spec) if kind in RUNNING else ""
+    plans = [ProblemPlan.of(reference, version, problem, grid(problem)) for problem in found]
+    if kind not in RUNNING:
+        return plans, notices
+    # another reference, check or bound judges the same configs anew
+    judge = source.reference_hash(reference, source.installed(reference))
+    if spec.check != "exact":
+        judge = hashlib.sha256(f"{judge}\n{spec.check_text}".encode()).hexdigest()[:16]
     return [replace(problem, reference_hash=judge) for problem in plans], notices
-
-
-def _reference_hash(reference: str, spec: KernelSpec) -> str:
-    """Hash what outputs are compared with: another reference, check or bound judges the same configs anew."""
-    code = source.reference_hash(reference, source.installed(reference))
-    if spec.check == "exact":
-        return code
-    return hashlib.sha256(f"{code}\n{spec.check_text}".encode()).hexdigest()[:16]
 
 
 def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
@@ -296,13 +288,9 @@ def _notices(plans: Sequence[ProblemPlan], kind: Kind) -> list[str]:
         return []
     notices, specs = [], {problem.version.kernel: (load_spec(problem.reference), problem.problem) for problem in plans}
     if kind is Kind.INTERPRETER:
-        largest: dict[str, int] = {}
-        for name, size in (item for problem in plans for item in problem.problem.shape.items()):
-            largest[name] = max(size, largest.get(name, 0))
-        sizes = ", ".join(f"{name} <= {size}" for name, size in largest.items())
         notices.append(
-            f"no GPU here: Triton's interpreter checks every byte on small shapes ({sizes}), one config for each set "
-            "of block sizes; nothing is timed, rows go under arch interpreter"
+            "No GPU found: checking outputs on small sizes with Triton's interpreter, one config for each set of block "
+            "sizes; nothing is timed"
         )
     own = {kernel: spec for kernel, (spec, _) in specs.items() if not isinstance(spec, RecordedSpec)}
     if without := [kernel for kernel, spec in own.items() if not any(spec.edges(specs[kernel][1]))]:
@@ -310,8 +298,9 @@ def _notices(plans: Sequence[ProblemPlan], kind: Kind) -> list[str]:
     return notices
 
 
-def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
+def version_of(reference: str) -> KernelVersion:
     """Return the kernel as it is in the files that are installed here."""
+    spec = load_spec(reference)
     return KernelVersion(
         kernel=spec.name,
         source_hash=source.source_hash(reference, source.installed(reference)),

@@ -80,9 +80,8 @@ def compile_published(store: Store, arch: str, kernels: Collection[str], *, comm
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:
     """Return each config once for all problem sizes that give the same machine code with it."""
-    by_problem: dict[Problem, dict[NamedInts, str]] = {}
+    spec, version, by_problem = load_spec(kernel), version_of(kernel), dict[Problem, dict[NamedInts, str]]()
     for study in (study for study in studies if study.problem.kernel == kernel):
-        spec = load_spec(kernel)
         try:
             check_shape(spec, study.problem)
         except UsageError as error:
@@ -91,15 +90,9 @@ def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemP
         # sources state no routing; the binary is the same for all
         routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
         problem = replace(study.problem, routing=routing, scale_mode=mode)
-        configs = map(version_of(kernel, spec).complete, study.configs)  # as export looks them up
+        configs = map(version.complete, study.configs)  # as export looks them up
         by_problem.setdefault(problem, {}).update(dict.fromkeys(configs, ""))
     return [
-        ProblemPlan.of(
-            kernel,
-            load_spec(kernel),
-            version_of(kernel, load_spec(kernel)),
-            same[0],
-            {config: "" for problem in same for config in by_problem[problem]},
-        )
+        ProblemPlan.of(kernel, version, same[0], {config: "" for problem in same for config in by_problem[problem]})
         for same in (alike(kernel, list(by_problem), arch) if by_problem else ())
     ]
