@@ -21,7 +21,7 @@ from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.show import ListedPick
-from fp8tune.plan import selection
+from fp8tune.plan import shapes
 from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
@@ -170,7 +170,7 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
             return recorded.compare(recorded.stored(reader, both), both)
     for line in notices:
         notice(line)
-    selections = [*map(selection.parse, options.shapes)]
+    selections = [*map(shapes.parse, options.shapes)]
     with Display() as display:
         for event in live.compare(both, selections, options.picks, backend):
             if isinstance(event, Judged):

@@ -18,9 +18,8 @@ from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan
-from fp8tune.plan import selection
-from fp8tune.plan.selection import Selection
-from fp8tune.plan.shapes import LARGEST_DIM
+from fp8tune.plan import shapes
+from fp8tune.plan.shapes import LARGEST_DIM, Selection
 from fp8tune.records import Device, NamedInts
 from fp8tune.stats.means import median
 from fp8tune_kernels.operations.operation import Operation, Size
@@ -119,7 +118,7 @@ def planned(options: BenchOptions, backend: Backend) -> list[Subject]:
     make = _kernel_sizes if options.op is None else _operation_sizes
     subjects = []
     for reference, operation in operations.items():
-        sizes = make(operation, selection.parse(options.shapes or operation.shapes), backend.device)
+        sizes = make(operation, shapes.parse(options.shapes or operation.shapes), backend.device)
         subjects.append(Subject(reference, options.op is None, operation, sizes, _names(operation, options)))
     return subjects
 

@@ -18,7 +18,7 @@ from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import grids, problems
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec

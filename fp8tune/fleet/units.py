@@ -18,7 +18,7 @@ from pathlib import Path
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
 from fp8tune.options import SweepOptions
-from fp8tune.plan.selection import Selection, Settings
+from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
@@ -66,8 +66,7 @@ def queued(plan: Plan) -> QueuedSweep:
     """Return the sweep as the queue keeps it."""
     options = {name: getattr(plan.options, name) for name in KEPT_OPTIONS}
     rows = [dict(row) for selected in plan.selections for row in selected.rows]
-    settings = {name: value for name, value in vars(plan.settings).items() if value}
-    work = {"version": __version__, "options": options, "settings": settings, "rows": rows}
+    work = {"version": __version__, "options": options, "settings": vars(plan.settings), "rows": rows}
     document = json.dumps(work, sort_keys=True)
     versions = sorted({(problem.version.kernel, problem.version.source_hash) for problem in plan.problems})
     key = digest([document, versions, plan.backend.device.name])

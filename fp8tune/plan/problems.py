@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fp8tune.errors import UsageError, in_spec, unknown
-from fp8tune.plan.selection import Settings
+from fp8tune.plan.shapes import Settings
 from fp8tune.records import NamedInts, Problem
 from fp8tune.text import NAME
 from fp8tune_kernels.arches import ARCHES
@@ -21,8 +21,6 @@ from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, KernelSpec
 
 LARGEST_BYTES = 2**40
 """1 TiB of inputs and outputs: no accelerator has as much memory."""
-MOST_GROUPS = 2**20
-"""Groups (experts) of one problem size: no model has as many."""
 
 
 def problems(
@@ -82,7 +80,9 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) 
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the spec's function may print
             for shape in spec.problems(row):
-                shapes.append(_checked(spec, shape))
+                if not isinstance(shape, NamedInts) or not shape or not all(map(_is_size, shape.items())):
+                    raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of sizes")
+                shapes.append(shape)
     except KeyError as error:
         dim = error.args[0] if len(error.args) == 1 else None
         if not isinstance(dim, str) or not NAME.fullmatch(dim) or dim in row:
@@ -95,13 +95,9 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) 
     return shapes
 
 
-def _checked(spec: KernelSpec, shape: object) -> NamedInts:
-    if not isinstance(shape, NamedInts) or not shape:
-        raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of at least one size")
-    for name, size in shape.items():
-        if not NAME.fullmatch(name) or keyword.iskeyword(name) or type(size) is not int or not 0 <= size < 2**63:
-            raise UsageError(f"problems of kernel {spec.name!r} gives the size {name}={size!r:.40}: use whole numbers")
-    return shape
+def _is_size(item: tuple[str, int]) -> bool:
+    name, size = item
+    return bool(NAME.fullmatch(name)) and not keyword.iskeyword(name) and type(size) is int and 0 <= size < 2**63
 
 
 def check_shape(spec: KernelSpec, problem: Problem) -> None:
@@ -115,8 +111,6 @@ def check_shape(spec: KernelSpec, problem: Problem) -> None:
 def check_size(spec: KernelSpec, problem: Problem) -> None:
     """Raise UsageError for a problem size that moves no bytes, or more than any memory holds."""
     shape = problem.shape
-    if spec.routed and shape.get("G", 1) > MOST_GROUPS:
-        raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
     try:
         bytes_moved = spec.bytes_of(problem)
     except KeyError as error:

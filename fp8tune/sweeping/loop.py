@@ -18,7 +18,7 @@ from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import Kind, NamedInts, Outcome, Row, Status
+from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.decide import MeasuringPlan
@@ -115,7 +115,6 @@ def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[Pro
         spec = load_spec(size.reference)
         if size.reference_hash:
             store.record_reference(sweep_id, size.version, size.reference_hash)
-        if plan.backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
             store.record_check(sweep_id, size.version, spec.check_text)
         if isinstance(spec, RecordedSpec):
             problems = [other.problem for other in sizes if other.reference == size.reference]

@@ -8,12 +8,12 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive, registry
+from fp8tune import __version__, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
@@ -22,8 +22,8 @@ from fp8tune.measure.backends.choice import backend_for
 from fp8tune.measure.compiling import distinct
 from fp8tune.measure.engine import Backend
 from fp8tune.options import SweepOptions
-from fp8tune.plan import grids, problems, selection
-from fp8tune.plan.selection import Selection, Settings
+from fp8tune.plan import grids, problems, shapes
+from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
@@ -105,7 +105,7 @@ class Plan:
     @property
     def settings(self) -> Settings:
         """Settings that all selections share."""
-        return selection.common_settings(self.selections)
+        return shapes.common_settings(self.selections)
 
     def subject(self, problem: ProblemPlan) -> Subject:
         """Return what the database knows a problem size of this sweep by."""
@@ -149,8 +149,8 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
 
     Raises UsageError or MachineError for what cannot be done here.
     """
-    selections = tuple(map(selection.parse, options.shapes))
-    settings = selection.common_settings(selections)
+    selections = tuple(map(shapes.parse, options.shapes))
+    settings = shapes.common_settings(selections)
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
     options, left_out = recorded.composed(options)
@@ -167,22 +167,16 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
 
 def _kernel_key(reference: str) -> list[str]:
     check_reference(reference)
-    kernel, installed = KernelReference.parse(reference), source.installed
-    text = reference
+    kernel, text = KernelReference.parse(reference), reference
     if kernel.recording:
         content = json.dumps(recording.as_json(recorded_kernel(kernel)))
         text = str(replace(kernel, recording=hashlib.sha256(content.encode()).hexdigest()[:16]))
     try:
-        folder = source.folder_hash(reference)
+        # the reference of a foreign kernel may be in another folder
+        return [text, source.folder_hash(reference), source.reference_hash(reference, source.installed(reference))]
     except source.NoSuchKernel:
         load_spec(reference)  # its error says more
         raise
-    # the reference of a foreign kernel may be in another folder
-    return [
-        text,
-        folder,
-        *([] if reference in registry.kernels() else [source.reference_hash(reference, installed(reference))]),
-    ]
 
 
 def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
@@ -202,7 +196,11 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
             notices += lines + left_out
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
-    notices += _notices(result, backend.kind)
+    if backend.kind is Kind.INTERPRETER:
+        notices.append(
+            "No GPU found: checking outputs on small sizes with Triton's interpreter, one config for each set of block "
+            "sizes; nothing is timed"
+        )
     return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
 
 
@@ -274,22 +272,6 @@ def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) 
         launched = recorded_configs({problem.problem: document})
     today = find_today(version, backend.device, key, launched.get(problem.problem))
     return replace(problem, current=current, fallback=fallback, today=today)
-
-
-def _notices(plans: Sequence[ProblemPlan], kind: Kind) -> list[str]:
-    """Say what is not checked, or on smaller sizes only."""
-    if kind not in RUNNING:
-        return []
-    notices, specs = [], {problem.version.kernel: (load_spec(problem.reference), problem.problem) for problem in plans}
-    if kind is Kind.INTERPRETER:
-        notices.append(
-            "No GPU found: checking outputs on small sizes with Triton's interpreter, one config for each set of block "
-            "sizes; nothing is timed"
-        )
-    own = {kernel: spec for kernel, (spec, _) in specs.items() if not isinstance(spec, RecordedSpec)}
-    if without := [kernel for kernel, spec in own.items() if not any(spec.edges(specs[kernel][1]))]:
-        notices.append(f"{', '.join(without)}: no edge cases are declared, only the swept sizes are checked")
-    return notices
 
 
 def version_of(reference: str) -> KernelVersion:

@@ -33,7 +33,7 @@ from fp8tune.measure.engine import Group, TimedBlock, Turn
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 from fp8tune.revisions.git import checkouts
 

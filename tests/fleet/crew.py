@@ -17,7 +17,7 @@ from fp8tune.fleet.worker import Do, QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.options import SweepOptions
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep

@@ -18,7 +18,7 @@ from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
 from fp8tune.options import SweepOptions
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts, Outcome, Problem
 from fp8tune.store.results import Store
 from fp8tune.sweeping import planning, session

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fp8tune.errors import UsageError
 from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
-from fp8tune.plan.selection import Settings
+from fp8tune.plan.shapes import Settings
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels import catalog
@@ -249,9 +249,9 @@ def test_dims_of_any_name_are_scaled_down_for_the_interpreter(shape, expected):
         (lambda row: None, "problems of planned raised TypeError"),
         (lambda row: sys.exit(3), r"test_problems.py:\d+: problems of planned raised SystemExit: 3"),
         (lambda row: iter([dict(row)]), "yield NamedInts"),
-        (lambda row: iter([NamedInts(M=-1)]), "the size M=-1"),
-        (lambda row: iter([NamedInts({"lambda": 1})]), "the size lambda=1"),
-        (lambda row: iter([NamedInts(M=2**63)]), "the size M="),
+        (lambda row: iter([NamedInts(M=-1)]), r"NamedInts\(M=-1\): yield"),
+        (lambda row: iter([NamedInts({"lambda": 1})]), "lambda"),
+        (lambda row: iter([NamedInts(M=2**63)]), "yield NamedInts of sizes"),
     ],
 )
 def test_problems_that_fail_are_one_line(problems, complaint):
