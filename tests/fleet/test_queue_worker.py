@@ -132,7 +132,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
 
     def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         nonlocal now_s
-        deadline = now_s + (plan.options.time_budget_s or 0.0)
+        deadline = now_s + (plan.options.budget_s or 0.0)
         for event in timed_once(store, plan, clock, take=take):
             if isinstance(event, SizeDone):
                 if now_s + 30.0 > deadline:
