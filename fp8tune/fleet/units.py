@@ -35,7 +35,9 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
-KEPT_OPTIONS = set("kernels routing grid scale_mode in_dtype layout seed again retry_failed quick".split())
+KEPT_OPTIONS = {
+    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "layout", "seed", "again", "retry_failed", "quick"),
+}
 
 
 class OtherCodeError(UsageError):

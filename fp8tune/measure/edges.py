@@ -32,15 +32,12 @@ def edges_of(spec: KernelSpec, problem: Problem) -> tuple[Edge, ...]:
 
 
 def place(edge: Edge) -> str:
-    """Name an edge case for messages."""
+    """Name an edge case for messages, or the problem that is timed."""
+    problem, routing = edge.problem, edge.problem.routing
+    size = str(problem.shape) if routing == "none" else f"{routing} routing, {problem.shape}"
     content = "" if edge.content == "random" else f", {edge.content}"
     offset = f", {edge.offset} elements past an aligned address" if edge.offset else ""
-    return f"the edge {edge.name!r} ({problem_place(edge.problem)}{content}{offset})"
-
-
-def problem_place(problem: Problem) -> str:
-    """Name the problem that is timed for messages."""
-    return str(problem.shape) if problem.routing == "none" else f"{problem.routing} routing, {problem.shape}"
+    return f"the edge {edge.name!r} ({size}{content}{offset})" if edge.name else size
 
 
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:

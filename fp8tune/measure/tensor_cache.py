@@ -30,16 +30,16 @@ def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: 
     if (reference, problem, is_checked) not in _tensors:
         spec = load_spec(reference)
         clear({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
-        build = checking.build if is_checked else checking.build_unchecked
         use_one_thread()
-        _tensors[reference, problem, is_checked] = build(spec, problem, torch_device)
+        edge, build = Edge("", problem), checking.build if is_checked else checking.build_unchecked
+        _tensors[reference, problem, is_checked] = build(spec, edge, torch_device)
     return _tensors[reference, problem, is_checked]
 
 
 def edge_tensors(reference: str, edge: Edge, torch_device: str) -> Tensors:
     """Return the tensors of an edge."""
     if (reference, edge) not in _edge_tensors:
-        _edge_tensors[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
+        _edge_tensors[reference, edge] = checking.build(load_spec(reference), edge, torch_device)
     return _edge_tensors[reference, edge]
 
 

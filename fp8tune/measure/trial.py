@@ -141,8 +141,8 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
         if failed := _check(arm.reference, tensors, config, torch_device):
             return failed
         tensors.passed.add(config)
-    if not times or tensors.refusal:
-        untimed = Outcome(Status.UNTIMED, reason=tensors.refusal) if times and tensors.refusal else None
+    if not times or tensors.timed.refusal:
+        untimed = Outcome(Status.UNTIMED, reason=tensors.timed.refusal or "") if times else None
         return _wrong(_race(arm, tensors, torch_device)) or untimed
     tensors.timed.poison()
     tensors.timed.prepare(config)  # what no launch writes must not be poison afterwards

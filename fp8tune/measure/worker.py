@@ -8,7 +8,6 @@ importing torch costs seconds. The server is Python's own ``forkserver``; it tak
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import math
 import multiprocessing
@@ -37,9 +36,7 @@ T = TypeVar("T")
 
 def usable_cores() -> int:
     """Count the cores this process may use; ``taskset``, containers and batch systems may leave fewer than exist."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class WorkerDied(Exception):  # noqa: N818 - an event the caller handles, not an error of the program
@@ -232,8 +229,6 @@ def _die_with_parent() -> None:
 
     Linux reports later deaths only. A parent that was killed while this process started is gone already.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
-            os._exit(1)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
+        os._exit(1)

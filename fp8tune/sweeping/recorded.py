@@ -94,7 +94,7 @@ def edge_failure(reference: str, torch_device: str) -> str | None:
     spec = cast(RecordedSpec, load_spec(str(replace(KernelReference.parse(reference), reference=""))))
     for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
         try:
-            tensors = checking.build_edge(spec, edge, torch_device)
+            tensors = checking.build(spec, edge, torch_device)
             if wrong := tensors.check(spec.first(edge.problem)):
                 return wrong
         except Exception as error:

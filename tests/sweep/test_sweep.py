@@ -15,6 +15,7 @@ from servers import on_both
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
+from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.plan import grids
@@ -83,7 +84,10 @@ EXPECTED = {
 
 
 @pytest.mark.slow
-def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store, one_shape: tuple[str, ...]) -> None:
+def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
+    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 5.0)
     rows, _ = run(store, shapes=one_shape)
     assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
         fault: status for fault, (status, _) in EXPECTED.items()
