@@ -203,11 +203,7 @@ def _position(values: Any) -> tuple[int, ...]:
     import torch
 
     flat = (values.view(torch.uint8) if values.dtype == torch.bool else values).flatten()
-    index, position = int(flat.argmax()), []
-    for size in reversed(values.shape):
-        index, at = divmod(index, size)
-        position.append(at)
-    return tuple(reversed(position))
+    return tuple(map(int, torch.unravel_index(flat.argmax(), values.shape)))
 
 
 def _number(element: Any) -> str:

@@ -44,14 +44,11 @@ def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:
     """Return the inputs of an edge on ``meta``: with its shapes, strides and alignment."""
     import torch
 
-    def shifted(tensor: Any) -> Any:
-        if not isinstance(tensor, torch.Tensor) or not edge.offset:
-            return tensor
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size() + edge.offset
-        memory = torch.empty(elements, dtype=tensor.dtype, device="meta")
-        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + edge.offset)
-
-    return tuple(map(shifted, spec.inputs(edge.problem, "meta")))
+    values = spec.inputs(edge.problem, "meta")
+    is_tensor = [isinstance(value, torch.Tensor) for value in values]
+    return tuple(
+        guards.guarded(v, "meta", edge.offset) if is_t else v for v, is_t in zip(values, is_tensor, strict=True)
+    )
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:

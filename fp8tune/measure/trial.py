@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import ParamSpec
 
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import math
 import multiprocessing
 import os
 import signal
@@ -79,7 +78,7 @@ class Worker:
         self._closed = False
         _WORKERS.add(self)
 
-    def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a module-level function in the worker and return its result.
 
         Raises WorkerDied or WorkerHung (the next call forks a new process), RemoteError for an exception in the
@@ -90,7 +89,7 @@ class Worker:
             connection.send((function, args, kwargs))
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             alive.sign()
             left_s = deadline - time.monotonic()
@@ -166,9 +165,7 @@ class WorkerPool:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="fp8tune-pool")
 
-    def submit(
-        self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def submit(self, timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call. The future raises what :meth:`Worker.call` raises."""
 
         def run() -> T:
@@ -185,6 +182,11 @@ class WorkerPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.close()
+
+    def replaced(self) -> WorkerPool:
+        """Close this pool, and return another one that starts its processes when they are needed."""
+        self.close()
+        return WorkerPool(len(self._workers))
 
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:

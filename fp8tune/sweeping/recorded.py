@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from fp8tune import registry
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, tensor_cache
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
 from fp8tune.measure.engine import Worker
 from fp8tune.measure.worker import RemoteError, WorkerDied

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -214,18 +213,6 @@ def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
         run(store, kernels=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
-
-
-def test_what_was_stored_of_a_full_disk_is_tried_again(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
-    path, few = tmp_path / "results.db", {"shapes": one_shape, "grid": ("FAULT=0",)}
-    with Store.open(str(path), create=True) as store:
-        run(store, **few)
-    with sqlite3.connect(path) as connection:
-        stored = ("compile_error", "OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'")
-        connection.execute("UPDATE trials SET status = ?, reason = ?", stored)
-    with Store.open(str(path)) as store:
-        new, _ = run(store, **few)
-        assert [row.outcome.status for row in new] == [Status.OK]
 
 
 def test_gpu_that_cannot_copy_is_one_line() -> None:
