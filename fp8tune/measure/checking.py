@@ -22,6 +22,7 @@ from typing import Any
 
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
+from fp8tune.measure.lazy import torch
 from fp8tune.measure.timing import Prepared
 from fp8tune.measure.watch import InputWatch, fingerprint, is_tensor
 from fp8tune.records import NamedInts, Problem
@@ -138,8 +139,6 @@ class Tensors:
 
         Waits for the device at the end. A fault is shown by checking as often again, if it shows again.
         """
-        import torch
-
         self.poison()
         flags = []
         for number in range(launches):
@@ -172,8 +171,6 @@ class Tensors:
 
     def _is_wrong(self) -> Any:
         """Return a tensor on the device that is true if an output is wrong. No name outlives the returned outputs."""
-        import torch
-
         if malformed_returns(self) is not None:
             return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
         pairs = zip(self.written, self.expected, strict=True)
@@ -264,7 +261,6 @@ def _form(output: Any) -> tuple[object, ...]:
 @cache
 def _filled_memory() -> Any:
     """Return a context in which new memory holds large values, and not what an earlier launch left there."""
-    import torch
     from torch.overrides import TorchFunctionMode
 
     uninitialised = {torch.empty, torch.empty_like, torch.empty_strided}

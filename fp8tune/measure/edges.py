@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fp8tune.measure import guards
+from fp8tune.measure.lazy import torch
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
@@ -42,8 +43,6 @@ def place(edge: Edge) -> str:
 
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:
     """Return the inputs of an edge on ``meta``: with its shapes, strides and alignment."""
-    import torch
-
     values = spec.inputs(edge.problem, "meta")
     is_tensor = [isinstance(value, torch.Tensor) for value in values]
     return tuple(
@@ -56,8 +55,6 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 
     For a kernel with ``check="exact-inputs"`` they hold integers instead of random values.
     """
-    import torch
-
     values = list(spec.inputs(edge.problem, device))
     if spec.check == "exact-inputs":
         _fill_all_with_integers(values, edge)
@@ -76,8 +73,6 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def exact_values(spec: KernelSpec, problem: Problem, values: Sequence[Any]) -> Iterator[None]:
     """Put integers into inputs whose sums are compared byte for byte, for the time of the block."""
-    import torch
-
     if spec.check != "exact-inputs":
         yield
         return
@@ -99,8 +94,6 @@ def _fill_all_with_integers(values: Sequence[Any], edge: Edge) -> None:
     A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and everything would be NaN or
     infinite.
     """
-    import torch
-
     floats = {
         n: value for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
@@ -117,8 +110,6 @@ def fill(tensor: Any, content: str) -> None:
     ``tiny``: subnormals and signed zeros; ``huge``: up to the largest finite value; ``infinite`` and ``nan``: both
     signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`.
     """
-    import torch
-
     if content == "integers":
         fill_integers(tensor)
     if content in ("random", "integers") or not tensor.numel():
@@ -162,8 +153,6 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     ``nan``, ``infinite`` and ``zeros`` are as in :func:`fill`, between integers. ``huge`` and ``tiny`` multiply the
     integers by one power of two that the ranges of float32 and of the type allow.
     """
-    import torch
-
     tensor = _in_memory(tensor)
     generator = torch.Generator(tensor.device).manual_seed(seed)
     drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)
