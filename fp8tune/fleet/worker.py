@@ -228,8 +228,6 @@ class Worker:
             work = self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take)
             for event in stack.enter_context(contextlib.closing(work)):
                 heart.sign()
-                if heart.is_lost:
-                    raise LeaseLostError(f"a unit of {first.unit.kernel} was given to another worker")
                 yield from news
                 news.clear()
                 match event:

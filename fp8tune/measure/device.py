@@ -86,17 +86,6 @@ def limits(device: Device) -> DeviceLimits | None:
     return None if arch is None else arch.limits(device.multiprocessors or None)
 
 
-def interpreter_device() -> Device:
-    """Return the stand-in for a missing GPU: Triton's interpreter, which checks results but times nothing."""
-    installed = software()
-    return Device("interpreter", "Triton interpreter", torch=installed.torch, triton=installed.triton)
-
-
-def simulated_device() -> Device:
-    """Return the device of the simulated clock. It runs no kernel, so no version belongs to it."""
-    return Device("simulated", "simulated clock")
-
-
 def telemetry() -> Telemetry:
     """Read an NVIDIA GPU's clocks, temperature, power and throttle reasons. Cheap: the handle stays open."""
     handle = _open_nvidia()

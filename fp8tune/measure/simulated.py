@@ -147,7 +147,8 @@ class SimulatedClock:
         if place.clock is not None:  # processes that take turns: each comes more than once in a round
             names.append(str(place.position))
         clock = place.process if place.clock is None else place.clock
-        drift = _drift(self._noise_seed, self.noise, clock, ROUND_S * place.round + self.noise.block_s * place.position)
+        wall_s = np.array([ROUND_S * place.round + self.noise.block_s * place.position])
+        drift = _wall(self._noise_seed, self.noise, clock)(wall_s)[0]
         carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
         own = self.noise.block_sd * self._random("block", *names).standard_normal()
         true_us, in_process = self._process_us(work, place.process)
@@ -177,11 +178,6 @@ class SimulatedClock:
 @lru_cache(maxsize=64)
 def _wall(seed: str, noise: Noise, process: int) -> Callable[[Floats], Floats]:
     return noise.wall(_generator(seed, "wall", str(process)))
-
-
-@lru_cache(maxsize=1 << 12)  # problems that share a process have their blocks at the same times
-def _drift(seed: str, noise: Noise, process: int, wall_s: float) -> float:
-    return float(_wall(seed, noise, process)(np.array([wall_s]))[0])
 
 
 @lru_cache(maxsize=1 << 16)  # the same work is drawn in every block

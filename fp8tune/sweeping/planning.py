@@ -19,7 +19,7 @@ from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.compiling import distinct
+from fp8tune.measure.compiling import alike
 from fp8tune.measure.engine import Backend
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids, problems, shapes
@@ -236,7 +236,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     )
     found = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
     if kind is Kind.STATIC:
-        found = distinct(reference, found, arch)  # shapes with the same machine code need one row
+        found = [first for first, *_ in alike(reference, found, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):
             small = [problem for problem in found if spec.is_small(problem)]

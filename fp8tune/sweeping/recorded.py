@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from fp8tune import registry
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, tensor_cache
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
 from fp8tune.measure.engine import Worker
 from fp8tune.measure.worker import RemoteError, WorkerDied
@@ -101,7 +100,7 @@ def edge_failure(reference: str, torch_device: str) -> str | None:
     spec = cast(RecordedSpec, load_spec(str(replace(KernelReference.parse(reference), reference=""))))
     for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
         try:
-            tensors = checking.build_edge(spec, edge, torch_device)
+            tensors = checking.build(spec, edge, torch_device)
             if wrong := tensors.check(spec.first(edge.problem)):
                 return wrong
         except Exception as error:

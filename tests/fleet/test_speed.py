@@ -124,10 +124,9 @@ def test_a_sweep_of_three_minutes_has_work_for_four_workers(
     """One worker took more than twice as long as a plain sweep: each unit had fresh processes of its own."""
     monkeypatch.setattr(alive, "heard", lambda listener: contextlib.nullcontext())  # one thread has all workers
     plain = plain_s(str(tmp_path / "plain.db"), plan)
-    one, two, four = (workers_s(str(tmp_path / f"{count}.db"), plan, count) for count in (1, 2, 4))
-    print(f"\nplain {plain:.1f} s, one {one:.1f} s, two {one / two:.2f}x, four {one / four:.2f}x")
+    one, four = (workers_s(str(tmp_path / f"{count}.db"), plan, count) for count in (1, 4))
+    print(f"\nplain {plain:.1f} s, one {one:.1f} s, four {one / four:.2f}x")
     assert 150 < plain < 200
     assert one <= 1.05 * plain
-    assert one / two >= 1.85
     assert one / four >= 3.4
-    assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 2, 4))
+    assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.backends.gpu import copied
 from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
@@ -209,6 +212,14 @@ def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
         run(store, kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
+
+
+def test_gpu_that_cannot_copy_is_one_line() -> None:
+    """A full GPU failed the copy ceiling, and the sweep with a traceback."""
+    failed: Future[float] = Future()
+    failed.set_exception(RemoteError("Traceback ...\nOutOfMemoryError: planted\n"))
+    with pytest.raises(MachineError, match="OutOfMemoryError: planted"):
+        copied(failed)
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:

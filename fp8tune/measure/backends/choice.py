@@ -27,7 +27,9 @@ def compiler(arch: str) -> ProcessBackend:
 
 def interpreter() -> ProcessBackend:
     """Return Triton's interpreter, which checks outputs in as many processes as there are cores and times nothing."""
-    return ProcessBackend(device.interpreter_device(), "cpu", Kind.INTERPRETER, runners=usable_cores())
+    installed = device.software()
+    here = Device("interpreter", "Triton interpreter", torch=installed.torch, triton=installed.triton)
+    return ProcessBackend(here, "cpu", Kind.INTERPRETER, runners=usable_cores())
 
 
 def backend_for(arch: str | None, timer: str | None, static: bool = False) -> tuple[Backend, tuple[str, ...]]:

@@ -48,11 +48,7 @@ class GpuBackend(ProcessBackend):
         self.compile(arms)
         if self._copy is not None:
             copy, self._copy = self._copy, None
-            try:
-                yield CopyCeiling(alive.result(copy))
-            except (WorkerDied, RemoteError) as error:
-                reason = str(error).strip().splitlines()[-1][:300]
-                raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
+            yield CopyCeiling(copied(copy))
         dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")
         for dtype in dtypes.keys() - self._gemm_dtypes:
             self._gemm_dtypes.add(dtype)
@@ -60,3 +56,12 @@ class GpuBackend(ProcessBackend):
                 peak = alive.result(self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype))
                 yield ComputeCeiling(dtype, peak)
         yield from super().screen(arms, places, is_over)
+
+
+def copied(copy: Future[float]) -> float:
+    """Return the GB/s of a copy. Raises MachineError if the worker failed."""
+    try:
+        return alive.result(copy)
+    except (WorkerDied, RemoteError) as error:
+        reason = str(error).strip().splitlines()[-1][:300]
+        raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None

@@ -44,36 +44,27 @@ class ProcessBackend:
         self.limits = ClockLimits()  # of all blocks so far
         self._torch_device = torch_device
         self._runner_count, self._shared_limit = runners, shared_limit
-        self._compilers: WorkerPool | None = None
-        self._runners: WorkerPool | None = None
+        self.runners = WorkerPool(max(1, runners))  # of the coarse pass
+        # One core is left to the process that checks and times.
+        self._compilers = WorkerPool(max(1, usable_cores() - bool(runners)))
         self._compiling: dict[KernelArm, Future[Outcome]] = {}
-
-    @property
-    def runners(self) -> WorkerPool:
-        """Processes of the coarse pass, started when first needed."""
-        if self._runners is None:
-            self._runners = WorkerPool(self._runner_count)
-        return self._runners
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
         """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
-        self._end_runners()  # their context, and the device's memory that they hold, would disturb the clock
+        self.runners = (
+            self.runners.replaced()
+        )  # their context, and the device's memory that they hold, would disturb the clock
         return ProcessWorker(self, self._torch_device, tree)
 
     def close(self) -> None:
         """End all processes and drop what is queued. The next call starts them again."""
-        self._end_runners()
-        if self._compilers is not None:
-            self._compilers.close()
-        self._compilers = None
+        self.runners, self._compilers = self.runners.replaced(), self._compilers.replaced()
         self._compiling.clear()
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
         if self._shared_limit is None:
             return
-        if self._compilers is None:  # one core is left to the process that checks and times
-            self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
         for arm in arms:
             if arm not in self._compiling:
                 code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
@@ -130,11 +121,6 @@ class ProcessBackend:
             )
         self.limits = self.limits.merged(outcome.limits)
         return outcome
-
-    def _end_runners(self) -> None:
-        if self._runners is not None:
-            self._runners.close()
-        self._runners = None
 
 
 class ProcessWorker:
