@@ -25,11 +25,11 @@ from pathlib import Path
 
 from fp8tune.fleet import units
 from fp8tune.fleet.worker import QueueEvent, Worker
+from fp8tune.options import SweepOptions
 from fp8tune.records import Pick, Problem
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.sweeping import picks, planning, session
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan
 
 LEASE_S = 10.0
@@ -57,7 +57,7 @@ def timer_of(gpu: int) -> str | None:
 
 def plan_of(sizes: int, gpu: int) -> Plan:
     """Return a sweep of ``colwise`` with confirmation on so many problem sizes of llama4."""
-    plan = planning.expanded(planning.planned(Options(("colwise",), timer=timer_of(gpu))))
+    plan = planning.expanded(planning.planned(SweepOptions(kernel=("colwise",), timer=timer_of(gpu))))
     return replace(plan, problems=plan.problems[:sizes])
 
 

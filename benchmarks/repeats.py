@@ -19,13 +19,13 @@ from pathlib import Path
 
 from fp8tune.errors import Fp8tuneError
 from fp8tune.exporting import select_rows
+from fp8tune.options import SweepOptions
 from fp8tune.output.tables import notice
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import read_studies
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import expanded, planned
 from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune_kernels.tables import Table
@@ -68,9 +68,9 @@ class Repeats:
         return 0 if self.same_tables == self.resweeps and agree else 1
 
 
-def swept(options: Options, folder: Path, tables: CurrentTables) -> Outcome:
+def swept(options: SweepOptions, folder: Path, tables: CurrentTables) -> Outcome:
     """Sweep into a new database in a folder, and make the table of it alone."""
-    plan = expanded(planned(options), tables)
+    plan = expanded(planned(options, "repeats"), tables)
     with Store.open(str(folder / f"{len(list(folder.iterdir()))}.db"), create=True) as store:
         for _ in sweep(store, plan):
             pass
@@ -92,7 +92,7 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
             if begun + took_s > deadline:
                 notice(f"time is up: {count - number + 1} of {count} {what} are left out")
                 return
-            options = Options((given.kernel,), shapes=tuple(given.shapes), timer=next(clocks), command="repeats")
+            options = SweepOptions(kernel=(given.kernel,), shapes=tuple(given.shapes), timer=next(clocks))
             outcome = swept(options, folder, tables)
             took_s = time.monotonic() - begun
             notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")

@@ -6,9 +6,9 @@ Whatever waits for something that has a time limit of its own gives a sign now a
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,28 +16,22 @@ T = TypeVar("T")
 EVERY_S = 1.0
 """Seconds between the signs of one wait."""
 
-_listeners: dict[int, Callable[[], None]] = {}
-"""Thread -> who hears its signs."""
+_listener: ContextVar[Callable[[], None]] = ContextVar("listener", default=lambda: None)  # of this thread
 
 
 def sign() -> None:
     """The calling thread gets on."""
-    if (listener := _listeners.get(threading.get_ident())) is not None:
-        listener()
+    _listener.get()()
 
 
 @contextlib.contextmanager
 def heard(listener: Callable[[], None]) -> Iterator[None]:
     """While open, ``listener`` hears the signs of this thread, and of no other."""
-    thread = threading.get_ident()
-    before = _listeners.get(thread)
-    _listeners[thread] = listener
+    token = _listener.set(listener)
     try:
         yield
     finally:
-        _listeners.pop(thread)
-        if before is not None:
-            _listeners[thread] = before
+        _listener.reset(token)
 
 
 def result(future: Future[T]) -> T:

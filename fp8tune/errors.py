@@ -68,5 +68,8 @@ def in_spec(kernel: str, name: str, function: Callable[..., Any], error: BaseExc
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:
-    """An exception's type and message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:longest]
+    """Return type and message of an exception's innermost cause: compilers wrap theirs in source listings."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    message = getattr(error, "error_message", None) or str(error)  # Triton's message without its source listing
+    return f"{type(error).__name__}: {' '.join(str(message).split()) or type(error).__name__}"[:longest]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Device, KernelVersion, NamedInts
@@ -13,22 +13,6 @@ from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.spec import KernelSpec, Span
 from fp8tune_kernels.tables import table
-
-
-class Declaration(Protocol):
-    """Part of a kernel's spec that a lookup reads."""
-
-    @property
-    def name(self) -> str:
-        """The kernel's name in tables."""
-
-    @property
-    def default(self) -> Mapping[str, int]:
-        """Config for keys without a row."""
-
-    @property
-    def span(self) -> Span | None:
-        """Rule for which configs suit which keys."""
 
 
 @dataclass(frozen=True)
@@ -70,35 +54,23 @@ class Lookup:
     """Whether the row is of the user's own table, not of the shipped one."""
 
     def __str__(self) -> str:
-        return f"{self.kernel}, {self.key} on {self.device or self.arch}: {self.config} ({self.why})"
-
-    @property
-    def why(self) -> str:
-        """The step and the table, in words."""
         why = {
             Step.KEY: "the row of its key",
             Step.NEAREST: f"the row of the nearest key, {self.row_key}",
             Step.FALLBACK: "the row for any other shape",
             Step.DEFAULT: "the declared default, no row suits",
         }[self.step]
-        whose = f" in {'your own' if self.is_own else 'the shipped'} table" if self.step is not Step.DEFAULT else ""
-        return why + whose
-
-    @property
-    def passed(self) -> tuple[Step, ...]:
-        """The steps before it, which had no row."""
-        steps = tuple(Step)
-        return steps[: steps.index(self.step)]
+        why += f" in {'your own' if self.is_own else 'the shipped'} table" if self.step is not Step.DEFAULT else ""
+        return f"{self.kernel}, {self.key} on {self.device or self.arch}: {self.config} ({why})"
 
 
-def look_up(spec: Declaration, where: Device, key: NamedInts) -> Lookup:
+def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts) -> Lookup:
     """Look a key up on a device, in the user's own table over the shipped one.
 
     Raises:
         UsageError: The user's table cannot be read.
     """
-    # These functions read of the spec no more than a Declaration has, and the names of its key and axes.
-    declared = cast(KernelSpec, spec)
+    declared = cast(KernelSpec, spec)  # these functions read no more of it than Declared has
     try:
         own = user_tables.of_kernel(declared, user_tables.user_table(where.arch))
     except ValueError as error:

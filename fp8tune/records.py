@@ -326,18 +326,12 @@ class Finalist:
     problem: Problem
     config: NamedInts
     device: Device
-    kind: Kind
-    version: KernelVersion | None
-    source: str
-    note: str
     time_us: float
     """The geometric mean over processes."""
     slowdown_ratio: float
     """Its time over the fastest finalist's."""
     processes: int
     """Fresh processes that timed it."""
-    blocks: int
-    """Timed blocks, all processes."""
     fastest_process_us: float
     """In its fastest process."""
     slowest_process_us: float
@@ -348,10 +342,6 @@ class Finalist:
     """Whether it is the pick."""
     is_default: bool
     """Whether it is the declared default."""
-    is_incumbent: bool
-    """Whether the shipped table holds it."""
-    newest: float
-    """When the last of its rows was stored, seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -381,18 +371,3 @@ class Published:
         slower = ["bf16"] if self.bf16_fwd_us >= self.bf16_fwd_bwd_us else []
         slower += ["scaled"] if self.scaled_fwd_us >= self.scaled_fwd_bwd_us else []
         return f"{' and '.join(slower)} forward is not below forward+backward" if slower else ""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far something is that takes a while."""
-
-    done: int
-    total: int
-    seconds: float
-    """Since it began."""
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until it ends, at the pace so far."""
-        return self.seconds / self.done * (self.total - self.done)

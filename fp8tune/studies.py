@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
-from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
-from fp8tune.stats.study import Study, Verdict, process_us
+from fp8tune.stats.study import Study, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.store.read import Conditions
 from fp8tune.tables.current import (
@@ -81,45 +79,6 @@ def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, 
     return replace(study, current=completed(current, study.version), today=today)
 
 
-@dataclass(frozen=True)
-class KernelSummary:
-    """All picks of one kernel."""
-
-    kernel: str
-    picks: int
-    """Problems, counted once for each device."""
-    devices: tuple[str, ...]
-    """Names of the GPUs, or arches where they have none; sorted."""
-    ceiling_share: float | None
-    """Median over its picks; None where none is known."""
-    verdicts: Mapping[str, int]
-    """Verdict -> number of picks, the most first."""
-    newest: float
-    """Moment when its newest row was stored, in seconds since the epoch."""
-
-    def count(self, *verdicts: Verdict) -> int:
-        """Return the number of picks with one of some verdicts."""
-        return sum(self.verdicts.get(verdict, 0) for verdict in verdicts)
-
-
-def summarize(picks: Iterable[Pick]) -> list[KernelSummary]:
-    """Summarize the picks of each kernel, by name."""
-    by_kernel = group_by(picks, lambda pick: pick.problem.kernel)
-    return [_summary(kernel, by_kernel[kernel]) for kernel in sorted(by_kernel)]
-
-
-def _summary(kernel: str, picks: Sequence[Pick]) -> KernelSummary:
-    shares = [pick.ceiling_share for pick in picks if pick.ceiling_share is not None]
-    return KernelSummary(
-        kernel=kernel,
-        picks=len(picks),
-        devices=tuple(sorted({pick.device.name or pick.device.arch for pick in picks})),
-        ceiling_share=median(shares) if shares else None,
-        verdicts=dict(Counter(pick.verdict for pick in picks).most_common()),
-        newest=max(pick.newest for pick in picks),
-    )
-
-
 def pick_of(study: Study) -> Pick:
     """Return a study's decision as the store keeps it."""
     decision, pick, rival, ceiling = study.choice, study.pick, study.next_best, ceiling_of(study)
@@ -171,21 +130,14 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
                 problem=study.problem,
                 config=result.config,
                 device=study.device,
-                kind=study.kind,
-                version=study.version,
-                source=result.source,
-                note=result.note,
                 time_us=study.times_us[result.config],
                 slowdown_ratio=study.slowdowns[result.config],
                 processes=len(times_us),
-                blocks=sum(len(times.blocks) for times in result.finals),
                 fastest_process_us=min(times_us),
                 slowest_process_us=max(times_us),
                 screen_us=result.coarse_us,
                 is_pick=result.config == study.choice.pick,
                 is_default=result.config == study.default,
-                is_incumbent=result.config == study.current,
-                newest=study.newest,
             )
 
 

@@ -18,11 +18,11 @@ import torch
 from command_line import environment, fp8tune
 from places import PLANTED, ROOT
 
+from fp8tune.options import SweepOptions
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.sweeping import planning, session
-from fp8tune.sweeping.options import Options
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
@@ -267,7 +267,7 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
     spec.write_text(text.replace("relative=4e-3", "relative=1e-3").replace('name="softmax"', 'name="narrow"'))
     with Store.open(str(tmp_path / "rows.db"), create=True) as store:
         for file in (DOCS / "examples" / "softmax_spec.py", spec):
-            options = Options(kernels=(f"{file}:SPEC",), shapes=(str(shapes),))
+            options = SweepOptions(kernel=(f"{file}:SPEC",), shapes=(str(shapes),))
             list(session.run(store, planning.expanded(planning.planned(options))))
         found = {(row.problem.kernel, row.outcome.status) for row in store.rows()}
         assert found == {("softmax", Status.OK), ("narrow", Status.WRONG)}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from places import ROOT
 
+from fp8tune.options import SweepOptions
 from fp8tune.records import Status
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.results import Store
 from fp8tune.sweeping import planning, session
-from fp8tune.sweeping.options import Options
 from fp8tune.tables import formats
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -24,7 +24,7 @@ HOWTO = ROOT / "docs" / "howto"
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
 def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
     kernel, shapes = f"{EXAMPLES / 'add_spec.py'}:SPEC", str(EXAMPLES / "add.toml")
-    options = Options(kernels=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
+    options = SweepOptions(kernel=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
     with Store.open(str(tmp_path / "rows.db"), create=True) as store:
         list(session.run(store, planning.expanded(planning.planned(options))))
         rows = list(store.rows())

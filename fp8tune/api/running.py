@@ -21,13 +21,12 @@ from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.show import ListedPick
-from fp8tune.plan import selection
+from fp8tune.plan import shapes
 from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.events import Event, Finished
-from fp8tune.sweeping.options import Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,7 +97,7 @@ def sweep(
     if chosen.on is not None:
         raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
     text = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    plan = planning.planned(Options.of(chosen, f"fp8tune.sweep({redacted(text)})"))
+    plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     notices: list[str] = []
     path = location.to_write(chosen.db, notices.append)
     plan = planning.expanded(plan)
@@ -171,7 +170,7 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
             return recorded.compare(recorded.stored(reader, both), both)
     for line in notices:
         notice(line)
-    selections = [*map(selection.parse, options.shapes)]
+    selections = [*map(shapes.parse, options.shapes)]
     with Display() as display:
         for event in live.compare(both, selections, options.picks, backend):
             if isinstance(event, Judged):

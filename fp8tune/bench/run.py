@@ -18,12 +18,10 @@ from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan
-from fp8tune.plan import selection
-from fp8tune.plan.selection import Selection
-from fp8tune.plan.shapes import LARGEST_DIM
+from fp8tune.plan import shapes
+from fp8tune.plan.shapes import LARGEST_DIM, Selection
 from fp8tune.records import Device, NamedInts
 from fp8tune.stats.means import median
-from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.operations.operation import Operation, Size
 
 NONE = "none"
@@ -120,7 +118,7 @@ def planned(options: BenchOptions, backend: Backend) -> list[Subject]:
     make = _kernel_sizes if options.op is None else _operation_sizes
     subjects = []
     for reference, operation in operations.items():
-        sizes = make(operation, selection.parse(options.shapes or operation.shapes), backend.device)
+        sizes = make(operation, shapes.parse(options.shapes or operation.shapes), backend.device)
         subjects.append(Subject(reference, options.op is None, operation, sizes, _names(operation, options)))
     return subjects
 
@@ -133,19 +131,8 @@ def _names(operation: Operation, options: BenchOptions) -> tuple[str, ...]:
 
 
 def _kernel_sizes(operation: Operation, chosen: Selection, device: Device) -> tuple[Size, ...]:
-    settings = chosen.settings
-    fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
-    problems = plan.problems(
-        operation.spec,  # type: ignore[attr-defined]  # of a KernelOperation
-        chosen.rows,
-        size=chosen.size,
-        routing=settings.routing or "jagged",
-        in_dtype=settings.dtype or None,
-        layout=settings.layout or None,
-        fp8_dtype=fp8_dtype,
-        scale_mode=settings.scale or None,
-        seed=settings.seed,
-    )
+    spec = operation.spec  # type: ignore[attr-defined]  # of a KernelOperation
+    problems = plan.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     return tuple(Size(**vars(problem)) for problem in problems)
 
 
@@ -229,6 +216,7 @@ def _warm_up(backend: Backend, subjects: Sequence[Subject]) -> Iterator[Compiled
     """Run each contender once, in processes that are thrown away: one by one, compiling would take minutes."""
     if isinstance(backend, SimulatedBackend):
         return
+    backend.trial_timeout_s = TIMEOUT_S
     every = [contender for subject in subjects for size in subject.sizes for contender in subject.contenders(size)]
     contenders = [contender for contender in every if contender.bytes_moved <= WARM_UP_BYTES]
     workers = [backend.worker() for _ in range(min(WARM_UP_WORKERS, usable_cores()))]

@@ -23,7 +23,7 @@ def bench(options: BenchOptions) -> None:
     from fp8tune.output.tables import notice, print_screens
     from fp8tune.plan.shapes import sweeps_dir
 
-    backend, notices = backend_for(None, None, trial_timeout_s=run.TIMEOUT_S)
+    backend, notices = backend_for(None, None)
     subjects = run.planned(options, backend)
     notice(*notices)
     rows: list[run.Row] = []

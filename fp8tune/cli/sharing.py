@@ -33,7 +33,7 @@ def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
     notice(
         f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'problem')} for {sweep.device}{before}"
     )
-    worker = f"fp8tune worker{units.worker_options(plan.options.kernels)}"
+    worker = f"fp8tune worker{units.worker_options(plan.options.kernel)}"
     if on == "ray":
         on_ray(plan, db, sweep.key, begun)
     else:
@@ -51,9 +51,9 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
     from fp8tune.stopping import Stopped
     from fp8tune.sweeping import picks
 
-    options, queue = [f"--kernel={text}" for text in plan.options.kernels if ":" in text or "?" in text], Queue()
-    if plan.options.time_budget_s is not None:
-        options.append(f"--budget={max(0.0, begun + plan.options.time_budget_s - time.monotonic()):.0f}")
+    options, queue = [f"--kernel={text}" for text in plan.options.kernel if ":" in text or "?" in text], Queue()
+    if plan.options.budget_s is not None:
+        options.append(f"--budget={max(0.0, begun + plan.options.budget_s - time.monotonic()):.0f}")
     with Store.open(db, create=True) as store:
         try:
             with RayFleet(db, options, plan.options.timer) as fleet, QueueProgress() as display:

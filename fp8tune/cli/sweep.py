@@ -50,10 +50,9 @@ def sweep(options: SweepOptions) -> None:
     from fp8tune.store import database
     from fp8tune.store.results import Store
     from fp8tune.sweeping import events, planning, session
-    from fp8tune.sweeping.options import Options
 
     begun, text, as_json = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:])), options.format == "json"
-    plan = planning.planned(Options.of(options, text))
+    plan = planning.planned(options, text)
     where: list[str] = []  # printed once nothing is wrong with the options
     db = databases.to_write(options.db, where.append)
     plan = planning.expanded(plan)

@@ -18,11 +18,10 @@ from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import grids, problems
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
-from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import KernelSpec
 
 P = ParamSpec("P")
@@ -59,22 +58,10 @@ def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 def declared(reference: str, selections: Sequence[Selection], device: Device) -> Declared:
     """Return the kernel's problems with their configs. Raises UsageError if it does not load from the checkout."""
     spec = _spec(reference)
-    fp8_dtype = ARCHES[device.arch].fp8_dtype if device.arch in ARCHES else "float8_e4m3fn"
     every = [
         problem
-        for selection in selections
-        for settings in [selection.settings]
-        for problem in problems.problems(
-            spec,
-            selection.rows,
-            size=selection.size,
-            routing=settings.routing or "jagged",
-            in_dtype=settings.dtype or None,
-            layout=settings.layout or None,
-            fp8_dtype=fp8_dtype,
-            scale_mode=settings.scale or None,
-            seed=settings.seed,
-        )
+        for chosen in selections
+        for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     ]
     arms = {problem: KernelArm.of(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)

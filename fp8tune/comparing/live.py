@@ -28,7 +28,7 @@ from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import Kind, NamedInts, Outcome, Problem, Status
 from fp8tune.revisions import git, source
 from fp8tune.stats.means import median

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.store.results import Store
-from fp8tune.store.units import RENEWALS, Lease, LeaseLostError
+from fp8tune.store.units import RENEWALS, Lease
 
 STALLS_AFTER_S = 10.0
 """Silence after which work counts as hanging: its lease then ends, and with a lease of 45 s the unit comes back within
@@ -23,8 +23,6 @@ class Heartbeat:
     """Signs of life of the work on units."""
 
     stalls_after_s: float = STALLS_AFTER_S
-    is_lost: bool = False
-    """True once another worker has one of the units."""
     sign_s: float = field(default_factory=time.monotonic)
 
     def sign(self) -> None:
@@ -56,7 +54,5 @@ class Heartbeat:
                         # a connection of its own, for the work may be inside a transaction; after an error a new one
                         store = store or stack.enter_context(Store.open(db, wait=True))
                         store.renew_lease(lease)
-                    except LeaseLostError:
-                        self.is_lost |= lease in leases  # it may have been finished meanwhile
-                    except DatabaseError:
+                    except DatabaseError:  # also for a lease that was lost, as the next write of a result finds
                         store = None

@@ -11,13 +11,14 @@ import itertools
 import json
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
-from fp8tune.plan.selection import Selection
+from fp8tune.options import SweepOptions
+from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
@@ -27,7 +28,6 @@ from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.sweeping import planning
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 # On an H100, to compare units with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
@@ -35,10 +35,7 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
-KEPT_OPTIONS = {
-    *("kernels", "routing", "grid", "scale_mode", "in_dtype", "layout", "seed"),
-    *("again", "retry_failed", "quick", "trial_timeout_s"),
-}
+KEPT_OPTIONS = {"kernel", "grid", "again", "quick"}
 
 
 class OtherCodeError(UsageError):
@@ -67,13 +64,13 @@ def _is_over(store: Store, key: str) -> bool:
 
 def queued(plan: Plan) -> QueuedSweep:
     """Return the sweep as the queue keeps it."""
-    values = ((option.name, getattr(plan.options, option.name), option.default) for option in fields(Options))
-    options = {name: value for name, value, default in values if name in KEPT_OPTIONS and value != default}
-    rows = [dict(row) for row in plan.rows]
-    document = json.dumps({"version": __version__, "options": options, "rows": rows}, sort_keys=True)
+    options = {name: getattr(plan.options, name) for name in KEPT_OPTIONS}
+    rows = [dict(row) for selected in plan.selections for row in selected.rows]
+    work = {"version": __version__, "options": options, "settings": vars(plan.settings), "rows": rows}
+    document = json.dumps(work, sort_keys=True)
     versions = sorted({(problem.version.kernel, problem.version.source_hash) for problem in plan.problems})
     key = digest([document, versions, plan.backend.device.name])
-    return QueuedSweep(key, plan.backend.device.name, document, plan.options.command)
+    return QueuedSweep(key, plan.backend.device.name, document, plan.command)
 
 
 def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
@@ -94,7 +91,7 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
 
 def expected_s(size: ProblemPlan, *, quick: bool) -> float:
     """Estimate the seconds that a problem size takes on one GPU."""
-    numbers, configs = MeasuringPlan(), size.count
+    numbers, configs = MeasuringPlan(), len(size.configs)
     blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, configs) + 1)
     return configs * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
 
@@ -111,15 +108,15 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
     ``kernels`` are names of foreign kernels that may be imported. Raises UsageError for a document that is damaged, or
     that names what is not here or may not be imported.
     """
-    options, rows = _read(sweep)
-    if missing := worker_options(options.kernels, kernels):
+    options, selected = _read(sweep)
+    if missing := worker_options(options.kernel, kernels):
         raise OtherCodeError(f"only the database names some code: if you trust it, add{missing[:200]}")
-    short = planning.planned(replace(options, timer=timer, command=command, shapes=()))
+    short = planning.planned(replace(options, timer=timer, shapes=()), command)
     if short.backend.device.name != sweep.device:
         raise UsageError(
             f"the units are for {sweep.device}, and this GPU is {short.backend.device.name}: start workers there"
         )
-    return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
+    return planning.expanded(replace(short, selections=(selected,)))
 
 
 def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
@@ -155,20 +152,21 @@ def _absolute(text: str) -> KernelReference:
     return replace(kernel, kernel=names[0], reference=names[1], inputs=names[2])
 
 
-def _read(sweep: QueuedSweep) -> tuple[Options, tuple[NamedInts, ...]]:
+def _read(sweep: QueuedSweep) -> tuple[SweepOptions, Selection]:
     try:
         document = json.loads(sweep.document)
         if document["version"] != __version__ or not document["options"].keys() <= KEPT_OPTIONS:
             raise OtherCodeError(
                 f"the units were queued by another fp8tune, and this is {__version__}: install the one that queued them"
             )
-        options, rows = from_json(document["options"], Options), tuple(map(NamedInts, document["rows"]))
+        options, rows = from_json(document["options"], SweepOptions), tuple(map(NamedInts, document["rows"]))
+        settings = Settings.parse(document["settings"], "a queued sweep")
         for name, size in (item for row in rows for item in row.items()):
             if type(size) is not int or not 0 <= size < 2**63:
                 raise ValueError(f"the size {name}={size!r:.40}")
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise OtherCodeError(f"queued sweep {sweep.key} is damaged: {one_line(error, 150)}: queue it again") from None
-    return options, rows
+    return options, Selection(rows, settings=settings)
 
 
 def digest(value: object) -> str:

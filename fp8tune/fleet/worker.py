@@ -228,8 +228,6 @@ class Worker:
             work = self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take)
             for event in stack.enter_context(contextlib.closing(work)):
                 heart.sign()
-                if heart.is_lost:
-                    raise LeaseLostError(f"a unit of {first.unit.kernel} was given to another worker")
                 yield from news
                 news.clear()
                 match event:
@@ -250,7 +248,7 @@ class Worker:
         """Return the plan of a batch's first unit. Its key is this GPU's, so that it continues an interrupted batch."""
         key = units.digest([first.sweep.key, plan.backend.device.fingerprint, plan.backend.timer])
         budget_s = None if self.deadline == math.inf else self.left_s()
-        return replace(plan, key=key, problems=(size,), options=replace(plan.options, time_budget_s=budget_s))
+        return replace(plan, key=key, problems=(size,), options=replace(plan.options, budget_s=budget_s))
 
     def _finished(self, task: _Task, plan: Plan) -> QueueEvent:
         finding = _finding(session.tallies(self.store, replace(plan, problems=(task.size,))))

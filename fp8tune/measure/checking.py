@@ -22,6 +22,7 @@ from typing import Any
 
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
+from fp8tune.measure.lazy import torch
 from fp8tune.measure.timing import Prepared
 from fp8tune.measure.watch import InputWatch, fingerprint, is_tensor
 from fp8tune.records import NamedInts, Problem
@@ -52,7 +53,7 @@ class Tensors:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]  # between guards, see :mod:`fp8tune.measure.guards`
     expected: tuple[Any, ...]  # empty if no values are compared
-    place: str = ""  # for messages; empty: the problem
+    place: str = ""  # for messages
     watch: InputWatch | None = None
     passed: set[NamedInts] = field(default_factory=set)  # configs checked here and on every edge
     without_race: set[NamedInts] = field(default_factory=set)  # configs that were launched many times in a row
@@ -73,7 +74,7 @@ class Tensors:
 
         A GPU runs faster on simple data. Values are not compared there: their sums depend on the order.
         """
-        if self.spec.check != "exact-inputs" and self._refused_input is None:
+        if self.spec.check != "exact-inputs" and self.refusal is None:
             return self
         spec = replace(self.spec, check="exact") if self.spec.check == "exact-inputs" else self.spec
         device, tensors = str(self.outputs[0].device), self
@@ -83,17 +84,13 @@ class Tensors:
             if problem != self.problem:  # group sizes may depend on the seed, and sizes of outputs on those
                 outputs = _outputs(spec, problem, device)
             tensors = Tensors(spec, problem, watch.inputs, outputs, (), self.place, watch)
-            if tensors._refused_input is None:
+            if tensors.refusal is None:
                 break
         return tensors
 
-    @property
-    def refusal(self) -> str | None:
-        """The reason why no seed gives data that may be timed; None if one does."""
-        return self.timed._refused_input
-
     @cached_property
-    def _refused_input(self) -> str | None:
+    def refusal(self) -> str | None:
+        """The reason why these inputs may not be timed; None if they may."""
         for index, value in enumerate(self.inputs):
             if is_constant(value):
                 return f"input {index} has one value throughout: a GPU runs faster on such data"
@@ -142,8 +139,6 @@ class Tensors:
 
         Waits for the device at the end. A fault is shown by checking as often again, if it shows again.
         """
-        import torch
-
         self.poison()
         flags = []
         for number in range(launches):
@@ -154,7 +149,7 @@ class Tensors:
         count = int(torch.stack(flags).sum())
         if not count:
             return self.wrong()
-        shown = self.check(config, range(launches)) or f"on {self._place}"
+        shown = self.check(config, range(launches)) or f"on {self.place}"
         return f"{count} of {launches} launches in a row gave wrong outputs: {shown}"
 
     def poison(self, number: int = 0) -> None:
@@ -167,20 +162,15 @@ class Tensors:
 
     def wrong(self) -> str | None:
         """Return the first fault since :meth:`poison`, or None. Inputs that were written are restored."""
-        for check in CHECKS:
-            if fault := check(self):
-                break
-        else:
-            return None
-        if not getattr(self.spec, "agrees", False):
-            return f"{fault} on {self._place}"
+        fault = self.watch.written() if self.watch is not None else None
+        fault = fault or malformed_returns(self) or wrong_values(self) or overwritten_guards(self)
+        if fault is None or not getattr(self.spec, "agrees", False):
+            return fault and f"{fault} on {self.place}"
         group = sum(map(fingerprint, self.outputs)) % 10**9  # the same for all configs that agree with each other
-        return f"{fault} on {self._place}; fingerprint {group}"
+        return f"{fault} on {self.place}; fingerprint {group}"
 
     def _is_wrong(self) -> Any:
         """Return a tensor on the device that is true if an output is wrong. No name outlives the returned outputs."""
-        import torch
-
         if malformed_returns(self) is not None:
             return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
         pairs = zip(self.written, self.expected, strict=True)
@@ -196,15 +186,6 @@ class Tensors:
                 self.rule.spoil(output, self.expected[index % len(self.outputs)], number)
             else:
                 fill_large(output)
-
-    @property
-    def _place(self) -> str:
-        return self.place or edges.problem_place(self.problem)
-
-
-def written_inputs(tensors: Tensors) -> str | None:
-    """Find an input that the launch wrote, or bytes beside one."""
-    return tensors.watch.written() if tensors.watch is not None else None
 
 
 def malformed_returns(tensors: Tensors) -> str | None:
@@ -243,22 +224,8 @@ def overwritten_guards(tensors: Tensors) -> str | None:
     return None
 
 
-CHECKS: tuple[Callable[[Tensors], str | None], ...] = (
-    written_inputs,
-    malformed_returns,
-    wrong_values,
-    overwritten_guards,
-)
-"""Checks after a launch, in this order; the first fault is reported."""
-
-
-def build(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
-    """Build the tensors of the problem that is timed, with the reference's outputs."""
-    return build_edge(spec, Edge("", problem), device, edges.problem_place(problem))
-
-
-def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Tensors:
-    """Build the tensors of an edge, with the reference's outputs."""
+def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
+    """Build the tensors of an edge, or of the problem that is timed as one without a name, and the right outputs."""
     watch = InputWatch(spec, edge, device)
     expected = spec.reference(*watch.inputs)
     storages = {value.untyped_storage().data_ptr() for value in watch.inputs if is_tensor(value)}
@@ -273,12 +240,12 @@ def build_edge(spec: KernelSpec, edge: Edge, device: str, place: str = "") -> Te
     forms = [[form(tensor) for tensor in tensors] for tensors in (outputs, expected)]
     if forms[0] != forms[1]:
         raise ValueError(f"the spec's outputs are {forms[0]}, its reference gives {forms[1]}")
-    return Tensors(spec, edge.problem, watch.inputs, outputs, expected, place or edges.place(edge), watch)
+    return Tensors(spec, edge.problem, watch.inputs, outputs, expected, edges.place(edge), watch)
 
 
-def build_unchecked(spec: KernelSpec, problem: Problem, device: str) -> Tensors:
+def build_unchecked(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     """Build the tensors of a problem without a reference."""
-    return Tensors(spec, problem, spec.inputs(problem, device), _outputs(spec, problem, device), ())
+    return Tensors(spec, edge.problem, spec.inputs(edge.problem, device), _outputs(spec, edge.problem, device), ())
 
 
 def _outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
@@ -294,7 +261,6 @@ def _form(output: Any) -> tuple[object, ...]:
 @cache
 def _filled_memory() -> Any:
     """Return a context in which new memory holds large values, and not what an earlier launch left there."""
-    import torch
     from torch.overrides import TorchFunctionMode
 
     uninitialised = {torch.empty, torch.empty_like, torch.empty_strided}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fp8tune.measure.lazy import torch
 from fp8tune_kernels.spec import KernelSpec, Tolerance
 
 LARGE = 0x7B  # in every byte: a large finite value of every floating-point type, positive as an integer too
@@ -63,8 +64,6 @@ class Rule:
 
     def differs(self, output: Any, expected: Any) -> Any:
         """Return a tensor on the device that is true if any element is wrong. Nothing waits for the device."""
-        import torch
-
         if output.dtype == expected.dtype and not self._accepts_any_nan(output):
             # At once, 8 bytes a word: in pieces, 150 launches on 370 MB took half a second on an H100 to enqueue.
             words, right_words = _words(output, expected)
@@ -90,8 +89,6 @@ class Rule:
 
     def spoil(self, output: Any, expected: Any, number: int = 0) -> None:
         """Write values that cannot be right: large ones for odd numbers, else what no bit or bound accepts."""
-        import torch
-
         if number % 2:
             fill_large(output)
         elif self._has_bound(output):
@@ -107,14 +104,10 @@ class Rule:
         return self.tolerance is not None and bool(output.is_floating_point())
 
     def _accepts_any_nan(self, output: Any) -> bool:
-        import torch
-
         return self._has_bound(output) or self.any_nan or output.dtype == torch.float32
 
     def _size(self, expected: Any) -> Any:
         """Return the root mean square of an output that has a bound relative to it, remembered; None for others."""
-        import torch
-
         if self.tolerance is None or not self.tolerance.rms or not expected.is_floating_point():
             return None
         sizes = _sizes()
@@ -132,8 +125,6 @@ class Rule:
 
         An infinity is right where the expected value rounds to it in the output's type.
         """
-        import torch
-
         assert self.tolerance is not None
         rounded, values, right = expected.to(output.dtype).double(), output.double(), expected.double()
         right = torch.where(rounded.isinf(), rounded, right)
@@ -157,8 +148,6 @@ def _sizes() -> Any:
 
 def bits(tensor: Any) -> Any:
     """Return the tensor's bits as integers of the same size, in its memory and with its strides."""
-    import torch
-
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
@@ -173,8 +162,6 @@ def _large(output: Any) -> int:
 
 def _words(*tensors: Any) -> list[Any]:
     """Return the bits of tensors of one dtype and shape, in words of 8 bytes if all are dense in the same order."""
-    import torch
-
     as_bits = [bits(tensor) for tensor in tensors]
     order = sorted(range(as_bits[0].ndim), key=as_bits[0].stride, reverse=True)
     dense = [tensor.permute(order) for tensor in as_bits]
@@ -200,14 +187,8 @@ def _pieces(*tensors: Any) -> Iterator[tuple[Any, ...]]:
 
 def _position(values: Any) -> tuple[int, ...]:
     """Return the position of the largest element; of a mask, that of the first true one."""
-    import torch
-
     flat = (values.view(torch.uint8) if values.dtype == torch.bool else values).flatten()
-    index, position = int(flat.argmax()), []
-    for size in reversed(values.shape):
-        index, at = divmod(index, size)
-        position.append(at)
-    return tuple(reversed(position))
+    return tuple(map(int, torch.unravel_index(flat.argmax(), values.shape)))
 
 
 def _number(element: Any) -> str:

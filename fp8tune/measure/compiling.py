@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any
 
 from fp8tune.compiled import facts
-from fp8tune.errors import in_spec
+from fp8tune.errors import in_spec, one_line
 from fp8tune.measure import edges, machine
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
@@ -58,11 +58,7 @@ def compile_config(
 
 
 def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str) -> None:
-    """Compile the launches of ``config`` on the edges of ``problem`` ahead of its check.
-
-    A failure here occurs there again, as a row. Triton keeps compiled code in the process, so each code is compiled
-    once.
-    """
+    """Compile the launches of ``config`` on the edges of ``problem``. What fails here fails in its check, as a row."""
     spec = load_spec(reference)
     for edge in edges.edges_of(spec, problem):
         with contextlib.suppress(Exception), recording(arch):
@@ -86,21 +82,8 @@ def record_launches(reference: str, problem: Problem, config: NamedInts, arch: s
     return launches
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return the innermost cause of an exception as one line: compilers wrap theirs in source listings."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    message = getattr(error, "error_message", None) or str(error)  # Triton's message without its source listing
-    return f"{type(error).__name__}: {' '.join(str(message).split()) or type(error).__name__}"[:limit]
-
-
-def distinct(reference: str, problems: Sequence[Problem], arch: str) -> list[Problem]:
-    """Keep one of the problems that share machine code: the one with the smallest grid, the hardest to fill."""
-    return [group[0] for group in alike(reference, problems, arch)]
-
-
 def alike(reference: str, problems: Sequence[Problem], arch: str) -> list[list[Problem]]:
-    """Group problems by their machine code; the one with the smallest grid comes first in its group.
+    """Group problems by their machine code; the one with the smallest grid, the hardest to fill, comes first.
 
     The declared default is launched with nothing compiled: Triton specializes code on constants, dtypes and
     divisibility by 16.

@@ -86,17 +86,6 @@ def limits(device: Device) -> DeviceLimits | None:
     return None if arch is None else arch.limits(device.multiprocessors or None)
 
 
-def interpreter_device() -> Device:
-    """Return the stand-in for a missing GPU: Triton's interpreter, which checks results but times nothing."""
-    installed = software()
-    return Device("interpreter", "Triton interpreter", torch=installed.torch, triton=installed.triton)
-
-
-def simulated_device() -> Device:
-    """Return the device of the simulated clock. It runs no kernel, so no version belongs to it."""
-    return Device("simulated", "simulated clock")
-
-
 def telemetry() -> Telemetry:
     """Read an NVIDIA GPU's clocks, temperature, power and throttle reasons. Cheap: the handle stays open."""
     handle = _open_nvidia()
@@ -170,12 +159,6 @@ def nvidia_handle(environment: Mapping[str, str] = os.environ, nvml: Any = pynvm
         return nvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else None
     except nvml.NVMLError:  # no driver, or no such device
         return None
-
-
-def gpu_index(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of the first GPU that ``CUDA_VISIBLE_DEVICES`` shows; 0 if it has a name instead."""
-    first = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return int(first) if first.isdecimal() else 0
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fp8tune.measure import guards
+from fp8tune.measure.lazy import torch
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
@@ -32,29 +33,21 @@ def edges_of(spec: KernelSpec, problem: Problem) -> tuple[Edge, ...]:
 
 
 def place(edge: Edge) -> str:
-    """Name an edge case for messages."""
+    """Name an edge case for messages, or the problem that is timed."""
+    problem, routing = edge.problem, edge.problem.routing
+    size = str(problem.shape) if routing == "none" else f"{routing} routing, {problem.shape}"
     content = "" if edge.content == "random" else f", {edge.content}"
     offset = f", {edge.offset} elements past an aligned address" if edge.offset else ""
-    return f"the edge {edge.name!r} ({problem_place(edge.problem)}{content}{offset})"
-
-
-def problem_place(problem: Problem) -> str:
-    """Name the problem that is timed for messages."""
-    return str(problem.shape) if problem.routing == "none" else f"{problem.routing} routing, {problem.shape}"
+    return f"the edge {edge.name!r} ({size}{content}{offset})" if edge.name else size
 
 
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:
     """Return the inputs of an edge on ``meta``: with its shapes, strides and alignment."""
-    import torch
-
-    def shifted(tensor: Any) -> Any:
-        if not isinstance(tensor, torch.Tensor) or not edge.offset:
-            return tensor
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size() + edge.offset
-        memory = torch.empty(elements, dtype=tensor.dtype, device="meta")
-        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + edge.offset)
-
-    return tuple(map(shifted, spec.inputs(edge.problem, "meta")))
+    values = spec.inputs(edge.problem, "meta")
+    is_tensor = [isinstance(value, torch.Tensor) for value in values]
+    return tuple(
+        guards.guarded(v, "meta", edge.offset) if is_t else v for v, is_t in zip(values, is_tensor, strict=True)
+    )
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
@@ -62,8 +55,6 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 
     For a kernel with ``check="exact-inputs"`` they hold integers instead of random values.
     """
-    import torch
-
     values = list(spec.inputs(edge.problem, device))
     if spec.check == "exact-inputs":
         _fill_all_with_integers(values, edge)
@@ -82,8 +73,6 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def exact_values(spec: KernelSpec, problem: Problem, values: Sequence[Any]) -> Iterator[None]:
     """Put integers into inputs whose sums are compared byte for byte, for the time of the block."""
-    import torch
-
     if spec.check != "exact-inputs":
         yield
         return
@@ -105,8 +94,6 @@ def _fill_all_with_integers(values: Sequence[Any], edge: Edge) -> None:
     A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and everything would be NaN or
     infinite.
     """
-    import torch
-
     floats = {
         n: value for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
@@ -123,8 +110,6 @@ def fill(tensor: Any, content: str) -> None:
     ``tiny``: subnormals and signed zeros; ``huge``: up to the largest finite value; ``infinite`` and ``nan``: both
     signs of it in every 61st element, the others random; ``integers``: :func:`fill_integers`.
     """
-    import torch
-
     if content == "integers":
         fill_integers(tensor)
     if content in ("random", "integers") or not tensor.numel():
@@ -168,8 +153,6 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     ``nan``, ``infinite`` and ``zeros`` are as in :func:`fill`, between integers. ``huge`` and ``tiny`` multiply the
     integers by one power of two that the ranges of float32 and of the type allow.
     """
-    import torch
-
     tensor = _in_memory(tensor)
     generator = torch.Generator(tensor.device).manual_seed(seed)
     drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)

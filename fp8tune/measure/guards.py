@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8tune.measure.lazy import torch
+
 GPU_GUARD_BYTES = 2 << 20
 """On either side of a tensor: the CUDA allocator's alignment of large blocks, so that guards do not move a tensor."""
 
@@ -19,8 +21,6 @@ FILL = 0xA5
 
 def guard_bytes(device: Any) -> int:
     """Return the number of guard bytes on either side of a tensor on a device."""
-    import torch
-
     return CPU_GUARD_BYTES if torch.device(device).type == "cpu" else GPU_GUARD_BYTES
 
 
@@ -30,8 +30,6 @@ def guarded(like: Any, device: str, offset: int = 0) -> Any:
     ``like`` may be on ``meta``. What its storage holds beyond its elements (padding) is the tensor's own, and so are
     ``offset`` elements before it.
     """
-    import torch
-
     size, guard = like.element_size(), guard_bytes(device)
     own = offset * size + like.untyped_storage().nbytes()
     memory = torch.empty(guard + own + guard, dtype=torch.uint8, device=device)
@@ -76,6 +74,4 @@ def overwritten(tensor: Any, byte: int = FILL) -> str | None:
 
 
 def _storage(tensor: Any) -> Any:
-    import torch
-
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

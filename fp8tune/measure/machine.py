@@ -21,10 +21,6 @@ _ERRNOS = {
 }
 _TOOLS = ("Failed to find C compiler", "Cannot find ptxas", "Cannot find ld.lld")
 _SIGNS = re.compile("|".join(map(re.escape, (*_TOOLS, *map(os.strerror, sorted(_ERRNOS))))))
-_STORED = re.compile(
-    rf"(?:OSError|PermissionError|BlockingIOError): \[Errno (?:{'|'.join(map(str, _ERRNOS))})\]"
-    rf"|RuntimeError: (?:{'|'.join(_TOOLS)})|CalledProcessError: "
-)
 
 
 def raise_if_machine(error: BaseException) -> None:
@@ -47,11 +43,6 @@ def raise_if_machine(error: BaseException) -> None:
                 f"{reason}: no config is to blame, and nothing of it is stored; mend the machine and run this again"
             ) from error
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-
-
-def is_machines(reason: str) -> bool:
-    """Return True if a stored row's reason is a machine's failure: older versions stored those as a config's."""
-    return _STORED.match(reason) is not None
 
 
 def check_folders() -> None:

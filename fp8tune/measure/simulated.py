@@ -42,7 +42,7 @@ ROUND_S = 4.0  # wall time from one round of a process to its next
 class Noise:
     """Scatter of a device's times. Shares and standard deviations of log times: 0.01 is one percent.
 
-    The defaults are guesses on the heavy side; :data:`MEASURED` holds the results of ``fp8tune calibrate``.
+    The defaults are guesses on the heavy side; :data:`MEASURED` holds measured values.
     """
 
     process_sd: float = 0.003  # process x config: a draw a process and config, constant while the process lives
@@ -100,7 +100,7 @@ MEASURED: Mapping[str, Noise] = {
     "NVIDIA H100 80GB HBM3": Noise(process_sd=0.0013, block_sd=0.0029, tick_us=0.032),
     "NVIDIA H200": Noise(process_sd=0.0011, block_sd=0.0016, tick_us=0.032),
 }
-"""Device name -> noise that ``fp8tune calibrate`` measured there; the rest are the guesses above."""
+"""Device name -> noise that was measured there; the rest are the guesses above."""
 
 
 def log_slowdown(quantile: Floats | float, near: float) -> Floats:
@@ -147,7 +147,8 @@ class SimulatedClock:
         if place.clock is not None:  # processes that take turns: each comes more than once in a round
             names.append(str(place.position))
         clock = place.process if place.clock is None else place.clock
-        drift = _drift(self._noise_seed, self.noise, clock, ROUND_S * place.round + self.noise.block_s * place.position)
+        wall_s = np.array([ROUND_S * place.round + self.noise.block_s * place.position])
+        drift = _wall(self._noise_seed, self.noise, clock)(wall_s)[0]
         carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
         own = self.noise.block_sd * self._random("block", *names).standard_normal()
         true_us, in_process = self._process_us(work, place.process)
@@ -177,11 +178,6 @@ class SimulatedClock:
 @lru_cache(maxsize=64)
 def _wall(seed: str, noise: Noise, process: int) -> Callable[[Floats], Floats]:
     return noise.wall(_generator(seed, "wall", str(process)))
-
-
-@lru_cache(maxsize=1 << 12)  # problems that share a process have their blocks at the same times
-def _drift(seed: str, noise: Noise, process: int, wall_s: float) -> float:
-    return float(_wall(seed, noise, process)(np.array([wall_s]))[0])
 
 
 @lru_cache(maxsize=1 << 16)  # the same work is drawn in every block

@@ -10,6 +10,7 @@ from functools import cache
 from fp8tune.measure import checking
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.edges import edges_of
+from fp8tune.measure.lazy import torch
 from fp8tune.records import Problem
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge
@@ -30,16 +31,16 @@ def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: 
     if (reference, problem, is_checked) not in _tensors:
         spec = load_spec(reference)
         clear({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
-        build = checking.build if is_checked else checking.build_unchecked
         use_one_thread()
-        _tensors[reference, problem, is_checked] = build(spec, problem, torch_device)
+        edge, build = Edge("", problem), checking.build if is_checked else checking.build_unchecked
+        _tensors[reference, problem, is_checked] = build(spec, edge, torch_device)
     return _tensors[reference, problem, is_checked]
 
 
 def edge_tensors(reference: str, edge: Edge, torch_device: str) -> Tensors:
     """Return the tensors of an edge."""
     if (reference, edge) not in _edge_tensors:
-        _edge_tensors[reference, edge] = checking.build_edge(load_spec(reference), edge, torch_device)
+        _edge_tensors[reference, edge] = checking.build(load_spec(reference), edge, torch_device)
     return _edge_tensors[reference, edge]
 
 
@@ -53,8 +54,6 @@ def clear(keep: Collection[tuple[str, Edge]] = ()) -> None:
 
 def give_back_memory() -> None:
     """Give unused memory of PyTorch back to the device, and return when the device runs at full speed again."""
-    import torch
-
     if torch.cuda.is_available():
         held_bytes = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
@@ -65,6 +64,4 @@ def give_back_memory() -> None:
 def use_one_thread() -> None:
     """Let torch use one thread on the interpreter: each core has a worker, and small tensors need no more."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        import torch
-
         torch.set_num_threads(1)

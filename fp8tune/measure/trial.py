@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import cache, partial, wraps
 from typing import ParamSpec
 
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of, place
+from fp8tune.measure.lazy import torch
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
@@ -41,8 +41,6 @@ def process_name() -> str:
 
 def copy_ceiling_gb_per_s() -> float:
     """Measure a device-to-device copy of 512 MiB, in GB/s of bytes read plus written."""
-    import torch
-
     source = torch.randint(0, 255, (512 << 20,), dtype=torch.uint8, device="cuda")
     copy = partial(torch.empty_like(source).copy_, source)
     return 2 * source.numel() / trimmed_mean(timing.block(copy).samples_us) / 1e3
@@ -55,8 +53,6 @@ def gemm_flop_per_s(in_dtype: str) -> float:
 
 def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:
     """Return a function that multiplies two random matrices of a dtype; float32 without TF32."""
-    import torch
-
     dtype = getattr(torch, in_dtype)
     first, second = (torch.randn(2, GEMM_SIZE, GEMM_SIZE, device=torch_device) * 10).to(dtype)
     if dtype == torch.int8:
@@ -114,8 +110,6 @@ def build(arm: Arm, torch_device: str) -> None:
 @_guarded
 def launch(arm: Arm, torch_device: str) -> None:
     """Launch an arm once and wait for it, so that what it breaks shows here and not in a later call."""
-    import torch
-
     arm.launcher(torch_device)()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -141,8 +135,8 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
         if failed := _check(arm.reference, tensors, config, torch_device):
             return failed
         tensors.passed.add(config)
-    if not times or tensors.refusal:
-        untimed = Outcome(Status.UNTIMED, reason=tensors.refusal) if times and tensors.refusal else None
+    if not times or tensors.timed.refusal:
+        untimed = Outcome(Status.UNTIMED, reason=tensors.timed.refusal or "") if times else None
         return _wrong(_race(arm, tensors, torch_device)) or untimed
     tensors.timed.poison()
     tensors.timed.prepare(config)  # what no launch writes must not be poison afterwards
@@ -174,7 +168,6 @@ def failure(error: Exception) -> Outcome:
     """
     if isinstance(error, UsageError):
         raise error
-    import torch
     from triton.runtime.errors import OutOfResources
 
     reason = one_line(error)

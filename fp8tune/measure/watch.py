@@ -7,6 +7,7 @@ from typing import Any
 
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import LARGE
+from fp8tune.measure.lazy import torch
 from fp8tune_kernels.spec import Edge, KernelSpec
 
 # Beside inputs, in turn. NaN of every floating-point type, then values larger than any input; as integers minus one and
@@ -56,8 +57,6 @@ class InputWatch:
 
 def is_tensor(value: Any) -> bool:
     """Return True for a torch tensor."""
-    import torch
-
     return isinstance(value, torch.Tensor)
 
 
@@ -66,8 +65,6 @@ def fingerprint(tensor: Any) -> int:
 
     One changed word always changes them; several changed words leave them equal once in about 2 ** 60 times.
     """
-    import torch
-
     own = guards.own_bytes(tensor)
     whole = len(own) // 8 * 8
     tail = torch.zeros(8, dtype=torch.uint8, device=own.device)
@@ -81,7 +78,5 @@ def fingerprint(tensor: Any) -> int:
 @cache
 def _weights(device: Any) -> Any:
     """Return odd numbers, so that a changed word changes its product."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(0)
     return torch.randint(-(2**62), 2**62, (_CHUNK_WORDS,), device=device, generator=generator) * 2 + 1

@@ -8,9 +8,7 @@ importing torch costs seconds. The server is Python's own ``forkserver``; it tak
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
-import math
 import multiprocessing
 import os
 import signal
@@ -37,9 +35,7 @@ T = TypeVar("T")
 
 def usable_cores() -> int:
     """Count the cores this process may use; ``taskset``, containers and batch systems may leave fewer than exist."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class WorkerDied(Exception):  # noqa: N818 - an event the caller handles, not an error of the program
@@ -82,7 +78,7 @@ class Worker:
         self._closed = False
         _WORKERS.add(self)
 
-    def call(self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a module-level function in the worker and return its result.
 
         Raises WorkerDied or WorkerHung (the next call forks a new process), RemoteError for an exception in the
@@ -93,7 +89,7 @@ class Worker:
             connection.send((function, args, kwargs))
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while True:
             alive.sign()
             left_s = deadline - time.monotonic()
@@ -169,9 +165,7 @@ class WorkerPool:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="fp8tune-pool")
 
-    def submit(
-        self, timeout_s: float | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def submit(self, timeout_s: float, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call. The future raises what :meth:`Worker.call` raises."""
 
         def run() -> T:
@@ -188,6 +182,11 @@ class WorkerPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.close()
+
+    def replaced(self) -> WorkerPool:
+        """Close this pool, and return another one that starts its processes when they are needed."""
+        self.close()
+        return WorkerPool(len(self._workers))
 
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:
@@ -232,8 +231,6 @@ def _die_with_parent() -> None:
 
     Linux reports later deaths only. A parent that was killed while this process started is gone already.
     """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
-            os._exit(1)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
+        os._exit(1)

@@ -13,58 +13,48 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from fp8tune.errors import UsageError, in_spec, unknown
+from fp8tune.plan.shapes import Settings
 from fp8tune.records import NamedInts, Problem
 from fp8tune.text import NAME
-from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, ROUTINGS, KernelSpec
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, KernelSpec
 
-FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 LARGEST_BYTES = 2**40
 """1 TiB of inputs and outputs: no accelerator has as much memory."""
-MOST_GROUPS = 2**20
-"""Groups (experts) of one problem size: no model has as many."""
 
 
 def problems(
     spec: KernelSpec,
     rows: Iterable[Mapping[str, int]],
+    settings: Settings = Settings(),
     *,
     size: Mapping[str, int] = MappingProxyType({}),
-    routing: str = "jagged",
-    in_dtype: str | None = None,
-    layout: str | None = None,
-    fp8_dtype: str = "float8_e4m3fn",
-    scale_mode: str | None = None,
-    seed: int = 0,
+    arch: str = "",
 ) -> list[Problem]:
     """Return the kernel's problem sizes in the rows, in their order and each once for every input layout and dtype.
 
     A recorded kernel has those of its recording. ``size`` keeps those with such sizes; a dim that a problem size lacks
-    is looked up in its row. Without ``in_dtype`` they have all dtypes that the kernel declares,
-    except FP8 formats of other arches; without ``scale_mode`` they have the first. A kernel without groups, FP8 or
-    scale modes ignores what is given for them. Raises UsageError for an unknown name, and if the rows hold no problem
-    size of this kernel.
+    is looked up in its row. Unless the settings name one, they have all dtypes that the kernel declares, except FP8
+    formats of other arches, and the first scale mode. A kernel without groups, FP8 or scale modes ignores what is given
+    for them. Raises UsageError for an unknown name, and if the rows hold no problem size of this kernel.
     """
     if spec.recorded:
-        return [replace(problem, seed=seed) for problem in spec.recorded]
-    in_dtypes = (in_dtype,) if in_dtype else spec.in_dtypes
-    if not in_dtype and fp8_dtype in in_dtypes:  # no arch multiplies both e4m3 formats
+        return [replace(problem, seed=settings.seed) for problem in spec.recorded]
+    fp8_dtype = ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
+    in_dtypes = (settings.dtype,) if settings.dtype else spec.in_dtypes
+    if not settings.dtype and fp8_dtype in in_dtypes:  # no arch multiplies both e4m3 formats
         in_dtypes = tuple(name for name in in_dtypes if name == fp8_dtype or not name.startswith("float8_e4m3"))
-    mode = (scale_mode or spec.scale_modes[0]) if spec.scale_modes else ""
-    for kind, name, names in (
-        ("routing", routing, ROUTINGS),
-        *(("input dtype", name, DTYPES) for name in in_dtypes),
-        ("fp8 dtype", fp8_dtype, FP8_DTYPES),
-        (f"scale mode of {spec.name}", mode, spec.scale_modes or ("",)),
-    ):
-        if name not in names:
-            raise unknown(kind, name, names)
-    layouts = (layout,) if layout else spec.input_layouts
-    if layout and layout not in spec.input_layouts:
-        raise unknown(f"layout of {spec.name}", layout, spec.input_layouts)
+    mode = (settings.scale or spec.scale_modes[0]) if spec.scale_modes else ""
+    if mode not in (spec.scale_modes or ("",)):
+        raise unknown(f"scale mode of {spec.name}", mode, spec.scale_modes)
+    layouts = (settings.layout,) if settings.layout else spec.input_layouts
+    if settings.layout and settings.layout not in spec.input_layouts:
+        raise unknown(f"layout of {spec.name}", settings.layout, spec.input_layouts)
     rows, lacking = list(rows), dict[str, None]()
-    facts = (fp8_dtype if spec.uses_fp8 else "", mode, seed)
+    routing = (settings.routing or "jagged") if spec.routed else "none"
+    facts = (fp8_dtype if spec.uses_fp8 else "", mode, settings.seed)
     result = dict.fromkeys(
-        Problem(spec.name, shape, routing if spec.routed else "none", layout, dtype, *facts)
+        Problem(spec.name, shape, routing, layout, dtype, *facts)
         for row in rows
         for shape in _shapes(spec, row, lacking)
         if all(shape.get(name, row.get(name)) == value for name, value in size.items())
@@ -90,7 +80,9 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) 
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the spec's function may print
             for shape in spec.problems(row):
-                shapes.append(_checked(spec, shape))
+                if not isinstance(shape, NamedInts) or not shape or not all(map(_is_size, shape.items())):
+                    raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of sizes")
+                shapes.append(shape)
     except KeyError as error:
         dim = error.args[0] if len(error.args) == 1 else None
         if not isinstance(dim, str) or not NAME.fullmatch(dim) or dim in row:
@@ -103,13 +95,9 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) 
     return shapes
 
 
-def _checked(spec: KernelSpec, shape: object) -> NamedInts:
-    if not isinstance(shape, NamedInts) or not shape:
-        raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of at least one size")
-    for name, size in shape.items():
-        if not NAME.fullmatch(name) or keyword.iskeyword(name) or type(size) is not int or not 0 <= size < 2**63:
-            raise UsageError(f"problems of kernel {spec.name!r} gives the size {name}={size!r:.40}: use whole numbers")
-    return shape
+def _is_size(item: tuple[str, int]) -> bool:
+    name, size = item
+    return bool(NAME.fullmatch(name)) and not keyword.iskeyword(name) and type(size) is int and 0 <= size < 2**63
 
 
 def check_shape(spec: KernelSpec, problem: Problem) -> None:
@@ -123,8 +111,6 @@ def check_shape(spec: KernelSpec, problem: Problem) -> None:
 def check_size(spec: KernelSpec, problem: Problem) -> None:
     """Raise UsageError for a problem size that moves no bytes, or more than any memory holds."""
     shape = problem.shape
-    if spec.routed and shape.get("G", 1) > MOST_GROUPS:
-        raise UsageError(f"{spec.name} {shape} has more than {MOST_GROUPS:,} groups: no device runs as many")
     try:
         bytes_moved = spec.bytes_of(problem)
     except KeyError as error:

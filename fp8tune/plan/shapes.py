@@ -1,4 +1,4 @@
-"""Shape sets: sizes of a model's layers, as TOML that people read and write by hand.
+"""Shape sets: sizes of a model's layers, as TOML that people read and write by hand, and ``--shapes``.
 
 A file has ``[[rows]]`` entries, each with dims that are integers or lists of them. The lists of an entry multiply
 out, ``M, K, N, E`` before all others. In the sets of fp8tune ``M`` is tokens on this device, ``K`` the
@@ -12,14 +12,15 @@ import itertools
 import keyword
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts
 from fp8tune.text import NAME, visible
+from fp8tune_kernels.spec import DTYPES, ROUTINGS
 
 DIMS = ("M", "K", "N", "E")
 """Dims that multiply out first."""
@@ -28,8 +29,7 @@ LARGEST_DIM = 2**31 - 1
 NAME_KEY = "name"
 LONGEST_NAME = 60
 """Characters of a name, which is a column of tables."""
-SETTINGS = ("routing", "dtype", "layout", "scale", "seed")
-"""Keys beside ``[[rows]]``."""
+LARGEST_SEED = 2**63 - 1  # what the database and torch hold
 LARGEST_FILE, LONGEST_LINE = 64_000, 2_000
 """Characters: a key with many dots takes time that grows with the square of its length."""
 MOST_ROWS = 10_000
@@ -37,15 +37,44 @@ MOST_ROWS = 10_000
 
 
 @dataclass(frozen=True)
-class ShapeSet:
-    """A named list of rows, each mapping dims to sizes."""
+class Settings:
+    """Facts of problem sizes that are not sizes. An empty text is the kernel's own choice."""
 
-    name: str
+    routing: str = ""
+    """How rows spread over groups."""
+    dtype: str = ""
+    layout: str = ""
+    scale: str = ""
+    """How scales are rounded."""
+    seed: int = 0
+    groups: str = ""
+    """File with the rows of each group, one number per line; only ``bench`` takes one."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], origin: str) -> Settings:
+        """Check values. Raises UsageError that starts with their origin."""
+        texts = {name: str(value) for name, value in values.items()}
+        if not texts.get("seed", "0").isdecimal() or int(texts.get("seed", "0")[:30]) > LARGEST_SEED:
+            raise UsageError(f"{origin}: seed must be from 0 to 2^63 - 1, got {texts['seed']:.40}")
+        for name, known in (("routing", ROUTINGS), ("dtype", DTYPES)):
+            if (value := texts.get(name)) and value not in known:
+                raise unknown(name, value, known)
+        return cls(**{**texts, "seed": int(texts.get("seed", "0"))})  # type: ignore[arg-type]
+
+
+NAMES = tuple(Settings.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of a shape set, each mapping dims to sizes, the sizes that are kept of them, and settings."""
+
     rows: tuple[NamedInts, ...]
     names: Mapping[NamedInts, str] = field(default_factory=dict)
-    """Names of the rows whose entry has one."""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """Settings of all rows, such as ``routing``."""
+    """Names of the rows that have one."""
+    size: NamedInts = field(default_factory=NamedInts)
+    """Sizes that a problem size must have; a dim that it lacks is looked up in its row."""
+    settings: Settings = field(default_factory=Settings)
 
 
 def sweeps_dir() -> Path:
@@ -60,7 +89,7 @@ def list_sets() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in sweeps_dir().glob("*.toml")))
 
 
-def load(reference: str) -> ShapeSet:
+def load(reference: str) -> Selection:
     """Load the shape set of a name, or a file if ``reference`` ends in ``.toml`` or has a ``/``.
 
     Raises UsageError for an unknown name, an unreadable file, or an entry of another form.
@@ -84,7 +113,36 @@ def load(reference: str) -> ShapeSet:
         for entry, dims in zip(entries, axes, strict=True)
         for sizes in itertools.product(*dims.values())
     ]
-    return ShapeSet(path.stem, tuple(row for row, _ in rows), {row: name for row, name in rows if name}, settings)
+    names = {row: name for row, name in rows if name}
+    return Selection(tuple(row for row, _ in rows), names, settings=Settings.parse(settings, file))
+
+
+def parse(text: str) -> Selection:
+    """Read ``SET[,NAME=VALUE...]``. Raises UsageError for an unknown set, setting or value."""
+    name, *items = text.split(",")
+    if "=" in name:
+        raise UsageError(f"--shapes {text!r:.80} names no shape set: write llama4,{text:.60}")
+    chosen, origin = load(name), f"--shapes {text!r:.80}"
+    size, settings = dict[str, int](), dict[str, Any](vars(chosen.settings))
+    for item in items:
+        key, equals, value = item.partition("=")
+        if key in NAMES and value:
+            settings[key] = value
+        elif equals and NAME.fullmatch(key) and value.isascii() and value.isdecimal() and len(value) < 19:
+            size[key] = int(value)
+        elif equals and value:
+            raise unknown("setting", key, NAMES)
+        else:
+            raise UsageError(f"{origin}: {item!r:.40} is not NAME=VALUE, such as K=5120 or routing=zipf")
+    return replace(chosen, size=NamedInts(size), settings=Settings.parse(settings, origin))
+
+
+def common_settings(selections: Iterable[Selection]) -> Settings:
+    """Return the settings that all selections share. Raises UsageError if they differ."""
+    settings = list(dict.fromkeys(selection.settings for selection in selections)) or [Settings()]
+    if len(settings) > 1:
+        raise UsageError("--shapes with different routing, dtype, layout, scale or seed: run one command for each")
+    return settings[0]
 
 
 def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -101,8 +159,8 @@ def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors, and so is an endless number
         raise UsageError(f"{file} is not TOML: {' '.join(str(error).split())}") from None
-    if unknown_keys := sorted(document.keys() - {"rows", *SETTINGS}):
-        raise UsageError(f"{file}: unknown key {unknown_keys[0]!r:.80}: use [[rows]] or {', '.join(SETTINGS)}")
+    if unknown_keys := sorted(document.keys() - {"rows", *NAMES}):
+        raise UsageError(f"{file}: unknown key {unknown_keys[0]!r:.80}: use [[rows]] or {', '.join(NAMES)}")
     entries = document.get("rows")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{file} has no [[rows]] entry: add one, such as M = 16640, K = 5120, N = 8192, E = 8")
@@ -120,20 +178,14 @@ def _axes(entry: Any, where: str) -> dict[str, tuple[int, ...]]:
     if not dims:
         raise UsageError(f"{where}: is empty: give it dims, such as M = 16640")
     name = entry.get(NAME_KEY, "unnamed")
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"{where}: {NAME_KEY} must be a text, such as name = 'Mixtral-8x7B down'")
-    if len(name) > LONGEST_NAME or visible(name) != name:
-        raise UsageError(f"{where}: {NAME_KEY} must be one line of at most {LONGEST_NAME} characters")
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or visible(name) != name:
+        raise UsageError(f"{where}: {NAME_KEY} must be a text of one line and at most {LONGEST_NAME} characters")
     return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in dims}
 
 
 def _sizes(value: object, where: str) -> tuple[int, ...]:
     sizes = value if isinstance(value, list) else [value]
-    if not sizes:
-        raise UsageError(f"{where} is an empty list: give it at least one size")
-    for size in sizes:
-        if type(size) is not int:  # a bool is an int, and not a size
-            raise UsageError(f"{where} must be an integer or a list of integers, not {type(size).__name__}")
-        if not 1 <= size <= LARGEST_DIM:
-            raise UsageError(f"{where} must be from 1 to {LARGEST_DIM}")
+    # a bool is an int, and not a size
+    if not sizes or not all(type(size) is int and 1 <= size <= LARGEST_DIM for size in sizes):
+        raise UsageError(f"{where} must be an integer from 1 to {LARGEST_DIM}, or a list of them")
     return tuple(sizes)

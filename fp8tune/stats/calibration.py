@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-
-import numpy as np
 
 from fp8tune.records import Device
 from fp8tune.stats.decide import PLAN, TICK_SHARE, MeasuringPlan
 from fp8tune.stats.estimate import t_quantile
-from fp8tune.stats.pairs import Block, Matrix, process_values, residuals
 
 PROCESS_SD = "process_sd"
 BLOCK_SD = "block_sd"
 TICK_US = "timer_tick_us"
-COPY = "copy_ceiling_gb_per_s"
-REFERENCE_US = "reference_launch_us"
-COUNTED = "calibration_processes"
 
 SHARED = (PROCESS_SD, BLOCK_SD, TICK_US)  # values that a device may take from its peers
 
@@ -100,23 +94,3 @@ def floor_us(values: Mapping[str, float], tick_us: float | None) -> float:
     """
     ticks = [tick for tick in (tick_us, values.get(TICK_US)) if tick is not None]
     return min(ticks, default=0.0) / TICK_SHARE
-
-
-def spreads(blocks: Sequence[Block]) -> dict[str, float]:
-    """Return the standard deviations of log times between processes, and between the blocks of one process.
-
-    The spread of blocks is the median over processes, because a few blocks take several times as long as the others. In
-    a mean, a single block of four times the usual time among 360 blocks would turn 0.5 % into 7 %.
-    """
-    rows = sorted((block.process, block.config.canonical, block.round, block.time_us) for block in blocks)
-    processes, configs, rounds = (len({row[column] for row in rows}) for column in range(3))
-    log_times = np.log([time_us for *_, time_us in rows]).reshape(processes, configs, rounds)
-    block_variance = float(np.median([_residual_variance(matrix) for matrix in log_times]))
-    process_means = np.array([list(by_process.values()) for by_process in process_values(blocks).values()])
-    process_variance = max(0.0, _residual_variance(process_means) - block_variance / rounds)
-    return {PROCESS_SD: math.sqrt(process_variance), BLOCK_SD: math.sqrt(block_variance)}
-
-
-def _residual_variance(log_times: Matrix) -> float:
-    """Return the residual variance of log times after removing row and column effects."""
-    return float((residuals(log_times) ** 2).sum() / ((log_times.shape[0] - 1) * (log_times.shape[1] - 1)))

@@ -16,7 +16,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import FinalsRun, NamedInts, Problem, Status
-from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
+from fp8tune.stats.calibration import calibration_of, floor_us, plan_for
 from fp8tune.stats.decide import decide_finals
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
@@ -78,10 +78,8 @@ class Confirmation:
         yield from (SizeDone(group.subject.problem) for group in pending)  # all finalists have failed
 
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
-        failed: set[NamedInts] = set()
-        if not self.plan.options.retry_failed:
-            tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
-            failed = {config for config, outcome in tried.items() if outcome.status is not Status.OK}
+        tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
+        failed = {config for config, outcome in tried.items() if outcome.status is not Status.OK}
         configs = choose_finalists(times_us, problem.version.axes, problem.always, self.protocol)
         arms = [problem.arm(config) for config in configs if config not in failed]
         arms += [replace(arm, duplicate=True) for arm in arms if arm.config == problem.version.default]
@@ -108,10 +106,8 @@ class Confirmation:
 
     def _timed(self, groups: Sequence[Finalists], processes: int, decision: int) -> Iterator[Event]:
         """Time each problem size in processes until so many have timed it."""
-        trials, calibrated = self._missing(groups, processes), is_calibrated(self._calibration)
         if groups:
-            counts = decision, len(self.decisions)
-            yield ConfirmationStarted(len(groups), processes, trials, self.protocol, calibrated, *counts)
+            yield ConfirmationStarted(len(groups), processes, self._missing(groups, processes), decision)
 
         def is_over() -> bool:  # a turn cannot be interrupted: the next may take as long as the last
             return self.clock() + self._turn_s > self.deadline

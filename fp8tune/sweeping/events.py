@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fp8tune.measure.engine import CompileProgress
 from fp8tune.records import Device, Kind, Problem, Row
-from fp8tune.stats.decide import MeasuringPlan
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,8 @@ class ConfirmationStarted:
     """Number of processes that have timed each of them after this."""
     trials: int
     """New trials."""
-    protocol: MeasuringPlan
-    is_calibrated: bool
-    """True if the protocol's numbers come from a calibration of this device or others of its name."""
-    decision: int = 1
+    decision: int
     """Number of the decision, from 1."""
-    decisions: int = 1
-    """Number of decisions at most."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
-from fp8tune.measure.machine import is_machines
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import Kind, NamedInts, Outcome, Row, Status
+from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.decide import MeasuringPlan
@@ -57,20 +56,22 @@ def sweep(
             be compiled beside the current one.
     """
     started, options, backend = clock(), plan.options, plan.backend
-    deadline = (started if begun is None else begun) + (options.time_budget_s or 0.0)
-    deadline = math.inf if options.time_budget_s is None else deadline
+    deadline = (started if begun is None else begun) + (options.budget_s or 0.0)
+    deadline = math.inf if options.budget_s is None else deadline
     sweep_id = store.begin_sweep(
         plan.key,
         backend.device,
-        command=options.command,
+        command=plan.command,
         commit=plan.commit,
         timer=backend.timer,
-        seed=options.seed,
+        seed=plan.settings.seed,
         again=options.again,
         limits=backend.limits,
     )
     _record_kernels(store, plan, sweep_id, plan.problems)
-    yield Started(backend.device, backend.kind, len(plan.problems), sum(problem.count for problem in plan.problems))
+    yield Started(
+        backend.device, backend.kind, len(plan.problems), sum(len(problem.configs) for problem in plan.problems)
+    )
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
     upcoming, passes = iter(plan.problems), list[_CoarsePass]()
     trials, index, left_out = 0, 0, 0
@@ -101,7 +102,7 @@ def sweep(
                 trials += isinstance(event, TrialDone)
                 yield event
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
-        left_out += sum(problem.count for problem in upcoming)
+        left_out += sum(len(problem.configs) for problem in upcoming)
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
         if is_whole:
             store.finish_sweep(sweep_id)
@@ -114,7 +115,6 @@ def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[Pro
         spec = load_spec(size.reference)
         if size.reference_hash:
             store.record_reference(sweep_id, size.version, size.reference_hash)
-        if plan.backend.kind in (Kind.MEASURED, Kind.INTERPRETER):
             store.record_check(sweep_id, size.version, spec.check_text)
         if isinstance(spec, RecordedSpec):
             problems = [other.problem for other in sizes if other.reference == size.reference]
@@ -163,13 +163,9 @@ class _CoarsePass:
         }
 
     def _counts(self, config: NamedInts, outcome: Outcome) -> bool:
-        """Return False for a config that is pruned no longer, and for a failure of the machine."""
+        """Return False for a config that is pruned no longer."""
         configs = self.problem.configs
-        if config not in configs or (outcome.status is Status.PRUNED and not configs[config]):
-            return False
-        if is_machines(outcome.reason):
-            return False
-        return outcome.status in (Status.OK, Status.PRUNED) or not self.plan.options.retry_failed
+        return config in configs and (outcome.status is not Status.PRUNED or bool(configs[config]))
 
     def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
         """Run all rounds; stored results come first in each."""

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive, registry
+from fp8tune import __version__, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, rocm
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends.choice import backend_for
-from fp8tune.measure.compiling import distinct
+from fp8tune.measure.compiling import alike
 from fp8tune.measure.engine import Backend
-from fp8tune.plan import grids, problems, selection
-from fp8tune.plan.selection import Selection
+from fp8tune.options import SweepOptions
+from fp8tune.plan import grids, problems, shapes
+from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
@@ -32,10 +33,7 @@ from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS
 from fp8tune.sweeping import recorded
-from fp8tune.sweeping.options import Options
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
-from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
 
@@ -72,21 +70,12 @@ class ProblemPlan:
         today = self.today.config if self.today else None
         return tuple(config for config in (self.version.default, self.current, today) if config is not None)
 
-    @property
-    def count(self) -> int:
-        """Number of configs, without building a grid for it."""
-        return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
-
     @classmethod
     def of(
-        cls,
-        reference: str,
-        spec: KernelSpec,
-        version: KernelVersion,
-        problem: Problem,
-        configs: Mapping[NamedInts, str],
+        cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
     ) -> ProblemPlan:
         """Build one with the spec's facts about the problem size."""
+        spec = load_spec(reference)
         key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         flops = spec.flops(problem.shape) if spec.flops else None
         return cls(reference, version, problem, key, bytes_moved, configs, flops)
@@ -100,7 +89,8 @@ class ProblemPlan:
 class Plan:
     """A sweep as it will run."""
 
-    options: Options
+    options: SweepOptions
+    """Its kernels are complete: the recording and the check are in their texts."""
     backend: Backend
     key: str
     """The same for the same options, code, shapes and device, so that a killed sweep continues."""
@@ -109,11 +99,13 @@ class Plan:
     problems: tuple[ProblemPlan, ...] = ()
     """Empty until :func:`expanded`."""
     commit: str = ""
+    command: str = ""
+    """Command line that is stored with the results."""
 
     @property
-    def rows(self) -> tuple[NamedInts, ...]:
-        """Rows of all shape sets."""
-        return tuple(row for selected in self.selections for row in selected.rows)
+    def settings(self) -> Settings:
+        """Settings that all selections share."""
+        return shapes.common_settings(self.selections)
 
     def subject(self, problem: ProblemPlan) -> Subject:
         """Return what the database knows a problem size of this sweep by."""
@@ -148,66 +140,55 @@ class Plan:
     def permuted(self, items: Iterable[T], *place: object) -> list[T]:
         """Shuffle: the same for the same seed and place, so that neighbours and drift affect every config alike."""
         shuffled = list(items)
-        random.Random(" ".join(map(str, (self.options.seed, *place)))).shuffle(shuffled)
+        random.Random(" ".join(map(str, (self.settings.seed, *place)))).shuffle(shuffled)
         return shuffled
 
 
-def planned(options: Options) -> Plan:
+def planned(options: SweepOptions, command: str = "") -> Plan:
     """Choose the back end and read the shapes, without torch.
 
     Raises UsageError or MachineError for what cannot be done here.
     """
+    selections = tuple(map(shapes.parse, options.shapes))
+    settings = shapes.common_settings(selections)
+    if settings.groups:
+        raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
     options, left_out = recorded.composed(options)
-    backend, notices = backend_for(options.arch, options.timer, options.static, options.trial_timeout_s)
-    selections = tuple(map(selection.parse, options.shapes))
-    return Plan(options, backend, _key(options, backend, selections), notices + left_out, selections)
-
-
-def _key(options: Options, backend: Backend, selections: Iterable[Selection]) -> str:
-    """Hash what a command can vary but how long it may take; shapes and kernels by content, not by name."""
+    backend, notices = backend_for(options.arch, options.timer, options.arch is not None)
+    # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
-        [_kernel_key(reference) for reference in options.kernels],
-        [row.canonical for selected in selections for row in selected.rows],
-        [options.routing, options.grid, options.scale_mode, options.seed, backend.timer, backend.device.fingerprint],
-        "screen" if options.quick else "finals",
-        __version__,
-        *([] if options.in_dtype is None else [options.in_dtype]),
-        *([] if options.layout is None else [options.layout]),
-        *(selected.size.canonical for selected in selections if selected.size),
+        [_kernel_key(reference) for reference in options.kernel],
+        [(selected.size.canonical, *(row.canonical for row in selected.rows)) for selected in selections],
+        [vars(settings), options.grid, options.quick, backend.timer, backend.device.fingerprint, __version__],
     ]
-    return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
+    return Plan(options, backend, key, notices + left_out, selections, command=command)
 
 
 def _kernel_key(reference: str) -> list[str]:
     check_reference(reference)
-    kernel, installed = KernelReference.parse(reference), source.installed
-    text = reference
+    kernel, text = KernelReference.parse(reference), reference
     if kernel.recording:
         content = json.dumps(recording.as_json(recorded_kernel(kernel)))
         text = str(replace(kernel, recording=hashlib.sha256(content.encode()).hexdigest()[:16]))
     try:
-        folder = source.folder_hash(reference)
+        # the reference of a foreign kernel may be in another folder
+        return [text, source.folder_hash(reference), source.reference_hash(reference, source.installed(reference))]
     except source.NoSuchKernel:
         load_spec(reference)  # its error says more
         raise
-    # the reference of a foreign kernel may be in another folder
-    return [
-        text,
-        folder,
-        *([] if reference in registry.kernels() else [source.reference_hash(reference, installed(reference))]),
-    ]
 
 
 def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     """Add the problem sizes (imports torch and the kernels). Raises UsageError for a kernel of no use."""
-    backend, options, notices = short.backend, short.options, [*short.notices]
+    backend, notices = short.backend, [*short.notices]
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
     make_ready(backend)
-    _check_options(options)
+    _check_settings(short)
     result: list[ProblemPlan] = []
     with contextlib.closing(backend.worker()) as worker:
-        for kernel in options.kernels:
+        for kernel in short.options.kernel:
             alive.sign()
             reference, lines = recorded.checkable(kernel, backend.kind, worker)
             found, left_out = _problems(reference, short)
@@ -215,21 +196,25 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
             notices += lines + left_out
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
-    notices += _notices(result, backend.kind)
+    if backend.kind is Kind.INTERPRETER:
+        notices.append(
+            "No GPU found: checking outputs on small sizes with Triton's interpreter, one config for each set of block "
+            "sizes; nothing is timed"
+        )
     return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
 
 
-def _check_options(options: Options) -> None:
-    """Raise UsageError for an option that no kernel of the sweep takes."""
-    specs = [load_spec(reference) for reference in options.kernels]
+def _check_settings(short: Plan) -> None:
+    """Raise UsageError for a setting that no kernel of the sweep takes."""
+    specs, settings = [load_spec(reference) for reference in short.options.kernel], short.settings
     names = ", ".join(spec.name for spec in specs)
-    if options.scale_mode is not None and not any(spec.scale_modes for spec in specs):
-        raise UsageError(f"--shapes with scale={options.scale_mode}: {names} has no scale modes; leave it out")
+    if settings.scale and not any(spec.scale_modes for spec in specs):
+        raise UsageError(f"--shapes with scale={settings.scale}: {names} has no scale modes; leave it out")
     for spec in specs:
-        if options.in_dtype is not None and options.in_dtype not in spec.in_dtypes and not spec.recorded:
-            raise UsageError(f"--shapes with dtype={options.in_dtype}: {spec.name} takes {', '.join(spec.in_dtypes)}")
-    if options.routing != Options.routing and not any(spec.routed or spec.recorded for spec in specs):
-        raise UsageError(f"--shapes with routing={options.routing}: {names} has no groups; leave it out")
+        if settings.dtype not in ("", *spec.in_dtypes) and not spec.recorded:
+            raise UsageError(f"--shapes with dtype={settings.dtype}: {spec.name} takes {', '.join(spec.in_dtypes)}")
+    if settings.routing not in ("", "jagged") and not any(spec.routed or spec.recorded for spec in specs):
+        raise UsageError(f"--shapes with routing={settings.routing}: {names} has no groups; leave it out")
 
 
 def make_ready(backend: Backend) -> None:
@@ -242,23 +227,16 @@ def make_ready(backend: Backend) -> None:
 
 def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]]:
     """Return the problem sizes of a kernel, and notices of those that are left out."""
-    spec, options, kind, arch = load_spec(reference), short.options, short.backend.kind, short.backend.device.arch
+    spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
     notices: list[str] = []
-    axes = grids.parse_grid(options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
-    of_rows = partial(
-        problems.problems,
-        spec,
-        routing=options.routing,
-        in_dtype=options.in_dtype,
-        layout=options.layout,
-        fp8_dtype=fp8_dtype_of(arch),
-        scale_mode=options.scale_mode,
-        seed=options.seed,
+    axes = grids.parse_grid(short.options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    selections = short.selections[:1] if spec.recorded else short.selections
+    all_sizes = (
+        problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
     )
-    selections = (Selection(()),) if spec.recorded else short.selections
-    found = list(dict.fromkeys(p for selected in selections for p in of_rows(selected.rows, size=selected.size)))
+    found = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
     if kind is Kind.STATIC:
-        found = distinct(reference, found, arch)  # shapes with the same machine code need one row
+        found = [first for first, *_ in alike(reference, found, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):
             small = [problem for problem in found if spec.is_small(problem)]
@@ -266,28 +244,24 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
                 notices = [f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter"]
             found = small
         found = problems.scaled_down(spec, found)
-    version, limits = version_of(reference, spec), device.limits(short.backend.device)
+    version, limits = version_of(reference), device.limits(short.backend.device)
 
-    def grid(problem: Problem) -> grids.Grid:
+    def configs(problem: Problem) -> Mapping[NamedInts, str]:
         if kind is Kind.INTERPRETER:
             return grids.interpreter_configs(spec, problem, axes)
-        configs = grids.configs(spec, problem, axes, limits)
+        grid = grids.configs(spec, problem, axes, limits)
         if kind is not Kind.STATIC:
-            return configs
-        # what is not compiled needs no row
-        return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
+            return grid
+        return {config: "" for config, pruned in grid.items() if not pruned}  # what is not compiled needs no row
 
-    plans = [ProblemPlan.of(reference, spec, version, problem, grid(problem)) for problem in found]
-    judge = _reference_hash(reference, spec) if kind in RUNNING else ""
+    plans = [ProblemPlan.of(reference, version, problem, configs(problem)) for problem in found]
+    if kind not in RUNNING:
+        return plans, notices
+    # another reference, check or bound judges the same configs anew
+    judge = source.reference_hash(reference, source.installed(reference))
+    if spec.check != "exact":
+        judge = hashlib.sha256(f"{judge}\n{spec.check_text}".encode()).hexdigest()[:16]
     return [replace(problem, reference_hash=judge) for problem in plans], notices
-
-
-def _reference_hash(reference: str, spec: KernelSpec) -> str:
-    """Hash what outputs are compared with: another reference, check or bound judges the same configs anew."""
-    code = source.reference_hash(reference, source.installed(reference))
-    if spec.check == "exact":
-        return code
-    return hashlib.sha256(f"{code}\n{spec.check_text}".encode()).hexdigest()[:16]
 
 
 def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
@@ -300,33 +274,9 @@ def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) 
     return replace(problem, current=current, fallback=fallback, today=today)
 
 
-def _notices(plans: Sequence[ProblemPlan], kind: Kind) -> list[str]:
-    """Say what is not checked, or on smaller sizes only."""
-    if kind not in RUNNING:
-        return []
-    notices, specs = [], {problem.version.kernel: (load_spec(problem.reference), problem.problem) for problem in plans}
-    if kind is Kind.INTERPRETER:
-        largest: dict[str, int] = {}
-        for name, size in (item for problem in plans for item in problem.problem.shape.items()):
-            largest[name] = max(size, largest.get(name, 0))
-        sizes = ", ".join(f"{name} <= {size}" for name, size in largest.items())
-        notices.append(
-            f"no GPU here: Triton's interpreter checks every byte on small shapes ({sizes}), one config for each set "
-            "of block sizes; nothing is timed, rows go under arch interpreter"
-        )
-    own = {kernel: spec for kernel, (spec, _) in specs.items() if not isinstance(spec, RecordedSpec)}
-    if without := [kernel for kernel, spec in own.items() if not any(spec.edges(specs[kernel][1]))]:
-        notices.append(f"{', '.join(without)}: no edge cases are declared, only the swept sizes are checked")
-    return notices
-
-
-def fp8_dtype_of(arch: str) -> str:
-    """Return the FP8 type that an arch computes with."""
-    return ARCHES[arch].fp8_dtype if arch in ARCHES else "float8_e4m3fn"
-
-
-def version_of(reference: str, spec: KernelSpec) -> KernelVersion:
+def version_of(reference: str) -> KernelVersion:
     """Return the kernel as it is in the files that are installed here."""
+    spec = load_spec(reference)
     return KernelVersion(
         kernel=spec.name,
         source_hash=source.source_hash(reference, source.installed(reference)),

@@ -9,9 +9,9 @@ from dataclasses import replace
 from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
-from fp8tune.measure.backends.compiler import CompilerBackend
+from fp8tune.measure.backends.choice import compiler
 from fp8tune.measure.compiling import alike
-from fp8tune.plan.grids import Grid
+from fp8tune.options import SweepOptions
 from fp8tune.plan.problems import check_shape
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
@@ -20,7 +20,6 @@ from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan, ProblemPlan, version_of
 from fp8tune_kernels.arches import ARCHES
 
@@ -48,8 +47,7 @@ def with_published(store: Store, plan: Plan) -> Plan:
 
     def added(problem: ProblemPlan) -> ProblemPlan:
         configs = published.get(problem.problem, [])
-        grid = Grid(problem.count + len(configs), lambda: {**problem.configs, **_fitting(problem, configs, plan)})
-        return replace(problem, configs=grid) if configs else problem
+        return replace(problem, configs={**problem.configs, **_fitting(problem, configs, plan)}) if configs else problem
 
     return replace(plan, problems=tuple(map(added, plan.problems)))
 
@@ -74,15 +72,14 @@ def compile_published(store: Store, arch: str, kernels: Collection[str], *, comm
     problems = [problem for kernel in names for problem in _problems(kernel, studies, arch)]
     if problems and arch in ARCHES:
         machine.check_folders()
-        options = Options(tuple(kernels), quick=True, command=command)
-        yield from sweep(store, Plan(options, CompilerBackend(arch), "published", problems=tuple(problems)))
+        options = SweepOptions(quick=True)
+        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems), command=command))
 
 
 def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemPlan]:
     """Return each config once for all problem sizes that give the same machine code with it."""
-    by_problem: dict[Problem, dict[NamedInts, str]] = {}
+    spec, version, by_problem = load_spec(kernel), version_of(kernel), dict[Problem, dict[NamedInts, str]]()
     for study in (study for study in studies if study.problem.kernel == kernel):
-        spec = load_spec(kernel)
         try:
             check_shape(spec, study.problem)
         except UsageError as error:
@@ -91,15 +88,9 @@ def _problems(kernel: str, studies: Sequence[Study], arch: str) -> list[ProblemP
         # sources state no routing; the binary is the same for all
         routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
         problem = replace(study.problem, routing=routing, scale_mode=mode)
-        configs = map(version_of(kernel, spec).complete, study.configs)  # as export looks them up
+        configs = map(version.complete, study.configs)  # as export looks them up
         by_problem.setdefault(problem, {}).update(dict.fromkeys(configs, ""))
     return [
-        ProblemPlan.of(
-            kernel,
-            load_spec(kernel),
-            version_of(kernel, load_spec(kernel)),
-            same[0],
-            {config: "" for problem in same for config in by_problem[problem]},
-        )
+        ProblemPlan.of(kernel, version, same[0], {config: "" for problem in same for config in by_problem[problem]})
         for same in (alike(kernel, list(by_problem), arch) if by_problem else ())
     ]

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from fp8tune import registry
-from fp8tune.errors import UsageError
+from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, tensor_cache
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.edges import edges_of
 from fp8tune.measure.engine import Worker
 from fp8tune.measure.worker import RemoteError, WorkerDied
+from fp8tune.options import SweepOptions
 from fp8tune.records import Kind
 from fp8tune.replay import recording
 from fp8tune.replay.loading import load_spec, reach_recorded
 from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import source
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.sweeping.options import Options
 
 
-def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
-    """Put ``--recording``, ``--check`` and ``--reference`` into the text of each kernel. Returns notices too.
+def composed(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...]]:
+    """Put ``--recording``, ``--tolerance`` and ``--reference`` into the text of each kernel. Returns notices too.
 
     A recording alone stands for every kernel in it that can be swept. Raises UsageError if there is none.
     """
-    kernels, refused = options.kernels, list[str]()
-    if options.recording is not None and kernels == tuple(registry.kernels()):
-        kernels = ()
+    refused, kernels = list[str](), options.kernel
+    if options.recording is not None and not kernels:
         for kernel in recording.read(Path(options.recording)).kernels:
             try:
                 kernels += (repeatable(kernel)[0].name,)
@@ -38,21 +37,28 @@ def composed(options: Options) -> tuple[Options, tuple[str, ...]]:
         if not kernels:
             reason = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
-    complete = [_completed(KernelReference.parse(kernel), options) for kernel in kernels]
+    check = _check_of(options.tolerance)
+    complete = [_completed(KernelReference.parse(kernel), options, check) for kernel in kernels or registry.kernels()]
     for reference in complete:
         reach_recorded(reference)
-    return replace(options, kernels=tuple(map(str, complete))), tuple(refused)
+    return replace(options, kernel=tuple(map(str, complete))), tuple(refused)
 
 
-def _completed(kernel: KernelReference, options: Options) -> KernelReference:
+def _check_of(tolerance: str) -> str:
+    """Return the check of a ``--tolerance`` as kernels' texts have it; empty for the kernel's own."""
+    if match := re.fullmatch(r"([0-9.eE+-]{1,30}),([0-9.eE+-]{1,30})", tolerance):
+        return f"?check=tolerance&relative={match[1]}&absolute={match[2]}"
+    if tolerance not in (rules := {"auto": "", "exact": "?check=exact", "exact-sums": "?check=exact-inputs"}):
+        raise UsageError(f"--tolerance {tolerance!r:.80} is unknown: use exact, exact-sums, auto or RTOL,ATOL")
+    return rules[tolerance]
+
+
+def _completed(kernel: KernelReference, options: SweepOptions, check: str) -> KernelReference:
     """Add what the options say and the kernel's text does not."""
     if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
         kernel = replace(kernel, recording=options.recording)
-    if options.check is not None and not kernel.check:
-        check, _, bounds = options.check.partition("=")
-        relative, _, absolute = bounds.partition(",")
-        text = f"?check={check}{relative and f'&relative={relative}'}{absolute and f'&absolute={absolute}'}"
-        rule = KernelReference.parse(f"{kernel.kernel}{text}")
+    if check and not kernel.check:
+        rule = KernelReference.parse(f"{kernel.kernel}{check}")
         kernel = replace(kernel, check=rule.check, relative=rule.relative, absolute=rule.absolute)
     if options.reference is not None and not kernel.reference:
         kernel = replace(kernel, reference=options.reference)
@@ -94,7 +100,7 @@ def edge_failure(reference: str, torch_device: str) -> str | None:
     spec = cast(RecordedSpec, load_spec(str(replace(KernelReference.parse(reference), reference=""))))
     for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
         try:
-            tensors = checking.build_edge(spec, edge, torch_device)
+            tensors = checking.build(spec, edge, torch_device)
             if wrong := tensors.check(spec.first(edge.problem)):
                 return wrong
         except Exception as error:

@@ -25,8 +25,7 @@ def run(
     """
     yield from sweep(store, with_published(store, plan) if plan.backend.times else plan, clock, begun=begun)
     if plan.backend.kind is Kind.STATIC:
-        options = plan.options
-        yield from compile_published(store, plan.backend.device.arch, options.kernels, command=options.command)
+        yield from compile_published(store, plan.backend.device.arch, plan.options.kernel, command=plan.command)
     picks.keep_current(store)
 
 

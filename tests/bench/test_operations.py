@@ -12,7 +12,7 @@ from toy_operation import operation
 from fp8tune import registry
 from fp8tune.bench import operations
 from fp8tune.errors import UsageError
-from fp8tune.plan import problems, selection
+from fp8tune.plan import problems, shapes
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.operations.operation import Operation, Size, Unavailable
@@ -76,7 +76,7 @@ def test_nan_is_wrong_and_groups_without_rows_are_not_compared() -> None:
 
 
 def test_a_layer_has_tokens_and_a_rows_name() -> None:
-    chosen = selection.parse("models,N=2048,E=128")
+    chosen = shapes.parse("models,N=2048,E=128")
     sizes = [
         item
         for row in chosen.rows

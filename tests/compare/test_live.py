@@ -26,14 +26,14 @@ from fp8tune.comparing.timing import Launches, RowTimes, time_rounds
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison, Revision
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.measure.backends.choice import interpreter
 from fp8tune.measure.backends.gpu import GpuBackend
-from fp8tune.measure.backends.interpreter import InterpreterBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Group, TimedBlock, Turn
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
-from fp8tune.plan.selection import Selection
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 from fp8tune.revisions.git import checkouts
 
@@ -161,7 +161,7 @@ def session(tmp_path: Path) -> live.Session:
         tree.folder.mkdir()
     kernels = (Kernel("edited", "", ("1", "2")), Kernel("untouched", "", ("1", "1")))
     both = Sides(tmp_path, Revision("one", "1"), Revision("two", "2"), kernels)
-    return live.Session(both, (trees[0], trees[1]), InterpreterBackend())
+    return live.Session(both, (trees[0], trees[1]), interpreter())
 
 
 def launches(session: live.Session, kernel: str, before: str, after: str, M: int = 64) -> Launches:
@@ -266,7 +266,9 @@ def test_a_worker_has_the_kernels_of_one_side(session: live.Session) -> None:
 
 def gpu(timeout_s: float = 60) -> GpuBackend:
     """Return a GPU whose clock the planted kernels replace."""
-    return GpuBackend(Device("sm_90"), None, torch_device="cpu", timeout_s=timeout_s)
+    backend = GpuBackend(Device("sm_90"), None, torch_device="cpu")
+    backend.trial_timeout_s = timeout_s
+    return backend
 
 
 def breaking(session: live.Session, *sizes: int) -> list[Launches]:

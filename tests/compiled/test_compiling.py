@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from fp8tune.measure import cached_programs, compiling
-from fp8tune.measure.compiling import compile_config, distinct
+from fp8tune.measure.compiling import alike, compile_config
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
@@ -39,7 +39,7 @@ def refused_by_the_assembler():
 
 def distinct_shapes(*shapes):
     problems = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in shapes]
-    return [list(problem.shape.values()) for problem in distinct("rowwise-2d", problems, "gfx942")]
+    return [list(first.shape.values()) for first, *_ in alike("rowwise-2d", problems, "gfx942")]
 
 def codes_of_edges():
     # Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own.

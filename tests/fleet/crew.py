@@ -16,13 +16,13 @@ from fp8tune.fleet import units
 from fp8tune.fleet.worker import Do, QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.plan.selection import Selection
+from fp8tune.options import SweepOptions
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
 from fp8tune.store.units import QueuedSweep
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.events import Event, SizeDone, TrialDone
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 from fp8tune.tables.current import NO_TABLES
 
@@ -36,7 +36,7 @@ Take = Callable[[bool], ProblemPlan | None]
 
 
 def plan_of(count: int, *, quick: bool = True) -> Plan:
-    short = planning.planned(Options(("rowwise-2d",), timer=DEVICE, quick=quick, grid=FEW, shapes=()))
+    short = planning.planned(SweepOptions(kernel=("rowwise-2d",), timer=DEVICE, quick=quick, grid=FEW, shapes=()))
     rows = tuple(NamedInts(M=1024, K=128 * (1 + number), E=1, N=128) for number in range(count))
     return planning.expanded(replace(short, selections=(Selection(rows),)))
 
@@ -48,7 +48,13 @@ def queue(db: str, plan: Plan) -> QueuedSweep:
 
 
 def worked(db: str, gpu: int = 0, do: Do | None = None, **options: object) -> Iterator[WorkerEvent]:
-    given = {"lease_s": LEASE_S, **({} if do is None else {"do": do}), **options}
+    """Yield the events of a worker that looks often at a queue in which nothing waits."""
+    given = {
+        "lease_s": LEASE_S,
+        "sleep": lambda seconds: time.sleep(min(seconds, 0.1)),
+        **({} if do is None else {"do": do}),
+        **options,
+    }
     return Worker(db, f"{DEVICE},gpu={gpu}", **given).run()  # type: ignore[arg-type]
 
 

@@ -132,7 +132,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
 
     def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
         nonlocal now_s
-        deadline = now_s + (plan.options.time_budget_s or 0.0)
+        deadline = now_s + (plan.options.budget_s or 0.0)
         for event in timed_once(store, plan, clock, take=take):
             if isinstance(event, SizeDone):
                 if now_s + 30.0 > deadline:
@@ -151,8 +151,8 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
 def test_a_worker_waits_for_units_of_others_and_takes_them_over(db: str) -> None:
     queue(db, plan_of(2))
     with Store.open(db) as store:
-        assert store.take_unit(DEVICE, "lost", lease_s=4.0) is not None
-    events = list(worked(db, sleep=lambda seconds: time.sleep(0.1)))
+        assert store.take_unit(DEVICE, "lost", lease_s=1.0) is not None
+    events = list(worked(db))
     assert [event.running for event in of_type(iter(events), "waiting")] == [1]
     assert len(of_type(iter(events), "done")) == 2
 
@@ -169,9 +169,6 @@ def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
             heart.stalls_after_s = 0.0
             time.sleep(1.0)
             assert store.return_expired_units() == 1
-            heart.stalls_after_s = 60.0
-            time.sleep(0.4)
-            assert heart.is_lost
 
 
 def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_does_not(

@@ -17,11 +17,11 @@ from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
-from fp8tune.plan.selection import Selection
+from fp8tune.options import SweepOptions
+from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts, Outcome, Problem
 from fp8tune.store.results import Store
 from fp8tune.sweeping import planning, session
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.picks import read
 from fp8tune.sweeping.planning import Plan
 
@@ -63,7 +63,7 @@ class TimedGpu(SimulatedBackend):
 def plan() -> Plan:
     """A sweep of three minutes: 24 problem sizes."""
     grid = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=4096,8192", "num_stages=1")
-    short = planning.planned(Options(("rowwise-2d",), shapes=(), grid=grid, timer=DEVICE))
+    short = planning.planned(SweepOptions(kernel=("rowwise-2d",), shapes=(), grid=grid, timer=DEVICE))
     rows = [NamedInts(M=1024, K=4096 + 128 * number, E=1, N=4096 + 128 * number) for number in range(24)]
     return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
@@ -124,10 +124,9 @@ def test_a_sweep_of_three_minutes_has_work_for_four_workers(
     """One worker took more than twice as long as a plain sweep: each unit had fresh processes of its own."""
     monkeypatch.setattr(alive, "heard", lambda listener: contextlib.nullcontext())  # one thread has all workers
     plain = plain_s(str(tmp_path / "plain.db"), plan)
-    one, two, four = (workers_s(str(tmp_path / f"{count}.db"), plan, count) for count in (1, 2, 4))
-    print(f"\nplain {plain:.1f} s, one {one:.1f} s, two {one / two:.2f}x, four {one / four:.2f}x")
+    one, four = (workers_s(str(tmp_path / f"{count}.db"), plan, count) for count in (1, 4))
+    print(f"\nplain {plain:.1f} s, one {one:.1f} s, four {one / four:.2f}x")
     assert 150 < plain < 200
     assert one <= 1.05 * plain
-    assert one / two >= 1.85
     assert one / four >= 3.4
-    assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 2, 4))
+    assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 4))

@@ -15,12 +15,12 @@ from places import PLANTED
 
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units
+from fp8tune.options import SweepOptions
 from fp8tune.replay import recording
 from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.sweeping import planning
-from fp8tune.sweeping.options import Options
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_adding_again_adds_nothing_until_again_is_asked_for(db: str) -> None:
 
 
 def test_units_are_built_anew_from_their_document_and_name_no_database() -> None:
-    options = Options(("rowwise-2d",), shapes=("tiny",), timer=DEVICE, db="postgresql://me:secret@host/x", quick=True)
+    options = SweepOptions(
+        kernel=("rowwise-2d",), shapes=("tiny",), timer=DEVICE, db="postgresql://me:secret@host/x", quick=True
+    )
     plan = planning.expanded(planning.planned(options))
     sweep = units.queued(plan)
     assert "secret" not in sweep.document + sweep.command
@@ -73,7 +75,7 @@ def rewritten(db: str, **changed: object) -> None:
     """Change the document of the queued sweep, as whoever may write to the database can; options by their names."""
     with contextlib.closing(sqlite3.connect(db)) as connection, connection:
         document = json.loads(connection.execute("select document from queued_sweeps").fetchone()[0])
-        whole = {name: changed.pop(name) for name in ("version", "options", "rows") if name in changed}
+        whole = {name: changed.pop(name) for name in ("version", "options", "settings", "rows") if name in changed}
         document["options"].update(changed)
         connection.execute("update queued_sweeps set document = ?", (json.dumps({**document, **whole}),))
 
@@ -86,16 +88,15 @@ def waiting_attempts(db: str) -> list[int]:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"kernels": 3},
-        {"kernels": [3]},
-        {"kernels": ["rowwise-2d?check=nonsense"]},
-        {"kernels": None},
-        {"seed": "zero"},
+        {"kernel": 3},
+        {"kernel": [3]},
+        {"kernel": ["rowwise-2d?check=nonsense"]},
+        {"kernel": None},
+        {"settings": {"seed": "zero"}},
         {"grid": {"num_warps": 4}},
         {"quick": "yes"},
-        {"trial_timeout_s": -1},
-        {"in_dtype": ["bfloat16"]},
-        {"routing": 7},
+        {"settings": {"dtype": ["bfloat16"]}},
+        {"settings": 7},
         {"timer": "simulated:1"},
         {"rows": 3},
         {"rows": [3]},
@@ -136,7 +137,7 @@ def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Pa
     recorded = Kernel(f"{tmp_path / 'payload.py'}:SPEC", file=str(tmp_path / "payload.py"))
     (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
     queue(db, plan_of(1))
-    rewritten(db, kernels=[kernel.format(folder=tmp_path)])
+    rewritten(db, kernel=[kernel.format(folder=tmp_path)])
     done = fp8tune("worker", "--db", db, cwd=tmp_path)
     assert not (tmp_path / "canary").exists()
     assert done.returncode == 2

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
+from fp8tune.measure.backends.processes import ProcessBackend
+from fp8tune.options import SweepOptions
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
 from fp8tune.sweeping import planning, session
 from fp8tune.sweeping.events import TrialDone
-from fp8tune.sweeping.options import Options
 
 FAULTS = f"{PLANTED / 'gpu_faults.py'}:SPEC"
 
@@ -30,14 +31,15 @@ EXPECTED = {
 
 def rows_of(store: Store, **given: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
-    options = Options(kernels=(FAULTS,), trial_timeout_s=10.0, **given)  # type: ignore[arg-type]
+    options = SweepOptions(kernel=(FAULTS,), **given)  # type: ignore[arg-type]
     plan = planning.expanded(planning.planned(options))
     done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
 
 
 @pytest.mark.gpu
-def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path) -> None:
+def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 10.0)
     shapes = tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 4096\nK = 512\nN = 512\nE = 4\n")
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
@@ -52,5 +54,5 @@ def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path) -> None:
             assert (row.outcome.time_us is not None) == (row.outcome.status is Status.OK)
         again, kept = rows_of(store, shapes=(str(shapes),))
         assert (again, kept) == ([], len(rows))
-        retried, _ = rows_of(store, shapes=(str(shapes),), grid=("FAULT=0,1,8",), retry_failed=True)
-        assert [row.config["FAULT"] for row in retried if row.config] == [1]
+        retried, _ = rows_of(store, shapes=(str(shapes),), grid=("FAULT=0,1",), again=True)
+        assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}

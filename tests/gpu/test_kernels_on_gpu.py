@@ -160,7 +160,7 @@ SMALL = {"M": 1040, "K": 528, "N": 272, "E": 3}
 def test_a_captured_call_waits_for_nothing_and_replays_the_right_bytes(kernel: str, layout: str) -> None:
     spec = catalog.load(kernel)
     problem = problem_of(spec, layout, SMALL)
-    built = checking.build_edge(spec, Edge("", problem, "integers" if spec.flops else "random"), "cuda")
+    built = checking.build(spec, Edge("", problem, "integers" if spec.flops else "random"), "cuda")
     inputs = built.inputs
     given = tuple(x for x in inputs if isinstance(x, torch.Tensor)) if kernel in catalog.QUANTIZERS else inputs
     call = public_wrapper(spec)
@@ -175,7 +175,7 @@ def test_a_captured_call_waits_for_nothing_and_replays_the_right_bytes(kernel: s
         outputs = call(*given)
     for seed, routing in enumerate(("one-giant", "empty", "balanced"), 1):
         other = replace(problem, seed=seed, routing=routing if spec.routed else "none")
-        values = checking.build_edge(spec, Edge("", other, "integers" if spec.flops else "random"), "cuda")
+        values = checking.build(spec, Edge("", other, "integers" if spec.flops else "random"), "cuda")
         for tensor, value in zip(inputs, values.inputs, strict=True):
             if isinstance(tensor, torch.Tensor):
                 tensor.copy_(value)
@@ -221,7 +221,7 @@ def test_long_sums_are_exact_on_every_layout(kernel: str, in_dtype: str) -> None
     M, N, K = {"grouped-rows": (1000, 272, 2**14), "grouped-contraction": (2**14, 272, 272)}[kernel]
     for routing in ROUTINGS:
         problem = Problem(kernel, NamedInts(M=M, N=N, K=K, G=4), routing, in_dtype=in_dtype)
-        assert checking.build(spec, problem, "cuda").check(spec.default) is None, routing
+        assert checking.build(spec, Edge("", problem), "cuda").check(spec.default) is None, routing
 
 
 def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.operations.moe_layer import MOE_LAYER
 from fp8tune_kernels.operations.operation import Size
 from fp8tune_kernels.runtime.lookup import config_for
-from fp8tune_kernels.spec import ROUTINGS, NamedInts, Problem
+from fp8tune_kernels.spec import ROUTINGS, Edge, NamedInts, Problem
 
 pytestmark = pytest.mark.gpu
 
@@ -206,7 +206,7 @@ def test_every_kernel_is_right_at_a_size_that_is_timed() -> None:
         spec = catalog.load(kernel)
         shape = NamedInts(next(iter(spec.problems({"M": 8192, "K": 1024, "N": 768, "E": 16}))))
         problem = Problem(kernel, shape, "ragged" if spec.routed else "none", in_dtype=spec.in_dtypes[0])
-        tensors = checking.build(spec, problem, "cuda")
+        tensors = checking.build(spec, Edge("", problem), "cuda")
         key = tuple(dict(spec.lookup_key(problem))[name] for name in spec.key)
         for config in (spec.default, NamedInts(config_for(spec, key, torch.device("cuda")))):
             assert tensors.check(config) is None, (kernel, config)

@@ -43,7 +43,7 @@ def tensors_on_edges(problem: Problem, first: int = 0, step: int = 1) -> tuple[c
     small = [edge for edge in edges.edges_of(spec, problem) if is_small(edge.problem)]
     builders = [
         functools.partial(checking.build, spec, problem, "cpu"),
-        *(functools.partial(checking.build_edge, spec, edge, "cpu") for edge in small),
+        *(functools.partial(checking.build, spec, edge, "cpu") for edge in small),
     ]
     tensors = [build() for build in builders[first::step]]
     return tuple(sorted(tensors, key=lambda tensor: tensor.in_a_row_bytes))

@@ -22,7 +22,7 @@ from planting import planted
 from fp8tune.measure.checking import build
 from fp8tune.measure.edges import edges_of
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import CONTENTS, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import CONTENTS, Edge, KernelSpec, NamedInts, Problem
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy on infinities, in the interpreter
@@ -91,14 +91,14 @@ def test_nothing_is_launched_without_rows(kernel: str) -> None:
     problem = problem_of(spec)
     dim = "M" if "M" in problem.shape else "E"
     empty = replace(problem, shape=NamedInts({**problem.shape, dim: 0}), routing="balanced" if spec.routed else "none")
-    assert build(spec, empty, "cpu").check(with_short_lead(spec.default)) is None
+    assert build(spec, Edge("", empty), "cpu").check(with_short_lead(spec.default)) is None
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if "LEAD" in catalog.load(kernel).axes])
 def test_the_grids_own_leads_are_right(kernel: str) -> None:
     """Elsewhere programs wait for one turn: hundreds, of which the interpreter needs none, take it seconds."""
     spec = catalog.load(kernel)
-    tensors = build(spec, problem_of(spec), "cpu")
+    tensors = build(spec, Edge("", problem_of(spec)), "cpu")
     for lead in spec.axes["LEAD"]:
         assert tensors.check(NamedInts({**spec.default, "LEAD": lead}), [0]) is None
 

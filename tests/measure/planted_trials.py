@@ -15,6 +15,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.checking import Tensors
 from fp8tune.records import NamedInts, Outcome, Problem
 from fp8tune.replay.loading import load_spec
+from fp8tune_kernels.spec import Edge
 
 LAUNCHES = f"{PLANTED / 'launches.py'}:SPEC"
 RETURNED = f"{PLANTED / 'returned.py'}:SPEC"
@@ -69,4 +70,4 @@ def run_timed(
 
 def tensors(kind: str, device: str, **changed: Any) -> Tensors:
     reference = SUMS.get(kind) or f"{PLANTED / 'sums.py'}:{kind}"
-    return checking.build(replace(load_spec(reference), **changed), SUM, device)
+    return checking.build(replace(load_spec(reference), **changed), Edge("", SUM), device)

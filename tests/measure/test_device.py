@@ -16,6 +16,8 @@ import torch
 
 from fp8tune import errors
 from fp8tune.measure import device, rocm
+from fp8tune.measure.backends.choice import interpreter
+from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 
@@ -160,10 +162,10 @@ def test_limits_are_the_archs_with_the_devices_own_count_and_stand_ins_have_none
     limits = device.limits(Device("sm_90", multiprocessors=114))
     assert limits is not None
     assert (limits.multiprocessors, limits.shared_bytes_per_block) == (114, ARCHES["sm_90"].shared_bytes_per_block)
-    stand_in = device.interpreter_device()
+    stand_in = interpreter().device
     assert (stand_in.arch, bool(stand_in.triton)) == ("interpreter", True)
     assert device.limits(stand_in) is device.limits(Device("sm_10")) is None
-    assert device.simulated_device() == Device("simulated", "simulated clock")
+    assert SimulatedBackend("simulated:1").device == Device("simulated", "simulated:1")
 
 
 def test_versions_are_torchs_own() -> None:

@@ -16,7 +16,7 @@ from places import PLANTED
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
-from fp8tune.measure.backends.gpu import GpuBackend, compile_order
+from fp8tune.measure.backends.gpu import GpuBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.measure.trees import Tree
@@ -195,7 +195,8 @@ def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[
 
 def test_a_worker_that_hangs_is_replaced(trees: tuple[Tree, Tree]) -> None:
     found = rows(trees, 64, 512, 64)
-    backend = GpuBackend(Device("sm_90"), None, "cpu", timeout_s=5.0)
+    backend = GpuBackend(Device("sm_90"), None, "cpu")
+    backend.trial_timeout_s = 5.0
     run(backend, found, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
     assert [group.failure for group in found] == ["", "no answer in 5 s", ""]
 
@@ -249,13 +250,3 @@ def test_the_worker_that_screened_is_ended_before_another_times() -> None:
     backend.worker().close()
     with pytest.raises(ProcessLookupError):
         os.kill(screening, 0)
-
-
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_workers_of_one_host_compile_each_config_once(gpus: int) -> None:
-    """Each compiled in an order of its own, and many configs at the same time as another."""
-    arms = [KernelArm("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(BLOCK=n)) for n in range(64)]
-    orders, compiled = [iter(compile_order(arms, gpu)) for gpu in range(gpus)], list[KernelArm]()
-    for _ in range(len(arms) // gpus):
-        compiled += [next(arm for arm in order if arm not in compiled) for order in orders]
-    assert len(set(compiled)) == len(arms)

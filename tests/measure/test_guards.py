@@ -14,6 +14,7 @@ from fp8tune.measure import guards
 from fp8tune.measure.checking import build
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
+from fp8tune_kernels.spec import Edge
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
@@ -78,6 +79,7 @@ def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str |
             beside.zero_()
 
     spec = load_spec(FAULTS)
-    tensors = build(replace(spec, launch=launch), Problem(spec.name, NamedInts(M=5, K=8), "ragged"), device)
+    edge = Edge("", Problem(spec.name, NamedInts(M=5, K=8), "ragged"))
+    tensors = build(replace(spec, launch=launch), edge, device)
     found = tensors.check(spec.default)
     assert found is None if wrong is None else found is not None and found.startswith("output 0: ") and wrong in found

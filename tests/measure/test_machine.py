@@ -12,7 +12,6 @@ from triton.runtime.errors import PTXASError
 
 from fp8tune.errors import MachineError
 from fp8tune.measure import compiling, machine
-from fp8tune.measure.compiling import one_line
 from fp8tune.measure.trial import failure
 from fp8tune.records import NamedInts, Problem, Status
 
@@ -59,12 +58,6 @@ def test_a_machines_failure_is_no_outcome(error: Exception, monkeypatch: pytest.
 @pytest.mark.parametrize("error", CONFIGS, ids=str)
 def test_a_configs_failure_stays_one(error: Exception) -> None:
     assert failure(error).status is Status.COMPILE_ERROR
-    assert not machine.is_machines(one_line(error))
-
-
-@pytest.mark.parametrize("error", [error for error in MACHINES if not isinstance(error, PTXASError)], ids=str)
-def test_what_older_versions_stored_of_it_is_known_again(error: Exception) -> None:
-    assert machine.is_machines(one_line(error))
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])

@@ -116,7 +116,7 @@ def test_the_last_timed_launch_is_checked_and_revokes_a_pass(
 def test_what_no_launch_writes_is_right_after_timed_launches_too(device: str) -> None:
     """Rows past the last group's multiple of 128 are written by whoever prepares the outputs."""
     problem = Problem("transposed-codes", NamedInts(M=40, K=32, G=3), "jagged", in_dtype="float8_e4m3fn")
-    built = checking.build(load_spec("transposed-codes"), problem, device)
+    built = checking.build(load_spec("transposed-codes"), Edge("", problem), device)
     built.poison()
     built.prepare(built.spec.default)
     built.launch(built.spec.default)
@@ -126,7 +126,7 @@ def test_what_no_launch_writes_is_right_after_timed_launches_too(device: str) ->
 def test_another_order_of_a_sum_is_wrong_by_bytes_alone(device: str) -> None:
     statuses = [run(reference, ORDER, device).status for reference in SUMS.values()]
     assert statuses == [Status.WRONG, Status.OK, Status.OK]
-    built = checking.build_edge(load_spec(SUMS["EXACT"]), Edge("integers", SUM, "integers"), device)
+    built = checking.build(load_spec(SUMS["EXACT"]), Edge("integers", SUM, "integers"), device)
     assert built.check(config(ORDER)) is None
 
 
@@ -162,7 +162,7 @@ def test_a_fault_that_shows_once_in_fifty_launches_is_found_by_launches_in_a_row
 
 @pytest.mark.parametrize(("fault", "wrong"), [(5, 8), (7, 7), (10, 4)])
 def test_launches_in_a_row_check_what_each_returns(fault: int, wrong: int, device: str) -> None:
-    built = checking.build(load_spec(RETURNED), PROBLEMS[RETURNED], device)
+    built = checking.build(load_spec(RETURNED), Edge("", PROBLEMS[RETURNED]), device)
     assert built.check_in_a_row(config(0), 8) is None
     assert f"{wrong} of 8 launches in a row gave wrong outputs" in str(built.check_in_a_row(config(fault), 8))
     assert built.check_in_a_row(config(0), 8) is None
@@ -172,7 +172,7 @@ def test_a_gpu_launches_in_a_row_once_and_the_interpreter_does_not(monkeypatch: 
     """On the problem if it is small enough, else on an edge that is."""
     built, places = tensors("TOLERANCE", "cpu"), list[str]()
     monkeypatch.setattr(checking.Tensors, "check_in_a_row", lambda self, config: places.append(self.place) or "a race")
-    arm, on_edge = KernelArm(SUMS["TOLERANCE"], SUM, config(0)), checking.build_edge
+    arm, on_edge = KernelArm(SUMS["TOLERANCE"], SUM, config(0)), checking.build
     monkeypatch.setattr(tensor_cache, "edge_tensors", lambda name, edge, device: on_edge(built.spec, edge, "cpu"))
     assert trial._race(arm, built, "cpu") is None
     for limit in (1 << 20, 16 * 2500, 1):
@@ -216,7 +216,7 @@ def test_integers_are_checked_and_random_values_timed(device: str) -> None:
     built = tensors("EXACT_INPUTS", device)
     assert set(built.inputs[0].unique().tolist()) == {-1, -0.5, 0.5, 1}
     assert set(built.inputs[2].unique().tolist()) == {0.5, 1}
-    assert built.refusal is None
+    assert built.timed.refusal is None
     assert len(built.timed.inputs[0].unique()) > 100
     assert built.timed.outputs is built.outputs
     built.timed.poison()
@@ -272,7 +272,7 @@ def test_edges_of_the_problem_before_are_freed(device: str) -> None:
         problem = replace(PROBLEMS[LAUNCHES], shape=NamedInts(M=rows, K=16))
         tensor_cache.clear({("x", edge) for edge in edges.edges_of(own, problem)})
         for edge in edges.edges_of(own, problem):
-            tensor_cache._edge_tensors.setdefault(("x", edge), checking.build_edge(own, edge, device))
+            tensor_cache._edge_tensors.setdefault(("x", edge), checking.build(own, edge, device))
         names.append({f"{edge.name} {edge.problem.shape['M']}" for _, edge in tensor_cache._edge_tensors})
     assert names[1] - names[0] == {"own 7"}
     assert "own 6" not in names[1]
@@ -292,7 +292,7 @@ def test_memory_that_is_given_back_is_waited_for(unused_bytes: int, monkeypatch:
 
 
 def test_no_output_of_the_launch_before_is_held_beside_the_next(device: str) -> None:
-    built = checking.build_unchecked(load_spec(RETURNED), PROBLEMS[RETURNED], device)
+    built = checking.build_unchecked(load_spec(RETURNED), Edge("", PROBLEMS[RETURNED]), device)
     built.launch(config(0))
     assert built.written is built.returned
     built.launch(config(1))
@@ -314,9 +314,9 @@ def test_a_reference_may_work_in_place_and_must_have_the_outputs_form(device: st
         out[0].copy_(2 * inputs[0])
 
     doubling = replace(spec, reference=lambda x: (x.mul_(2),), outputs=lambda x: (x.new_empty(x.shape),), launch=launch)
-    assert checking.build(doubling, PROBLEMS[LAUNCHES], device).check(config(0)) is None
+    assert checking.build(doubling, Edge("", PROBLEMS[LAUNCHES]), device).check(config(0)) is None
     with pytest.raises(ValueError, match="its reference gives"):
-        checking.build(replace(spec, reference=lambda x: spec.reference(x)[:1]), PROBLEMS[LAUNCHES], device)
+        checking.build(replace(spec, reference=lambda x: spec.reference(x)[:1]), Edge("", PROBLEMS[LAUNCHES]), device)
 
 
 # A device error breaks the GPU context of its process

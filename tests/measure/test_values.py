@@ -157,7 +157,6 @@ def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: in
         ({"check": "tolerance", "tolerance": Tolerance(-1.0, 1.0)}, "use numbers from 0"),
         ({"check": "tolerance", "tolerance": Tolerance(nan)}, "use numbers from 0"),
         ({"check": "tolerance", "tolerance": Tolerance("1e-3")}, "has a field that cannot be used"),
-        ({"prepare": 3}, "prepare 3 is refused: use a function of (inputs, outputs)"),
     ],
 )
 def test_a_check_that_cannot_be_is_one_line(changed: dict[str, object], refused: str, monkeypatch) -> None:

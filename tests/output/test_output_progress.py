@@ -19,7 +19,6 @@ from fp8tune.output import progress as displays
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.tables import notice
 from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Status
-from fp8tune.stats.decide import MeasuringPlan
 from fp8tune.sweeping import events
 
 PROBLEM = Problem("colwise", NamedInts(M=16640, K=5120, E=16))
@@ -56,7 +55,7 @@ def a_sweep(*, stored: bool = False) -> Iterator[events.Event]:
     yield events.RoundStarted(PROBLEM, 0, 0, 2, 2)
     yield timed(TODAY, 12.0, stored=stored)
     yield timed(BEST, 8.0, stored=stored)
-    yield events.ConfirmationStarted(1, 6, 4, MeasuringPlan(), False, 1, 2)
+    yield events.ConfirmationStarted(1, 6, 4, 1)
     yield timed(TODAY, 11.0, "final", stored=stored)
     yield timed(BEST, 10.0, "final", stored=stored)
     yield events.Finished(4, 36.0)

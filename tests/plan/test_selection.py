@@ -9,22 +9,22 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.options import SweepOptions
-from fp8tune.plan import selection
+from fp8tune.plan import shapes
 from fp8tune.plan.problems import problems
-from fp8tune.plan.selection import Settings
+from fp8tune.plan.shapes import Settings
 from fp8tune.replay.loading import load_spec
-from fp8tune.sweeping.options import Options
+from fp8tune.sweeping.planning import planned
 
 
 def test_sizes_filter_and_settings_apply() -> None:
-    selected = selection.parse("llama4,K=5120,G=16,routing=zipf,dtype=bfloat16,seed=3")
+    selected = shapes.parse("llama4,K=5120,G=16,routing=zipf,dtype=bfloat16,seed=3")
     assert selected.settings == Settings(routing="zipf", dtype="bfloat16", seed=3)
-    found = problems(load_spec("colwise"), selected.rows, size=selected.size, routing=selected.settings.routing)
+    found = problems(load_spec("colwise"), selected.rows, selected.settings, size=selected.size)
     assert {(problem.shape["K"], problem.shape["G"], problem.routing) for problem in found} == {(5120, 16, "zipf")}
 
 
 def test_a_dim_that_a_kernel_lacks_is_looked_up_in_the_row() -> None:
-    selected = selection.parse("llama4,E=8")
+    selected = shapes.parse("llama4,E=8")
     found = problems(load_spec("colwise"), selected.rows, size=selected.size)
     assert {problem.shape["M"] for problem in found} == {131072}
 
@@ -32,9 +32,8 @@ def test_a_dim_that_a_kernel_lacks_is_looked_up_in_the_row() -> None:
 def test_a_file_has_settings_beside_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('routing = "empty"\nseed = 7\n[[rows]]\nM = [64, 128]\nK = 96\nN = 32\nE = 2\n')
-    assert selection.parse(f"{path},M=64").settings == Settings(routing="empty", seed=7)
-    options = Options.of(SweepOptions(shapes=(f"{path},routing=zipf",)), "")
-    assert (options.routing, options.seed) == ("zipf", 7)
+    assert shapes.parse(f"{path},M=64").settings == Settings(routing="empty", seed=7)
+    assert shapes.parse(f"{path},routing=zipf").settings == Settings(routing="zipf", seed=7)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +53,16 @@ def test_a_file_has_settings_beside_its_rows(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_is_named(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        selection.parse(text)
+        shapes.parse(text)
 
 
 def test_two_routings_in_one_sweep_are_refused() -> None:
     with pytest.raises(UsageError, match="one command for each"):
-        Options.of(SweepOptions(shapes=("tiny,routing=zipf", "llama4")), "")
+        planned(SweepOptions(shapes=("tiny,routing=zipf", "llama4")))
 
 
 def test_a_size_that_no_problem_has_is_named() -> None:
-    selected = selection.parse("llama4,K=77")
+    selected = shapes.parse("llama4,K=77")
     with pytest.raises(UsageError, match="K=77"):
         problems(load_spec("colwise"), selected.rows, size=selected.size)
 
@@ -74,5 +73,5 @@ def test_a_hostile_file_is_refused_at_once(tmp_path: Path) -> None:
     for text in (".".join("a" * 100_000) + " = 1\n", "#\n" * 100_000, (".".join("a" * 900) + " = 1\n") * 35):
         path.write_text(text)
         with pytest.raises(UsageError):
-            selection.parse(str(path))
+            shapes.parse(str(path))
     assert time.monotonic() - began < 20

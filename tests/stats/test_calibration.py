@@ -1,28 +1,19 @@
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from fp8tune.errors import MachineError
-from fp8tune.measure.arms import Arm, KernelArm, Place, Work
-from fp8tune.measure.backends.interpreter import InterpreterBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.arms import Place, Work
 from fp8tune.measure.simulated import Noise, SimulatedClock
 from fp8tune.measure.timing import tick
-from fp8tune.records import Device, NamedInts, Outcome, Status
-from fp8tune.stats.calibration import COPY, COUNTED, calibration_of, floor_us, is_calibrated, plan_for, spreads
+from fp8tune.records import Device
+from fp8tune.stats.calibration import calibration_of, floor_us, is_calibrated, plan_for
 from fp8tune.stats.decide import MeasuringPlan
-from fp8tune.stats.pairs import Block
-from fp8tune.store.results import Store
-from fp8tune.sweeping import calibrate
 
 sds = st.floats(0.0, 0.05)
 
@@ -89,7 +80,7 @@ def test_a_coarse_tick_raises_the_floor() -> None:
 
 H200 = Device("sm_90", "NVIDIA H200", "aaaa", 132, "580.1", "cuda 13.0", "2.11.0", "3.6.0")
 PEER, OTHER = replace(H200, uuid_hash="bbbb"), replace(H200, uuid_hash="cccc")
-WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "empty_kernel_us": 9.0, COPY: 4160.0}
+WHOLE = {"process_sd": 0.001, "block_sd": 0.002, "timer_tick_us": 0.032, "copy_ceiling_gb_per_s": 4160.0}
 
 
 def test_a_gpu_is_known_by_its_id_and_driver_whatever_torch_there_is() -> None:
@@ -104,74 +95,12 @@ def test_a_gpu_is_known_by_its_id_and_driver_whatever_torch_there_is() -> None:
 
 
 def test_a_gpu_without_a_calibration_uses_the_noise_of_its_peers_and_never_their_speed() -> None:
-    noisier = {**WHOLE, "process_sd": 0.003, COUNTED: 20.0}
-    values, is_own = calibration_of(H200, {PEER: WHOLE, OTHER: noisier, H200: {COPY: 4000.0}})
+    noisier = {**WHOLE, "process_sd": 0.003, "calibration_processes": 20.0}
+    values, is_own = calibration_of(H200, {PEER: WHOLE, OTHER: noisier, H200: {"copy_ceiling_gb_per_s": 4000.0}})
     assert not is_own
-    assert values == {"process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, COPY: 4000.0}
+    assert values == {"process_sd": 0.003, "block_sd": 0.002, "timer_tick_us": 0.032, "copy_ceiling_gb_per_s": 4000.0}
 
 
 @pytest.mark.parametrize("field", ["arch", "name", "driver", "runtime", "torch", "triton"])
 def test_a_device_that_differs_in_more_than_the_id_is_no_peer(field: str) -> None:
     assert calibration_of(H200, {replace(PEER, **{field: "other"}): WHOLE})[1] is False
-
-
-# Calibrating
-
-SIMULATED = SimulatedBackend("simulated:3")
-
-
-def test_calibrating_finds_the_simulated_noise_and_keeps_it(tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "results.db"), create=True) as store:
-        *progress, result = calibrate.calibrate(store, SIMULATED)
-        assert len(progress) == calibrate.PROCESSES
-        assert isinstance(result, calibrate.Calibration)
-        assert store.calibration(SIMULATED.device) == result.values
-        assert store.calibration(replace(SIMULATED.device, name="simulated:4")) == {}
-        assert store.unfinished_sweeps() == []
-    noise = Noise()
-    assert result.values["timer_tick_us"] == pytest.approx(noise.tick_us)
-    assert result.values["empty_kernel_us"] > 0
-    assert 0.5 * noise.process_sd < result.values["process_sd"] < 2 * noise.process_sd
-    assert 0.7 * noise.block_sd < result.values["block_sd"] < 2 * noise.block_sd
-    assert result.protocol == plan_for(result.values)
-
-
-def test_one_stalled_block_is_not_taken_for_noise() -> None:
-    """Without the median it is 7.3 % from block to block."""
-    random, blocks = np.random.default_rng(4), []
-    configs = [NamedInts(BLOCK_SIZE=size) for size in (32, 64, 128)]
-    for process, round, config in itertools.product(range(calibrate.PROCESSES), range(calibrate.ROUNDS), configs):
-        stall = 4 if (process, round) == (3, 2) and config == configs[1] else 1
-        time_us = 100 * stall * math.exp(0.005 * random.standard_normal())
-        blocks.append(Block(f"{process:02d}", round, config, time_us))
-    values = spreads(blocks)
-    assert 0.004 < values["block_sd"] < 0.006
-    assert values["process_sd"] < 0.003
-
-
-def test_nothing_to_time_on_is_one_line(tmp_path: Path) -> None:
-    with (
-        Store.open(str(tmp_path / "results.db"), create=True) as store,
-        pytest.raises(MachineError, match="no GPU here to calibrate"),
-    ):
-        list(calibrate.calibrate(store, InterpreterBackend()))
-
-
-def test_a_config_that_cannot_be_timed_is_one_line(tmp_path: Path) -> None:
-    class Failing(SimulatedBackend):
-        def launch(self, arm: Arm) -> Outcome:
-            is_default = isinstance(arm, KernelArm) and arm.config == calibrate.arms_of(self)[0].config
-            return Outcome(Status.COMPILE_ERROR, reason="planted") if is_default else super().launch(arm)
-
-    with (
-        Store.open(str(tmp_path / "results.db"), create=True) as store,
-        pytest.raises(MachineError, match="cannot be timed: compile_error, planted"),
-    ):
-        list(calibrate.calibrate(store, Failing("simulated:3")))
-
-
-def test_the_configs_calibrated_with_are_the_default_and_its_neighbours() -> None:
-    default, *others = (arm.config for arm in calibrate.arms_of(SIMULATED))
-    assert len(others) >= 2
-    for config in others:
-        assert sum(config[name] != default[name] for name in default) == 1

@@ -24,20 +24,20 @@ from sqlalchemy import Connection
 
 from fp8tune.errors import DatabaseError
 from fp8tune.exporting import select_rows
+from fp8tune.options import SweepOptions
 from fp8tune.store import database, units
 from fp8tune.store.results import Store
 from fp8tune.store.units import LEASE_S, LeaseLostError, QueuedSweep, Unit
 from fp8tune.sweeping import planning, session
-from fp8tune.sweeping.options import Options
 
 GRID = ("BLOCK_SIZE=32,64,128", "BLOCK_SIZE_ITER=64", "LEAD=0", "num_warps=2,4,8", "num_stages=1,2", "maxnreg=0")
 
 
 @functools.cache
 def plan() -> planning.Plan:
-    options = Options(kernels=("colwise",), shapes=("tiny",), grid=GRID, timer="simulated:1", command="fp8tune sweep")
+    options = SweepOptions(kernel=("colwise",), shapes=("tiny",), grid=GRID, timer="simulated:1")
     with workers_forked_from_here():
-        return planning.expanded(planning.planned(options))
+        return planning.expanded(planning.planned(options, "fp8tune sweep"))
 
 
 def sweep(path: Path) -> None:

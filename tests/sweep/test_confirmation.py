@@ -15,15 +15,14 @@ from places import PLANTED
 from servers import on_both
 
 from fp8tune.measure.arms import KernelArm, Place
+from fp8tune.options import SweepOptions
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.stats.calibration import plan_for
 from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
-from fp8tune.studies import summarize
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.confirmation import process_name
 from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
@@ -43,28 +42,28 @@ def store(database: str) -> Iterator[Store]:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def options(tmp_path: Path) -> SweepOptions:
     """Two problems whose times are far above the clock's tick; no kernel runs, so size costs nothing."""
     path = tmp_path / "large.toml"
     path.write_text("[[rows]]\nM = 16384\nK = [2048, 4096]\nN = 8\nE = 2\n")
-    return Options(kernels=(FAULTS,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER, trial_timeout_s=20.0)
+    return SweepOptions(kernel=(FAULTS,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER)
 
 
-def planned(options: Options, gpu: FakeGpu | None = None) -> Plan:
+def planned(options: SweepOptions, gpu: FakeGpu | None = None) -> Plan:
     """Every problem and config; on a fake GPU, if one is given."""
     plan = planning.expanded(planning.planned(options))
     return plan if gpu is None else replace(plan, backend=gpu)
 
 
-def events(store: Store, options: Options, gpu: FakeGpu | None = None) -> list[Event]:
+def events(store: Store, options: SweepOptions, gpu: FakeGpu | None = None) -> list[Event]:
     with store.adding_together(1.0):
         return list(session.run(store, planned(options, gpu)))
 
 
-def budgeted(store: Store, options: Options, turns: int, answer: Answer = lambda *_: None) -> Finished:
+def budgeted(store: Store, options: SweepOptions, turns: int, answer: Answer = lambda *_: None) -> Finished:
     """The end of a sweep whose time is up once its finals' processes have begun with so many problems."""
     gpu = FakeGpu(TIMER, answer)
-    plan = planned(replace(options, time_budget_s=1e9), gpu)
+    plan = planned(replace(options, budget_s=1e9), gpu)
     *_, last = session.run(store, plan, clock=lambda: math.inf if gpu.turns >= turns else 0.0)
     assert isinstance(last, Finished)
     return last
@@ -74,11 +73,11 @@ def rows(found: list[Event]) -> list[Row]:
     return [event.row for event in found if isinstance(event, TrialDone)]
 
 
-def studies(store: Store, options: Options) -> list[Study]:
+def studies(store: Store, options: SweepOptions) -> list[Study]:
     return session.studies(store, planned(options))
 
 
-def decisions(store: Store, options: Options) -> list[object]:
+def decisions(store: Store, options: SweepOptions) -> list[object]:
     return [(study.problem, study.choice, study.noise) for study in studies(store, options)]
 
 
@@ -98,7 +97,7 @@ def timed(store: Store) -> list[tuple[object, ...]]:
     )
 
 
-def test_finals_are_the_default(store: Store, options: Options) -> None:
+def test_finals_are_the_default(store: Store, options: SweepOptions) -> None:
     found = rows(events(store, options))
     screened = [row for row in found if row.stage == "screen"]
     played = [row for row in found if row.stage == "final"]
@@ -123,13 +122,13 @@ def test_finals_are_the_default(store: Store, options: Options) -> None:
         assert study.noise < 0.02
 
 
-def test_only_open_rows_get_more_processes(store: Store, options: Options) -> None:
+def test_only_open_rows_get_more_processes(store: Store, options: SweepOptions) -> None:
     events(store, options)
     for study in studies(store, options):
         assert not study.choice.needs_more or study.choice.processes == PROTOCOL.more_processes[-1]
 
 
-def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: Options) -> None:
+def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: SweepOptions) -> None:
     """Its pick was certified: proven faster than all of no rivals."""
     default = planned(options).problems[0].version.default
     alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
@@ -141,11 +140,10 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     kept = picks.read(store)
     bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
     assert bounds == {("proven", None, None)}
-    (counted,) = summarize(kept)
-    assert counted.verdicts == {"proven": 2}  # of what was asked for nothing is left to measure
+    assert len(kept) == 2
 
 
-def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: Options) -> None:
+def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: SweepOptions) -> None:
     quick = replace(options, quick=True)
     screened = rows(events(store, quick))
     assert {row.stage for row in screened} == {"screen"}
@@ -157,7 +155,7 @@ def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: 
 
 
 def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
-    store: Store, options: Options, tmp_path: Path
+    store: Store, options: SweepOptions, tmp_path: Path
 ) -> None:
     events(store, options)
     with Store.open(str(tmp_path / "again.db"), create=True) as other:
@@ -167,7 +165,7 @@ def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
 
 
 @on_both
-def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: Options, tmp_path: Path) -> None:
+def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: SweepOptions, tmp_path: Path) -> None:
     plan = planned(options)
     running = session.run(store, plan)
     seen = 0
@@ -183,7 +181,7 @@ def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: 
         assert timed(whole) == timed(store)
 
 
-def test_a_finished_sweep_times_nothing(store: Store, options: Options) -> None:
+def test_a_finished_sweep_times_nothing(store: Store, options: SweepOptions) -> None:
     events(store, options)
     gpu = FakeGpu(TIMER)
     again = events(store, options, gpu)
@@ -192,7 +190,7 @@ def test_a_finished_sweep_times_nothing(store: Store, options: Options) -> None:
 
 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT])
-def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options, status: Status) -> None:
+def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: SweepOptions, status: Status) -> None:
     events(store, replace(options, quick=True))
     victim = studies(store, replace(options, quick=True))[0].pick.config
     assert victim is not None
@@ -212,7 +210,7 @@ def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: Options
         assert study.choice.processes >= PROTOCOL.processes
 
 
-def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: Options) -> None:
+def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: SweepOptions) -> None:
     gpu = FakeGpu(TIMER, unbuilt=Outcome(Status.OUT_OF_MEMORY, reason="out of memory"))
     found = events(store, options, gpu)
     assert [event.reason for event in found if isinstance(event, ConfirmationSkipped)] == ["out of memory"] * 2
@@ -223,7 +221,7 @@ def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store,
     assert last.is_whole
 
 
-def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: Options) -> None:
+def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: SweepOptions) -> None:
     assert budgeted(store, options, 3).left_out > 0
     *_, last = events(store, options)
     assert isinstance(last, Finished)
@@ -235,7 +233,7 @@ def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
     return session.studies(store, replace(plan, problems=plan.problems[number : number + 1]))[0].choice.verdict
 
 
-def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: Options) -> None:
+def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: SweepOptions) -> None:
     assert budgeted(store, options, 2 * PROTOCOL.processes - 1).left_out > 0
     plan = planned(options)
     assert verdict_of(store, plan, 0) is not Verdict.QUICK
@@ -260,7 +258,7 @@ def timed_as(time_us: float) -> Outcome:
     ("database", "settles"), [("sqlite", True), ("sqlite", False), ("postgresql", True)], indirect=["database"]
 )
 def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
-    store: Store, options: Options, settles: bool
+    store: Store, options: SweepOptions, settles: bool
 ) -> None:
     """Once, a row that 16 processes had not settled was as if none had timed it."""
     turns = 2 * PROTOCOL.processes + 1  # one more than the first judgement takes
@@ -279,7 +277,7 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
         assert found == [PROTOCOL.more_processes[-1]] * 2
 
 
-def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: Options, tmp_path: Path) -> None:
+def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: SweepOptions, tmp_path: Path) -> None:
     plan = planned(options)
     first = plan.problems[0].problem
 
@@ -294,7 +292,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: O
         timed = {place.process for arm, place in gpu.asked if arm.problem != first}
         return math.inf if len(timed) > PROTOCOL.processes else 0.0
 
-    *_, last = session.run(store, replace(planned(replace(options, time_budget_s=1e9)), backend=gpu), clock)
+    *_, last = session.run(store, replace(planned(replace(options, budget_s=1e9)), backend=gpu), clock)
     assert isinstance(last, Finished)
     assert last.left_out > 0
     assert verdict_of(store, plan, 0) is Verdict.QUICK
@@ -308,7 +306,7 @@ def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
 
 
 @pytest.mark.parametrize("use", ["current", "today"])
-def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Options, use: str) -> None:
+def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: SweepOptions, use: str) -> None:
     screened = [row for row in rows(events(store, replace(options, quick=True))) if row.round == 0]
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
     assert slowest is not None
@@ -320,7 +318,9 @@ def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Opt
 
 
 @pytest.mark.parametrize("committed", ["current", "fallback"])
-def test_what_the_committed_table_holds_is_timed_in_every_round(store: Store, options: Options, committed: str) -> None:
+def test_what_the_committed_table_holds_is_timed_in_every_round(
+    store: Store, options: SweepOptions, committed: str
+) -> None:
     """Else a block far off in the first round puts it out of the screen, and so out of the row for any other shape."""
     options = replace(options, quick=True)
     screened = rows(events(store, options))
@@ -333,12 +333,11 @@ def test_what_the_committed_table_holds_is_timed_in_every_round(store: Store, op
         assert {row.round for row in found if (row.problem, row.config) == (of, slowest)} == {0, 1, 2}
 
 
-def test_the_numbers_of_a_calibration_are_used(store: Store, options: Options) -> None:
+def test_the_numbers_of_a_calibration_are_used(store: Store, options: SweepOptions) -> None:
     device = planning.planned(options).backend.device
     calibrated = store.begin_sweep("calibrate", device, command="", commit="", timer="", seed=0)
     for name, value in {"process_sd": 0.0005, "block_sd": 0.0002}.items():
         store.record_calibration(calibrated, device, name, value)
     store.finish_sweep(calibrated)
     (started,) = [event for event in events(store, options) if isinstance(event, ConfirmationStarted)][:1]
-    assert started.is_calibrated
-    assert (started.processes, started.protocol.rounds) == (4, 4)
+    assert started.processes == 4

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,25 +14,25 @@ from servers import on_both
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends.gpu import copied
+from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
-from fp8tune.plan import grids
+from fp8tune.options import SweepOptions
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune.sweeping import loop, planning, session
-from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
+from fp8tune.sweeping import planning, session
+from fp8tune.sweeping.events import Event, Finished, TrialDone
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.options import Options
 from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
 def planned(**given: object) -> Plan:
-    options = {"kernels": (FAULTS,), "shapes": ("tiny",), "trial_timeout_s": 5.0, **given}
-    return planning.planned(Options(**options))  # type: ignore[arg-type]
+    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **given}
+    return planning.planned(SweepOptions(**options))  # type: ignore[arg-type]
 
 
 def events(store: Store, **options: object) -> Iterator[Event]:
@@ -83,7 +82,10 @@ EXPECTED = {
 
 
 @pytest.mark.slow
-def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store, one_shape: tuple[str, ...]) -> None:
+def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
+    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 5.0)
     rows, _ = run(store, shapes=one_shape)
     assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
         fault: status for fault, (status, _) in EXPECTED.items()
@@ -97,8 +99,8 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(store: Store,
     again, kept = run(store, shapes=one_shape)
     assert again == []
     assert len(kept) == len(rows)
-    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), retry_failed=True)
-    assert [row.config["FAULT"] for row in retried if row.config] == [1]
+    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), again=True)
+    assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -208,20 +210,8 @@ def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
 
 def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
-        run(store, kernels=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
+        run(store, kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
-
-
-def test_what_was_stored_of_a_full_disk_is_tried_again(tmp_path: Path, one_shape: tuple[str, ...]) -> None:
-    path, few = tmp_path / "results.db", {"shapes": one_shape, "grid": ("FAULT=0",)}
-    with Store.open(str(path), create=True) as store:
-        run(store, **few)
-    with sqlite3.connect(path) as connection:
-        stored = ("compile_error", "OSError: [Errno 28] No space left on device: '/root/.triton/cache/x'")
-        connection.execute("UPDATE trials SET status = ?, reason = ?", stored)
-    with Store.open(str(path)) as store:
-        new, _ = run(store, **few)
-        assert [row.outcome.status for row in new] == [Status.OK]
 
 
 def test_gpu_that_cannot_copy_is_one_line() -> None:
@@ -233,7 +223,7 @@ def test_gpu_that_cannot_copy_is_one_line() -> None:
 
 
 def test_time_budget_says_what_it_left_out(store: Store) -> None:
-    *_, last = events(store, timer="simulated:7", time_budget_s=0.0)
+    *_, last = events(store, timer="simulated:7", budget_s=0.0)
     assert isinstance(last, Finished)
     assert last.left_out > 0
 
@@ -261,40 +251,12 @@ def test_a_finished_sweep_runs_nothing(store: Store, one_shape: tuple[str, ...])
     assert {(row.config, row.round) for row in kept} == {(row.config, row.round) for row in first}
 
 
-def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planning asked for every config of every problem size: seconds, where few fit into the time budget."""
-    shapes = tmp_path / "three.toml"
-    shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
-    options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
-    plan = planning.expanded(planned(**options))
-    asked: list[int] = []
-    monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
-
-    def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
-        asked.append(shape["M"])
-        return "planted" if config["FAULT"] > config["num_warps"] else None
-
-    spec = replace(load_spec(FAULTS), excluded=excluded)
-    grids_of = [grids.configs(spec, problem.problem, spec.axes, None) for problem in plan.problems]
-    problems = [replace(problem, configs=grid) for problem, grid in zip(plan.problems, grids_of, strict=True)]
-    running = sweep(store, replace(plan, problems=tuple(problems)))
-    started = next(running)
-    assert isinstance(started, Started)
-    assert (started.problems, started.configs, asked) == (3, 27, [])
-    assert any(isinstance(event, TrialDone) for event in running)
-    assert set(asked) == {40, 41}  # the next is compiled ahead
-    rows = rows_of(running)
-    assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
-
-
 def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
     """Without ``--retry-failed``; a comment in the reference starts nothing anew."""
     spec = tmp_path / "mine.py"
     text = (PLANTED / "foreign.py").read_text()
     spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
-    options = {"kernels": (f"{spec}:SPEC",), "shapes": one_shape, "trial_timeout_s": 60.0}
+    options = {"kernel": (f"{spec}:SPEC",), "shapes": one_shape}
     rows, _ = run(store, **options)
     assert {row.outcome.status for row in rows} == {Status.WRONG}
     assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
@@ -321,6 +283,6 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
-        rows, _ = run(store, kernels=(f"{spec}:SPEC",), shapes=one_shape, trial_timeout_s=60.0)
+        rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape)
         found.append({row.outcome.status for row in rows})
     assert found == [{Status.OK}, {Status.WRONG}]

@@ -11,8 +11,8 @@ from fp8tune import alive
 from fp8tune.errors import MachineError
 from fp8tune.measure import trial
 from fp8tune.measure.arms import KernelArm, Place
-from fp8tune.measure.backends.processes import TRIAL_TIMEOUT_S, ProcessBackend
-from fp8tune.measure.device import clock_limits, gpu_index
+from fp8tune.measure.backends.processes import ProcessBackend
+from fp8tune.measure.device import clock_limits
 from fp8tune.measure.engine import ComputeCeiling, CopyCeiling, Screened
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.records import Device, Kind
@@ -21,14 +21,11 @@ from fp8tune.records import Device, Kind
 class GpuBackend(ProcessBackend):
     """Times with :mod:`fp8tune.measure.timing`. The first coarse passes also time a copy and a dense GEMM."""
 
-    kind = Kind.MEASURED
     timer = "do_bench"
     times = True
 
-    def __init__(
-        self, device: Device, shared_limit: int | None, torch_device: str = "cuda", timeout_s: float = TRIAL_TIMEOUT_S
-    ) -> None:
-        super().__init__(device, torch_device, shared_limit=shared_limit, trial_timeout_s=timeout_s)
+    def __init__(self, device: Device, shared_limit: int | None, torch_device: str = "cuda") -> None:
+        super().__init__(device, torch_device, Kind.MEASURED, shared_limit=shared_limit)
         self.limits = clock_limits() if torch_device == "cuda" else self.limits
         self._copy: Future[float] | None = None
         self._is_warm = torch_device != "cuda"
@@ -37,11 +34,12 @@ class GpuBackend(ProcessBackend):
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """Compile, and start beside it what takes seconds: the GPU context, the copy ceiling, the first inputs."""
-        super().compile(compile_order(arms, gpu_index()))
+        # Workers of one host share a cache: in an order of its own, each finds compiled most of what it comes to.
+        super().compile(random.sample(arms, len(arms)))
         if arms and not self._is_warm:
             self._is_warm = True
-            self._copy = self.runners.submit(TRIAL_TIMEOUT_S, trial.copy_ceiling_gb_per_s)
-            self.runners.submit(TRIAL_TIMEOUT_S, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
+            self._copy = self.runners.submit(self.trial_timeout_s, trial.copy_ceiling_gb_per_s)
+            self.runners.submit(self.trial_timeout_s, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
 
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
@@ -55,26 +53,9 @@ class GpuBackend(ProcessBackend):
         for dtype in dtypes.keys() - self._gemm_dtypes:
             self._gemm_dtypes.add(dtype)
             with contextlib.suppress(WorkerDied, RemoteError):  # there is no GEMM of the dtype
-                peak = alive.result(self.runners.submit(TRIAL_TIMEOUT_S, trial.gemm_flop_per_s, dtype))
+                peak = alive.result(self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype))
                 yield ComputeCeiling(dtype, peak)
         yield from super().screen(arms, places, is_over)
-
-
-def compile_order(arms: Sequence[KernelArm], index: int) -> list[KernelArm]:
-    """Return arms in another order for each GPU of a host.
-
-    Workers of one sweep have a cache in common, and mostly the same code to compile for their sizes. Each two begin at
-    one place and go in opposite directions, so that a worker finds compiled what it comes to, and none compiles beside
-    another.
-    """
-    ordered = sorted(arms, key=lambda arm: arm.config.canonical)
-    random.Random(0).shuffle(ordered)  # neighbours take similarly long
-    place, pair = 0.0, index // 2
-    for digit in range(pair.bit_length()):  # 0, 1/2, 1/4, 3/4, ...: evenly spread, however many there are
-        place += (pair >> digit & 1) / 2 ** (digit + 1)
-    first = int(place * len(ordered))
-    ordered = ordered[first:] + ordered[:first]
-    return ordered[::-1] if index % 2 else ordered
 
 
 def copied(copy: Future[float]) -> float:

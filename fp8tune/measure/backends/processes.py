@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -23,61 +22,49 @@ R = TypeVar("R")
 
 COMPILE_TIMEOUT_S = 300.0
 POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
-TRIAL_TIMEOUT_S = 120.0
-"""A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
 
 class ProcessBackend:
     """Base of the GPU, the interpreter and the compiler."""
 
-    kind: Kind
     timer = "none"  # the clock's name, as stored with a sweep
     times = False  # if arms are only checked or compiled, and so once is enough
+    trial_timeout_s = 120.0
+    """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
     def __init__(
         self,
         device: Device,
         torch_device: str,
-        *,
+        kind: Kind,
         runners: int = 1,  # processes that check and time; none if configs are only compiled
         shared_limit: int | None = None,  # bytes of shared memory a block may have; None if nothing is compiled ahead
-        trial_timeout_s: float = TRIAL_TIMEOUT_S,
     ) -> None:
-        self.device = device
-        self.trial_timeout_s = trial_timeout_s
+        self.device, self.kind = device, kind
         self.limits = ClockLimits()  # of all blocks so far
         self._torch_device = torch_device
         self._runner_count, self._shared_limit = runners, shared_limit
-        self._compilers: WorkerPool | None = None
-        self._runners: WorkerPool | None = None
+        self.runners = WorkerPool(max(1, runners))  # of the coarse pass
+        # One core is left to the process that checks and times.
+        self._compilers = WorkerPool(max(1, usable_cores() - bool(runners)))
         self._compiling: dict[KernelArm, Future[Outcome]] = {}
-
-    @property
-    def runners(self) -> WorkerPool:
-        """Processes of the coarse pass, started when first needed."""
-        if self._runners is None:
-            self._runners = WorkerPool(self._runner_count)
-        return self._runners
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
         """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
-        self._end_runners()  # their context, and the device's memory that they hold, would disturb the clock
-        return ProcessWorker(self._torch_device, tree, self.trial_timeout_s, self.comparable)
+        self.runners = (
+            self.runners.replaced()
+        )  # their context, and the device's memory that they hold, would disturb the clock
+        return ProcessWorker(self, self._torch_device, tree)
 
     def close(self) -> None:
         """End all processes and drop what is queued. The next call starts them again."""
-        self._end_runners()
-        if self._compilers is not None:
-            self._compilers.close()
-        self._compilers = None
+        self.runners, self._compilers = self.runners.replaced(), self._compilers.replaced()
         self._compiling.clear()
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
         if self._shared_limit is None:
             return
-        if self._compilers is None:  # one core is left to the process that checks and times
-            self._compilers = WorkerPool(max(1, usable_cores() - bool(self._runner_count)))
         for arm in arms:
             if arm not in self._compiling:
                 code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
@@ -107,13 +94,9 @@ class ProcessBackend:
             else:
                 run(number)
         total = uncompiled = sum(arm in self._compiling for arm in arms)
-        # Whatever was submitted has been answered after so long, if only by its time limit.
-        longest_s, last_done = 1.1 * max(COMPILE_TIMEOUT_S, self.trial_timeout_s), time.monotonic()
         while pending and not is_over():
-            if time.monotonic() - last_done <= longest_s:
-                alive.sign()
+            alive.sign()
             done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
-            last_done = time.monotonic() if done else last_done
             for future in [future for future in pending if future in done]:
                 number, outcome = pending.pop(future), answer(future)
                 ahead = self._compiling.get(arms[number])
@@ -139,23 +122,12 @@ class ProcessBackend:
         self.limits = self.limits.merged(outcome.limits)
         return outcome
 
-    def _end_runners(self) -> None:
-        if self._runners is not None:
-            self._runners.close()
-        self._runners = None
-
 
 class ProcessWorker:
     """A process that launches arms on ``torch_device``, with the kernels of one code tree."""
 
-    def __init__(
-        self,
-        torch_device: str,
-        tree: Tree | None = None,
-        timeout_s: float = TRIAL_TIMEOUT_S,
-        comparable: Callable[[Outcome], Outcome] = lambda outcome: outcome,
-    ) -> None:
-        self._torch_device, self._tree, self._timeout_s, self._comparable = torch_device, tree, timeout_s, comparable
+    def __init__(self, backend: ProcessBackend, torch_device: str, tree: Tree | None) -> None:
+        self._backend, self._torch_device, self._tree = backend, torch_device, tree
         self._process = Worker()
 
     def build(self, arm: Arm) -> Outcome:
@@ -172,15 +144,15 @@ class ProcessWorker:
 
     def block(self, arm: Arm, place: Place) -> Outcome:
         """Time the arm."""
-        return self._comparable(self._outcome(trial.block, arm))
+        return self._backend.comparable(self._outcome(trial.block, arm))
 
     def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
         """Check the arm (once a process), time it, and check its output once more."""
-        return self._comparable(self._outcome(trial.checked_block, arm, place.round))
+        return self._backend.comparable(self._outcome(trial.checked_block, arm, place.round))
 
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run any function where kernels run. Raises WorkerDied or RemoteError."""
-        return self._process.call(self._timeout_s, within, self._tree, function, *args, **kwargs)
+        return self._process.call(self._backend.trial_timeout_s, within, self._tree, function, *args, **kwargs)
 
     def close(self) -> None:
         """End the process."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.trees import Tree
-from fp8tune.records import ClockLimits, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
 
 if TYPE_CHECKING:
     from fp8tune.measure.simulated import SimulatedClock
@@ -44,7 +43,7 @@ class SimulatedBackend:
         self.timer = timer
         self.seed, self.noise, self.wrong = int(name["seed"]), int(name["noise"] or 0), float(name["wrong"] or 0)
         gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{self.seed} gpu {int(name['gpu'])}")
-        self.device = replace(device.simulated_device(), name=f"simulated:{self.seed}", uuid_hash=gpu)
+        self.device = Device("simulated", f"simulated:{self.seed}", uuid_hash=gpu)  # no kernel runs: no versions
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
