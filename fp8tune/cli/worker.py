@@ -30,18 +30,14 @@ def worker(options: WorkerOptions) -> None:
 
 def _print_status(options: WorkerOptions) -> None:
     from fp8tune.output import worker as screens
-    from fp8tune.output.documents import print_json
-    from fp8tune.output.tables import print_screens
+    from fp8tune.output.tables import print_document
     from fp8tune.store import database
     from fp8tune.store.results import Store
 
     db = databases.to_write(options.db)
     with Store.open(db, writable=False) as store:
         document = screens.make_status(store.queue(), database.label(db))
-    if options.format == "json":
-        print_json(document)
-    else:
-        print_screens(screens.status(document))
+    print_document(document, screens.status(document), options.format)
 
 
 def _work(options: WorkerOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import ClassVar, Literal
+from typing import Literal
 
 from rich.text import Text
 
@@ -43,10 +43,8 @@ class KeyVariation(Document):
     verdict: KeyVerdict = value("Whether the pick holds there: holds, open or moves.")
 
 
-class DoctorReport(Document):
+class DoctorReport(Document, printed_by="doctor"):
     """Everything that doctor checked."""
-
-    printed_by: ClassVar[str] = "doctor"
 
     document: Literal["doctor"] = value("Distinguishes documents.", default="doctor")
     findings: list[DoctorFinding] = value("Findings, errors first.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fp8tune import records
 from fp8tune.output.documents import Document, value
@@ -45,14 +45,30 @@ ATTRIBUTES = {
 _USUAL = ("", "none", "contiguous", "unstated")
 
 
-class ListedPick(Document):
-    """The best config of one size on one GPU."""
+class Place(Document):
+    """One size of a kernel on one GPU."""
 
     kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size by dimension.")
+    size: dict[str, int | str] = value("Problem size by dimension; empty if a comparison has none.")
     attributes: dict[str, str] = value("What else distinguishes sizes: routing, layout, dtype, output and scale.")
     gpu: str = value("Name of the GPU, or its arch if it has no name.")
     arch: str = value("Architecture of the GPU, such as sm_90.")
+
+
+def place(kernel: str, problem: records.Problem | None, device: records.Device | None) -> dict[str, Any]:
+    """Return the fields of :class:`Place`."""
+    return {
+        "kernel": kernel,
+        "size": size_of(problem) if problem else {},
+        "attributes": {name: getattr(problem, field) for name, field in ATTRIBUTES.items()} if problem else {},
+        "gpu": (device.name or device.arch) if device else "",
+        "arch": device.arch if device else "",
+    }
+
+
+class ListedPick(Place):
+    """The best config of one size on one GPU."""
+
     kind: str = value("How it was timed: measured, published or simulated.")
     speedup: float | None = value("Time of today's config over time of the pick; null if today's was not timed.", "x")
     in_use: bool = value("True if today's config is the pick.")
@@ -74,13 +90,8 @@ class ListedPick(Document):
     @classmethod
     def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
         """Return a stored pick as a document."""
-        problem, device = pick.problem, pick.device
         return cls(
-            kernel=problem.kernel,
-            size=size_of(problem),
-            attributes={name: getattr(problem, field) for name, field in ATTRIBUTES.items()},
-            gpu=device.name or device.arch,
-            arch=device.arch,
+            **place(pick.problem.kernel, pick.problem, pick.device),
             kind=str(pick.kind),
             speedup=pick.speedup_ratio,
             in_use=pick.today is not None and pick.today == pick.config,
@@ -114,10 +125,8 @@ class KernelSummary(Document):
     verdicts: dict[Verdict, int] = value("Number of sizes by verdict.")
 
 
-class Overview(Document):
+class Overview(Document, printed_by="show"):
     """All kernels, or the kernels of one sweep."""
-
-    printed_by: ClassVar[str] = "show"
 
     document: Literal["overview"] = value("Distinguishes documents.", default="overview")
     database: str = value("Database that was read.")
@@ -125,10 +134,8 @@ class Overview(Document):
     kernels: list[KernelSummary] = value("One row per kernel and GPU.")
 
 
-class PickList(Document):
+class PickList(Document, printed_by="show KERNEL"):
     """Picks of one kernel on one GPU."""
-
-    printed_by: ClassVar[str] = "show KERNEL"
 
     document: Literal["picks"] = value("Distinguishes documents.", default="picks")
     kernel: str = value("Name of the kernel.")
@@ -156,10 +163,8 @@ class Candidate(Document):
     reason: str = value("Reason why it has no time; empty otherwise.")
 
 
-class PickDetail(Document):
+class PickDetail(Document, printed_by="show KERNEL SIZE"):
     """One size with all its configs, if one size matches."""
-
-    printed_by: ClassVar[str] = "show KERNEL SIZE"
 
     document: Literal["detail"] = value("Distinguishes documents.", default="detail")
     pick: ListedPick = value("The pick of the size.")

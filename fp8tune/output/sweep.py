@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune import registry
 from fp8tune.output.documents import Document, value
@@ -20,10 +20,8 @@ ROWS = 10
 """Sizes that the end of a sweep lists."""
 
 
-class SweepStarted(Document):
+class SweepStarted(Document, printed_by="sweep"):
     """First line of a sweep."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["started"] = value("Distinguishes events.", default="started")
     gpu: str = value("Name of the GPU or of its stand-in.")
@@ -45,10 +43,8 @@ class SweepStarted(Document):
         )
 
 
-class ConfigTimed(Document):
+class ConfigTimed(Document, printed_by="sweep"):
     """One config was checked, timed or compiled, or failed."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["timed"] = value("Distinguishes events.", default="timed")
     kernel: str = value("Name of the kernel.")
@@ -77,19 +73,15 @@ class ConfigTimed(Document):
         )
 
 
-class SizeDecided(Document):
+class SizeDecided(Document, printed_by="sweep"):
     """The pick of one size at the end of the sweep."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["decided"] = value("Distinguishes events.", default="decided")
     pick: ListedPick = value("The pick.")
 
 
-class SweepFinished(Document):
+class SweepFinished(Document, printed_by="sweep"):
     """Last line of a sweep. It comes after a budget has ended, too."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["finished"] = value("Distinguishes events.", default="finished")
     seconds: float = value("Time that the sweep took.", "s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
 from fp8tune.output.documents import Document, value
@@ -19,10 +19,8 @@ WORKERS = 8
 """Workers that the status lists."""
 
 
-class WorkerStep(Document):
+class WorkerStep(Document, printed_by="worker"):
     """One step of a worker; what does not apply is null."""
-
-    printed_by: ClassVar[str] = "worker"
 
     event: str = value("started, taken, done, failed, given back, refused, waiting or ended.")
     worker: str = value("Worker: host, process and the first digits of the GPU.")
@@ -71,10 +69,8 @@ class QueuedUnit(Document):
     expected_s: float = value("Time that it is expected to take.", "s")
 
 
-class QueueStatus(Document):
+class QueueStatus(Document, printed_by="worker --status"):
     """All queued sweeps with their units."""
-
-    printed_by: ClassVar[str] = "worker --status"
 
     document: Literal["queue"] = value("Distinguishes documents.", default="queue")
     database: str = value("Database with the queue.")
