@@ -73,11 +73,9 @@ class GpuInfo(Document):
 
 def final(item: Finalist) -> Final:
     """Return a config of a confirmation as a document."""
-    names = ("time_us", "processes", "fastest_process_us", "slowest_process_us", "is_pick", "is_default")
-    return Final(
+    return Final.from_records(
+        item,
         **place(item.problem.kernel, item.problem, item.device),
-        **{name: getattr(item, name) for name in names},
-        config=dict(item.config),
         slower_share=item.slowdown_ratio - 1,
         coarse_us=item.screen_us,
     )
@@ -86,15 +84,8 @@ def final(item: Finalist) -> Final:
 def samples(row: Row) -> Iterable[Sample]:
     """Yield the samples of a block."""
     for number, sample_us in enumerate(row.outcome.samples_us):
-        yield Sample(
-            **place(row.problem.kernel, row.problem, row.device),
-            config=None if row.config is None else dict(row.config),
-            stage=row.stage,
-            round=row.round,
-            process=row.process,
-            sample=number,
-            sample_us=sample_us,
-        )
+        where = place(row.problem.kernel, row.problem, row.device)
+        yield Sample.from_records(row, **where, sample=number, sample_us=sample_us)
 
 
 def table(model: type[Document], documents: Iterable[Document]) -> DataFrame:

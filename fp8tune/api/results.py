@@ -113,9 +113,9 @@ class Results:
                     if keeps(subject.problem, subject.device):
                         tried.setdefault(subject.device, set()).add(subject.problem)
             documents = [
-                frames.GpuInfo(
+                frames.GpuInfo.from_records(
+                    gpu,
                     gpu=gpu.name or gpu.arch,
-                    **{name: getattr(gpu, name) or "" for name in ("arch", "driver", "runtime", "torch", "triton")},
                     kernels=len({problem.kernel for problem in problems}),
                     sizes=len(problems),
                     copy_gb_per_s=reader.calibration(gpu).get(COPY_CEILING),

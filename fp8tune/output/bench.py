@@ -76,21 +76,15 @@ def make_report(rows: Sequence[Row]) -> BenchReport:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.subject.reference, []).append(row)
-    return BenchReport(
-        gpu=device.name or device.arch,
-        arch=device.arch,
-        torch=device.torch,
-        triton=device.triton,
-        subjects=[_subject(group) for group in groups.values()],
-    )
+    subjects = [_subject(group) for group in groups.values()]
+    return BenchReport.from_records(device, gpu=device.name or device.arch, subjects=subjects)
 
 
 def _subject(rows: Sequence[Row]) -> BenchSubject:
     subject = rows[0].subject
     ratios = {name: [ratio for row in rows if (ratio := row.speedup(name))] for name in subject.names[1:]}
-    return BenchSubject(
-        name=subject.operation.name,
-        title=subject.operation.title,
+    return BenchSubject.from_records(
+        subject.operation,
         is_emulated=subject.operation.is_emulated(rows[0].device.arch),
         means={name: geomean(values) for name, values in ratios.items() if values},
         sizes=[_size(row) for row in rows],
@@ -98,28 +92,17 @@ def _subject(rows: Sequence[Row]) -> BenchSubject:
 
 
 def _size(row: Row) -> BenchSize:
-    return BenchSize(
-        label=row.size.label,
+    return BenchSize.from_records(
+        row.size,
+        row,
         size=size_of(row.size),
-        routing=row.size.routing,
         layout=row.size.input_layout,
         dtype=row.size.in_dtype,
-        config=None if row.config is None else dict(row.config),
-        tflops=row.tflops,
-        gb_per_s=row.gb_per_s,
         contenders=[
-            BenchContender(
-                name=name,
-                time_us=cell.time_us,
-                speedup=row.speedup(name),
-                is_wrong=cell.check.is_wrong,
-                reason=cell.check.reason,
-                sqnr_db=cell.check.sqnr_db,
-                peak_bytes=cell.check.peak_bytes,
-            )
+            BenchContender.from_records(cell, cell.check, name=name, speedup=row.speedup(name))
             for name, cell in row.cells.items()
         ],
-        parts=[BenchPart(kernel=part.kernel, time_us=part.time_us) for part in row.ours.check.parts],
+        parts=list(map(BenchPart.from_records, row.ours.check.parts)),
     )
 
 

@@ -54,17 +54,8 @@ def _size(tally: Tally) -> CheckedSize:
     problem, device = tally.subject.problem, tally.subject.device
     configs = []
     for config, outcome in {**tally.failures, **tally.outcomes}.items():
-        facts = outcome.facts
-        configs.append(
-            CheckedConfig(
-                config=dict(config),
-                status=str(outcome.status),
-                reason=outcome.reason,
-                registers=facts.registers,
-                spill_bytes=facts.spill_bytes,
-                warps=facts.code.resident_warps if facts.code else None,
-            )
-        )
+        warps = outcome.facts.code.resident_warps if outcome.facts.code else None
+        configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
     return CheckedSize(
         kernel=problem.kernel,
         size=size_of(problem),

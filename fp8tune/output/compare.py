@@ -67,38 +67,29 @@ def make(comparison: verdicts.Comparison) -> Comparison:
     order = list(ChangeVerdict)
     rows = sorted(comparison.rows, key=lambda row: (order.index(row.verdict), -(row.ratio or 0)))
     detectable = [row.smallest_detectable for row in rows if row.effect]
-    return Comparison(
-        before=Side(name=comparison.before.name, commit=comparison.before.commit),
-        after=Side(name=comparison.after.name, commit=comparison.after.commit),
+    return Comparison.from_records(
+        comparison,
+        before=Side.from_records(comparison.before),
+        after=Side.from_records(comparison.after),
         speedup=_inverse(comparison.ratio),
         **_interval(comparison.overall),
         verdicts={verdict: comparison.counts[verdict] for verdict in ChangeVerdict if comparison.counts[verdict]},
-        added=comparison.added,
-        removed=comparison.removed,
         control=_change(comparison.control.ratio if comparison.control else None),
         stable=comparison.is_stable,
         detectable=_change(max((bound for bound in detectable if bound), default=None)),
-        exit_code=comparison.exit_code,
         rows=[_row(row) for row in rows],
     )
 
 
 def _row(row: verdicts.ComparedRow) -> ComparedSize:
-    return ComparedSize(
+    return ComparedSize.from_records(
+        row,
         **place(row.kernel, row.problem, row.device),
-        verdict=row.verdict,
         speedup=_inverse(row.ratio),
         **_interval(row.effect),
-        before_us=row.before_us,
-        after_us=row.after_us,
-        before_config=None if row.before_config is None else dict(row.before_config),
-        after_config=None if row.after_config is None else dict(row.after_config),
         detectable=_change(row.smallest_detectable),
         control=_change(row.control.ratio if row.control else None),
         stable=row.is_stable,
-        n=row.n,
-        reason=row.reason,
-        disturbances=list(row.disturbances),
     )
 
 

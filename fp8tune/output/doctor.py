@@ -56,7 +56,7 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
     order = [*Level]
     return DoctorReport(
         findings=[
-            DoctorFinding(level=finding.level, text=redacted(finding.text), fix=redacted(finding.fix))
+            DoctorFinding.from_records(finding, text=redacted(finding.text), fix=redacted(finding.fix))
             for finding in sorted(findings, key=lambda finding: order.index(finding.level))
         ],
         variations=[_variation(result) for result in results],
@@ -65,18 +65,8 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
 
 def _variation(result: VariationResult) -> KeyVariation:
     subject = result.subject
-    return KeyVariation(
-        size=size_of(subject.size),
-        key=dict(subject.key),
-        argument=subject.variation.argument,
-        varied_to=varied_to(result),
-        pick=dict(subject.pick),
-        best=None if result.best is None else dict(result.best),
-        slowdown=result.slowdown,
-        allowed=subject.allowed,
-        processes=result.processes,
-        verdict=result.verdict,
-    )
+    size, argument = size_of(subject.size), subject.variation.argument
+    return KeyVariation.from_records(subject, result, size=size, argument=argument, varied_to=varied_to(result))
 
 
 def print_findings(report: DoctorReport) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -30,6 +30,14 @@ class Document(BaseModel):
     def __init_subclass__(cls, printed_by: str = "", **settings: Unpack[ConfigDict]) -> None:
         super().__init_subclass__(**settings)
         cls.printed_by = printed_by
+
+    @classmethod
+    def from_records(cls, *records: object, **values: Any) -> Self:
+        """Return a document of values, and of the records' attributes that have the names of fields."""
+        for record in records:
+            names = (name for name in cls.model_fields if hasattr(record, name))
+            values = {name: getattr(record, name) for name in names} | values
+        return cls.model_validate(values)
 
     @model_validator(mode="before")
     @classmethod

@@ -90,17 +90,13 @@ class ListedPick(Place):
     @classmethod
     def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
         """Return a stored pick as a document."""
-        return cls(
+        return cls.from_records(
+            pick,
             **place(pick.problem.kernel, pick.problem, pick.device),
-            kind=str(pick.kind),
             speedup=pick.speedup_ratio,
             in_use=pick.today is not None and pick.today == pick.config,
             over_default=pick.default_ratio,
-            today=None if pick.today is None else dict(pick.today),
             today_from=pick.today_origin or "",
-            today_us=pick.today_us,
-            time_us=pick.time_us,
-            config=None if pick.config is None else dict(pick.config),
             peak_share=pick.ceiling_share,
             bound=pick.bound or "",
             gb_per_s=pick.bytes_moved / pick.time_us / 1e3 if pick.bytes_moved else None,
@@ -108,7 +104,6 @@ class ListedPick(Place):
             next_best=None if pick.runner_up_ratio is None else pick.runner_up_ratio - 1,
             noise=pick.noise_floor_share,
             processes=pick.processes if pick.stage == Stage.FINAL else 0,
-            source=pick.source,
         )
 
 
@@ -276,16 +271,13 @@ def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
         roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
         low, high = attempt.interval or (None, None)
         candidates.append(
-            Candidate(
-                config=None if attempt.config is None else dict(attempt.config),
-                status=str(attempt.status),
-                time_us=attempt.time_us,
+            Candidate.from_records(
+                attempt,
                 slower=None if attempt.slowdown is None else attempt.slowdown - 1,
                 lower=None if low is None else low - 1,
                 upper=None if high is None else high - 1,
                 confirmed=attempt.stage is Stage.FINAL,
                 roles=[role for role, config in roles.items() if config == attempt.config],
-                reason=attempt.reason,
             )
         )
     band = explanation.plan.keep_band

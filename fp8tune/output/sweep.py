@@ -34,13 +34,7 @@ class SweepStarted(Document, printed_by="sweep"):
     def of(cls, event: Started) -> SweepStarted:
         """Return the event as a document."""
         device = event.device
-        return cls(
-            gpu=device.name or device.arch,
-            arch=device.arch,
-            kind=str(event.kind),
-            sizes=event.problems,
-            configs=event.configs,
-        )
+        return cls.from_records(event, device, gpu=device.name or device.arch, sizes=event.problems)
 
 
 class ConfigTimed(Document, printed_by="sweep"):
@@ -60,17 +54,9 @@ class ConfigTimed(Document, printed_by="sweep"):
     @classmethod
     def of(cls, row: Row) -> ConfigTimed:
         """Return a stored row as a document."""
-        return cls(
-            kernel=row.problem.kernel,
-            size=size_of(row.problem),
-            layout=row.problem.input_layout,
-            config=dict(row.config or {}),
-            status=str(row.outcome.status),
-            time_us=row.outcome.time_us,
-            reason=row.outcome.reason,
-            stage=row.stage,
-            round=row.round,
-        )
+        problem, config = row.problem, row.config or {}
+        size, layout = size_of(problem), problem.input_layout
+        return cls.from_records(problem, row.outcome, row, size=size, layout=layout, config=config)
 
 
 class SizeDecided(Document, printed_by="sweep"):
@@ -94,14 +80,8 @@ class SweepFinished(Document, printed_by="sweep"):
     @classmethod
     def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
-        return cls(
-            seconds=event.seconds,
-            speedup=mean(pick.speedup for pick in picks),
-            sizes=len(picks),
-            statuses={str(status): count for status, count in statuses.items()},
-            left_out=event.left_out,
-            complete=event.is_whole,
-        )
+        speedup = mean(pick.speedup for pick in picks)
+        return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses, complete=event.is_whole)
 
 
 def title(plan: Plan, configs: int, database: str) -> str:

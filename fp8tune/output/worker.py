@@ -42,14 +42,9 @@ class WorkerStep(Document, printed_by="worker"):
     @classmethod
     def of(cls, event: QueueEvent) -> WorkerStep:
         """Return an event as a document."""
-        unit, names = event.unit, set(cls.model_fields) - {"unit", "sweep", "kernel", "sizes"}
-        return cls(
-            unit=unit.key if unit else None,
-            sweep=unit.sweep_key if unit else None,
-            kernel=unit.kernel if unit else None,
-            sizes=list(unit.shapes) if unit else None,
-            **{name: getattr(event, name) for name in names},
-        )
+        unit = event.unit
+        names = (unit.key, unit.sweep_key, unit.kernel, unit.shapes) if unit else (None,) * 4
+        return cls.from_records(event, **dict(zip(("unit", "sweep", "kernel", "sizes"), names, strict=True)))
 
 
 class QueuedUnit(Document):
@@ -82,19 +77,14 @@ def make_status(queue: Queue, database: str) -> QueueStatus:
     """Return the queue as a document."""
     devices = {sweep.key: sweep.device for sweep in queue.sweeps}
     units = [
-        QueuedUnit(
+        QueuedUnit.from_records(
+            status.unit,
+            status,
             sweep=status.unit.sweep_key,
             device=devices.get(status.unit.sweep_key, ""),
             unit=status.unit.key,
-            kernel=status.unit.kernel,
-            sizes=list(status.unit.shapes),
-            state="lost" if _is_lost(status) else str(status.state),  # type: ignore[arg-type]
-            worker=status.worker,
-            attempts=status.attempts,
-            since_s=status.since_s,
-            seconds=status.seconds,
-            reason=status.reason,
-            expected_s=status.unit.expected_s,
+            sizes=status.unit.shapes,
+            state="lost" if _is_lost(status) else status.state,
         )
         for status in queue.units
     ]
