@@ -107,15 +107,20 @@ class ListedPick(Place):
         )
 
 
-class KernelSummary(Document):
-    """All picks of one kernel on one GPU."""
+class Summary(Document):
+    """Picks of one kernel on one GPU."""
 
     kernel: str = value("Name of the kernel.")
     gpu: str = value("Name of the GPU.")
-    sizes: int = value("Sizes, those without a right config included.")
+    sizes: int = value("Sizes that match, those without a right config included.")
     speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
     in_use: bool = value("True if every pick with a speedup is in use.")
     over_default: float | None = value("Geometric mean of the speedups over the default.", "x")
+
+
+class KernelSummary(Summary):
+    """All picks of one kernel on one GPU."""
+
     peak_share: float | None = value("Median share of the peak.", "share")
     verdicts: dict[Verdict, int] = value("Number of sizes by verdict.")
 
@@ -129,16 +134,10 @@ class Overview(Document, printed_by="show"):
     kernels: list[KernelSummary] = value("One row per kernel and GPU.")
 
 
-class PickList(Document, printed_by="show KERNEL"):
+class PickList(Summary, printed_by="show KERNEL"):
     """Picks of one kernel on one GPU."""
 
     document: Literal["picks"] = value("Distinguishes documents.", default="picks")
-    kernel: str = value("Name of the kernel.")
-    gpu: str = value("Name of the GPU.")
-    sizes: int = value("Sizes that match, also if fewer are listed.")
-    speedup: float | None = value("Geometric mean of their speedups over today's configs.", "x")
-    in_use: bool = value("True if every pick is in use.")
-    over_default: float | None = value("Geometric mean of their speedups over the default.", "x")
     picks: list[ListedPick] = value("One row per size.")
     wrong: list[dict[str, int | str]] = value("Sizes without a right config.")
     elsewhere: dict[str, int] = value("Number of picks by GPU that are not listed.")
@@ -179,6 +178,23 @@ def mean(values: Iterable[float | None]) -> float | None:
     return geometric_mean(known) if known else None
 
 
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "speedup": lambda row: -(row.speedup or 0.0),
+    "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
+}
+
+
+def _summary(kernel: str, gpu: str, picks: Sequence[ListedPick], wrong: int) -> dict[str, Any]:
+    return {
+        "kernel": kernel,
+        "gpu": gpu,
+        "sizes": len(picks) + wrong,
+        "speedup": mean(pick.speedup for pick in picks),
+        "in_use": all_in_use(picks),
+        "over_default": mean(pick.over_default for pick in picks),
+    }
+
+
 def make_overview(
     picks: Sequence[ListedPick],
     wrong: Mapping[tuple[str, str], int],
@@ -187,15 +203,9 @@ def make_overview(
     sort: Sort = "size",
     top: int | None = None,
 ) -> Overview:
-    """Summarize picks by kernel and GPU.
+    """Summarize picks by kernel and GPU; ``wrong`` counts the sizes without a right config.
 
-    Args:
-        picks: Picks of all kernels.
-        wrong: Number of sizes without a right config, by kernel and GPU.
-        database: Name of the database.
-        triton: Versions of Triton that measured the picks.
-        sort: Order of rows; ``size`` is proven ones before quick ones, then the largest speedup.
-        top: Number of rows; None means all.
+    Rows are sorted by ``size``: proven ones before quick ones, then the largest speedup.
     """
     groups: dict[tuple[str, str], list[ListedPick]] = {place: [] for place in wrong}
     for pick in picks:
@@ -205,24 +215,14 @@ def make_overview(
         shares = [pick.peak_share for pick in group if pick.peak_share is not None]
         counts = Counter(pick.verdict for pick in group)
         counts[Verdict.WRONG] += wrong.get((kernel, gpu), 0)
-        timed = [pick for pick in group if pick.speedup is not None or pick.in_use]
         rows.append(
             KernelSummary(
-                kernel=kernel,
-                gpu=gpu,
-                sizes=counts.total(),
-                speedup=mean(pick.speedup for pick in group),
-                in_use=bool(timed) and all(pick.in_use for pick in timed),
-                over_default=mean(pick.over_default for pick in group),
+                **_summary(kernel, gpu, group, counts[Verdict.WRONG]),
                 peak_share=median(shares) if shares else None,
                 verdicts={word: counts[word] for word in Verdict if counts[word]},
             )
         )
-    keys = {
-        "speedup": lambda row: -(row.speedup or 0.0),
-        "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu]),
-        "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
-    }
+    keys = {**_KEYS, "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu])}
     rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
     trust = {word: place for place, word in enumerate(Verdict)}
     rows.sort(key=lambda row: (min(map(trust.__getitem__, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
@@ -240,19 +240,10 @@ def make_pick_list(
     top: int | None = None,
 ) -> PickList:
     """List the picks of one kernel on one GPU."""
-    keys: dict[str, Callable[[ListedPick], Any]] = {
-        "speedup": lambda pick: -(pick.speedup or 0.0),
-        "time": lambda pick: -pick.time_us,
-        "peak": lambda pick: 2.0 if pick.peak_share is None else pick.peak_share,
-    }
-    rows = sorted(picks, key=keys.get(sort, _size_order))
+    keys = {**_KEYS, "time": lambda pick: -pick.time_us, "size": _size_order}
+    rows = sorted(picks, key=keys[sort])
     return PickList(
-        kernel=kernel,
-        gpu=gpu,
-        sizes=len(picks) + len(wrong),
-        speedup=mean(pick.speedup for pick in picks),
-        in_use=all_in_use(picks),
-        over_default=mean(pick.over_default for pick in picks),
+        **_summary(kernel, gpu, picks, len(wrong)),
         picks=rows[:top],
         wrong=list(wrong) if top is None else [],
         elsewhere=dict(elsewhere),
@@ -331,8 +322,9 @@ def pick_list(document: PickList) -> Screen:
 
 
 def all_in_use(rows: Sequence[ListedPick]) -> bool:
-    """Return True if today's config is the pick of every row, so that the speedup over the default says more."""
-    return bool(rows) and all(row.in_use for row in rows)
+    """Return True if today's config is the pick wherever it was timed: the speedup over the default says more."""
+    timed = [row.in_use for row in rows if row.speedup is not None or row.in_use]
+    return bool(timed) and all(timed)
 
 
 def pick_columns(

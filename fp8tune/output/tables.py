@@ -228,9 +228,9 @@ def notice(*lines: str) -> None:
         print("\n".join(_wrapped(text, width)), file=sys.stderr)
 
 
-def warning(*lines: str) -> None:
-    """Print warnings to stderr."""
-    notice(*(f"fp8tune: warning: {line}" for line in lines))
+def warning(lines: Iterable[str]) -> None:
+    """Print warnings to stderr, a few of each kind."""
+    notice(*(f"fp8tune: warning: {line}" for line in notices(lines)))
 
 
 def notices(lines: Iterable[str], most: int = 3) -> list[str]:
