@@ -103,7 +103,6 @@ def test_a_signal_is_one_line_and_its_code(number: int, code: int, message: str,
         (["sweep", "--kernel", "\udcff.py:SPEC"], "\\udcff.py"),
         (["sweep", "--db", ""], "in memory"),
         (["worker", "--db", ":memory:"], "in memory"),
-        (["show", "--db", "postgresql://me:hunter2@host/x"], "visible to other users"),
         *((["sweep", "--budget", text], f"'{text}' is not a time") for text in ("nan", "inf", "-1", "x", "1e9")),
     ],
 )
@@ -117,7 +116,6 @@ def test_what_cannot_be_done_is_one_line_and_code_2(
     assert (code, out, len(lines)) == (2, "", 1), error
     assert message in lines[0]
     assert len(lines[0]) <= 300
-    assert "hunter2" not in error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,8 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import ListedPick, Place, place
-from fp8tune.records import Finalist, Row
+from fp8tune.output.show import ListedPick, Place
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,23 +68,6 @@ class GpuInfo(Document):
     kernels: int = value("Kernels that were tried on it.")
     sizes: int = value("Problem sizes that were tried on it.")
     copy_gb_per_s: float | None = value("Rate of a copy on the device, read plus written.", "GB/s")
-
-
-def final(item: Finalist) -> Final:
-    """Return a config of a confirmation as a document."""
-    return Final.from_records(
-        item,
-        **place(item.problem.kernel, item.problem, item.device),
-        slower_share=item.slowdown_ratio - 1,
-        coarse_us=item.screen_us,
-    )
-
-
-def samples(row: Row) -> Iterable[Sample]:
-    """Yield the samples of a block."""
-    for number, sample_us in enumerate(row.outcome.samples_us):
-        where = place(row.problem.kernel, row.problem, row.device)
-        yield Sample.from_records(row, **where, sample=number, sample_us=sample_us)
 
 
 def table(model: type[Document], documents: Iterable[Document]) -> DataFrame:

@@ -13,7 +13,7 @@ from fp8tune import names
 from fp8tune.api import frames
 from fp8tune.errors import UsageError
 from fp8tune.filters import Filters, Size
-from fp8tune.output.show import ListedPick
+from fp8tune.output.show import ListedPick, place
 from fp8tune.records import Device, Pick, Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import database, layers, location
@@ -73,8 +73,14 @@ class Results:
     ) -> DataFrame:
         """Return one row per config of a confirmation, the fastest of each size first."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            items = [item for item in picks.finalists(reader, kernels) if keeps(item.problem, item.device)]
-        return frames.table(frames.Final, map(frames.final, items))
+            finals = [
+                frames.Final.from_records(
+                    item, **place(item), slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us
+                )
+                for item in picks.finalists(reader, kernels)
+                if keeps(item.problem, item.device)
+            ]
+        return frames.table(frames.Final, finals)
 
     def trials(
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
@@ -94,11 +100,11 @@ class Results:
         """Return one row per sample of a timed block. There may be millions; a pruned database has none."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             rows = [
-                sample
+                frames.Sample.from_records(row, **place(row), sample=number, sample_us=sample_us)
                 for name in kernels or (None,)
                 for row in reader.rows(name)
                 if row.outcome.samples_us and keeps(row.problem, row.device)
-                for sample in frames.samples(row)
+                for number, sample_us in enumerate(row.outcome.samples_us)
             ]
         return frames.table(frames.Sample, rows)
 

@@ -209,10 +209,6 @@ class BenchProgress(Display):
         super().__init__()
         self._done, self._sizes = 0, sizes
 
-    def show(self, event: Compiled | Row) -> None:
-        """Show an event of a run. Never raises."""
-        self._guard(self._event, event)
-
     def _event(self, event: Compiled | Row) -> None:
         if isinstance(event, Compiled):
             self.update("compiling", event.done / event.total, count=f"{event.done} of {event.total}")

@@ -84,7 +84,7 @@ def make(comparison: verdicts.Comparison) -> Comparison:
 def _row(row: verdicts.ComparedRow) -> ComparedSize:
     return ComparedSize.from_records(
         row,
-        **place(row.kernel, row.problem, row.device),
+        **place(row),
         speedup=_inverse(row.ratio),
         **_interval(row.effect),
         detectable=_change(row.smallest_detectable),

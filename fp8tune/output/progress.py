@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from statistics import geometric_mean
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -61,6 +61,13 @@ class Display:
             if phase != self._phase:
                 self._phase, self._began_s, self._share_before = phase, self._now(), share
             self._share, self._count, self._note = share, visible(count), visible(note)
+
+    def show(self, event: Any) -> None:
+        """Show an event. Never raises."""
+        self._guard(self._event, event)
+
+    def _event(self, event: Any) -> None:
+        raise NotImplementedError
 
     def left_s(self) -> float | None:
         """Return the seconds until the phase ends, from the share of it that is done; None before anything is."""
@@ -164,7 +171,7 @@ class SweepProgress(Display):
         """Show an event of a sweep. Never raises."""
         if isinstance(event, events.TrialDone):
             self.stored += not event.from_database
-        self._guard(self._event, event)
+        super().show(event)
 
     def _event(self, event: events.Event) -> None:
         match event:

@@ -55,10 +55,11 @@ class Place(Document):
     arch: str = value("Architecture of the GPU, such as sm_90.")
 
 
-def place(kernel: str, problem: records.Problem | None, device: records.Device | None) -> dict[str, Any]:
-    """Return the fields of :class:`Place`."""
+def place(record: Any) -> dict[str, Any]:
+    """Return the fields of :class:`Place` from a record with a problem and a device, which a comparison may lack."""
+    problem, device = record.problem, record.device
     return {
-        "kernel": kernel,
+        "kernel": problem.kernel if problem else record.kernel,
         "size": size_of(problem) if problem else {},
         "attributes": {name: getattr(problem, field) for name, field in ATTRIBUTES.items()} if problem else {},
         "gpu": (device.name or device.arch) if device else "",
@@ -92,7 +93,7 @@ class ListedPick(Place):
         """Return a stored pick as a document."""
         return cls.from_records(
             pick,
-            **place(pick.problem.kernel, pick.problem, pick.device),
+            **place(pick),
             speedup=pick.speedup_ratio,
             in_use=pick.today is not None and pick.today == pick.config,
             over_default=pick.default_ratio,

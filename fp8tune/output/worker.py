@@ -150,10 +150,6 @@ class WorkerProgress(Display):
         super().__init__()
         self._database, self._unit, self._trials = database, "", 0
 
-    def show(self, event: WorkerEvent) -> None:
-        """Show an event. Never raises."""
-        self._guard(self._event, event)
-
     def _event(self, event: WorkerEvent) -> None:
         if isinstance(event, TrialDone) and not event.from_database:
             self._trials += 1
@@ -183,11 +179,7 @@ class WorkerProgress(Display):
 class QueueProgress(Display):
     """Shows how far all workers are with a sweep."""
 
-    def show(self, queue: Queue) -> None:
-        """Show the queue as it is. Never raises."""
-        self._guard(self._queue, queue)
-
-    def _queue(self, queue: Queue) -> None:
+    def _event(self, queue: Queue) -> None:
         done = [status for status in queue.units if status.state in (UnitState.DONE, UnitState.FAILED)]
         expected_s, total_s = (sum(status.unit.expected_s for status in units) for units in (done, queue.units))
         failed, workers = queue.counts[UnitState.FAILED], queue.counts[UnitState.RUNNING]
