@@ -54,9 +54,9 @@ class ConfigTimed(Document, printed_by="sweep"):
     @classmethod
     def of(cls, row: Row) -> ConfigTimed:
         """Return a stored row as a document."""
-        problem, config = row.problem, row.config or {}
+        problem = row.problem
         size, layout = size_of(problem), problem.input_layout
-        return cls.from_records(problem, row.outcome, row, size=size, layout=layout, config=config)
+        return cls.from_records(problem, row.outcome, row, size=size, layout=layout, config=row.config or {})
 
 
 class SizeDecided(Document, printed_by="sweep"):
