@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import Literal
 
 from rich.text import Text
 
@@ -46,7 +45,6 @@ class KeyVariation(Document):
 class DoctorReport(Document, printed_by="doctor"):
     """Everything that doctor checked."""
 
-    document: Literal["doctor"] = value("Distinguishes documents.", default="doctor")
     findings: list[DoctorFinding] = value("Findings, errors first.")
     variations: list[KeyVariation] = value("Variations of the kernel's sizes; empty without KERNEL.")
 

@@ -67,7 +67,6 @@ class QueuedUnit(Document):
 class QueueStatus(Document, printed_by="worker --status"):
     """All queued sweeps with their units."""
 
-    document: Literal["queue"] = value("Distinguishes documents.", default="queue")
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
