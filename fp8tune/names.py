@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
-from fp8tune.replay.loading import load_spec
 from fp8tune.revisions import source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.store.layers import Reader
@@ -41,4 +40,6 @@ def declared_name(reference: str) -> str:
     or else by loading it. Raises UsageError where there is no such spec or kernel."""
     with contextlib.suppress(UsageError):
         return source.kernel_name(reference, source.installed(reference))
+    from fp8tune.replay.loading import load_spec  # slow to import, and show needs none of it
+
     return load_spec(reference).name

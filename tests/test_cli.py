@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import config, finished_sweep, problem, row, subject
+from database_rows import config, finished_sweep, problem
 from places import PLANTED, PUBLISHED, PUBLISHED_OPERATIONS, ROOT
 
-from fp8tune.records import Status
 from fp8tune.store.results import Store
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 SWEEP = ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--grid", "FAULT=0", "--timer", "simulated:3", "--quick")
 QUICK = "--allow-quick"
+LONG = "x" * 300
 
 
 @pytest.fixture
@@ -66,6 +66,18 @@ def database(tmp_path: Path) -> Path:
         ("sweep --shaeps tiny", "did you mean --shapes"),
         ("show --db", "needs a value: see fp8tune show --help"),
         ("show --format xml", "'xml' is not one of"),
+        ("export --arch sm_90 -o .", "is a folder"),
+        (f"export --arch sm_90 --allow-quick -o {LONG}.py", "File name too long"),
+        (f"show --db {LONG}", "File name too long"),
+        ("show --db \udcff.db", "\\udcff.db does not exist"),
+        (f"db import {LONG}.csv", "File name too long"),
+        ("db import \udcff.csv", "\\udcff.csv"),
+        (f"sweep --shapes {LONG}.toml", "File name too long"),
+        (f"sweep --kernel {LONG}.py:SPEC", "File name too long"),
+        ("sweep --kernel \udcff.py:SPEC", "\\udcff.py"),
+        ("sweep --db=", "in memory"),
+        ("worker --db :memory:", "in memory"),
+        *((f"sweep --budget {text}", f"'{text}' is not a time") for text in ("nan", "inf", "-1", "1e9")),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(line: str, message: str, database: Path, tmp_path: Path) -> None:
@@ -77,6 +89,7 @@ def test_bad_input_is_one_line_and_code_2(line: str, message: str, database: Pat
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
     assert done.stderr.startswith("fp8tune: ")
     assert message in done.stderr
+    assert len(done.stderr) <= 301
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -188,15 +201,6 @@ def test_a_queued_sweep_is_done_by_a_worker(tmp_path: Path, monkeypatch: pytest.
     status = json.loads(fp8tune("worker", "--status", "--json", "--db", db).stdout)
     assert {unit["state"] for unit in status["units"]} == {"done"}
     assert "1 queued sweep deleted" in fp8tune("db", "forget", waiting.split()[0], "--yes", "--db", db).stdout
-
-
-def test_show_failed_names_the_reason(tmp_path: Path) -> None:
-    db = tmp_path / "rows.db"
-    with Store.open(str(db), create=True) as store:
-        finished_sweep(store, {problem(): {config(): 100.0}})
-        sweep = store.begin_sweep("failing", subject(problem()).device, command="", commit="", timer="", seed=0)
-        store.add(sweep, row(None, status=Status.WRONG, config=config(128)))
-    assert "wrong" in fp8tune("show", "colwise", "--failed", "--db", db).stdout
 
 
 def test_the_version_names_torch_and_triton() -> None:

@@ -147,7 +147,7 @@ def test_shipped_results_that_cannot_be_read_are_left_out_beside_own_ones(base: 
 def test_a_variable_that_names_a_database_in_memory_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(location.VARIABLE, ":memory:")
     with pytest.raises(UsageError, match="gone when the command ends"):
-        location.to_write(None, print)
+        location.to_write(None)
 
 
 def test_databases_of_users_are_ignored_in_this_repository() -> None:

@@ -150,8 +150,8 @@ def test_no_text_of_a_database_is_run_or_reaches_the_terminal(
     monkeypatch.setattr(databases, "check_tables", lambda *_: [])  # to merge with the shipped ones takes a second
     commands = [*COMMANDS, DOCTOR]
     place = TEXT_COLUMNS.index((table, column))
-    texts = HOSTILE[place % 3 :: 3]  # each column meets each command, not with each text
-    assert len(texts) >= len(commands) - (place % 3 == 2)
+    texts = HOSTILE[place % 4 :: 4]  # each column meets each command, not with each text
+    assert len(texts) >= len(commands)
     for number, text in enumerate(texts):
         planted(filled, tmp_path / "results.db", table, column, text)
         command = commands[(number + place) % len(commands)]
@@ -175,12 +175,12 @@ def test_what_a_name_may_hold_is_shown_as_it_is(
     assert name in printed
 
 
-@given(st.text())
-def test_visible_text_is_one_line_that_controls_nothing(text: str) -> None:
+def test_visible_text_is_one_line_that_controls_nothing() -> None:
+    text = "".join(map(chr, range(sys.maxunicode + 1)))
     assert not UNSEEN.search(visible(text))
     assert "\n" not in visible(text)
-    if not UNSEEN.search(text) and "\n" not in text:
-        assert visible(text) == text
+    harmless = re.sub(r"[\n\ud800-\udfff]", "", UNSEEN.sub("", text))
+    assert visible(harmless) == harmless
 
 
 # Fuzz: import -> export -> exec

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import ATTRIBUTES, ListedPick, size_of
-from fp8tune.records import Device, Finalist, Problem, Row
+from fp8tune.output.show import ListedPick, Place
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,16 +29,6 @@ RENAMED = {
     "scale_mode": "scale",
 }
 """Fields of documents and tables -> columns."""
-
-
-class Place(Document):
-    """Columns of every table."""
-
-    kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size.")
-    attributes: dict[str, str] = value("What else distinguishes sizes: routing, layout, dtype, output and scale.")
-    gpu: str = value("Name of the GPU, or its arch if it has no name.")
-    arch: str = value("Architecture of the GPU, such as sm_90.")
 
 
 class Final(Place):
@@ -79,45 +68,6 @@ class GpuInfo(Document):
     kernels: int = value("Kernels that were tried on it.")
     sizes: int = value("Problem sizes that were tried on it.")
     copy_gb_per_s: float | None = value("Rate of a copy on the device, read plus written.", "GB/s")
-
-
-def place(problem: Problem, device: Device) -> dict[str, Any]:
-    """Return the values of :class:`Place`."""
-    attributes = {name: getattr(problem, field) for name, field in ATTRIBUTES.items()}
-    gpu = device.name or device.arch
-    return {
-        "kernel": problem.kernel,
-        "size": size_of(problem),
-        "attributes": attributes,
-        "gpu": gpu,
-        "arch": device.arch,
-    }
-
-
-def final(item: Finalist) -> Final:
-    """Return a config of a confirmation as a document."""
-    names = ("time_us", "processes", "fastest_process_us", "slowest_process_us", "is_pick", "is_default")
-    return Final(
-        **place(item.problem, item.device),
-        **{name: getattr(item, name) for name in names},
-        config=dict(item.config),
-        slower_share=item.slowdown_ratio - 1,
-        coarse_us=item.screen_us,
-    )
-
-
-def samples(row: Row) -> Iterable[Sample]:
-    """Yield the samples of a block."""
-    for number, sample_us in enumerate(row.outcome.samples_us):
-        yield Sample(
-            **place(row.problem, row.device),
-            config=None if row.config is None else dict(row.config),
-            stage=row.stage,
-            round=row.round,
-            process=row.process,
-            sample=number,
-            sample_us=sample_us,
-        )
 
 
 def table(model: type[Document], documents: Iterable[Document]) -> DataFrame:

@@ -7,13 +7,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fp8tune import names
 from fp8tune.api import frames
 from fp8tune.errors import UsageError
 from fp8tune.filters import Filters, Size
-from fp8tune.output.show import ListedPick
+from fp8tune.output.show import ListedPick, place
 from fp8tune.records import Device, Pick, Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import database, layers, location
@@ -73,19 +73,21 @@ class Results:
     ) -> DataFrame:
         """Return one row per config of a confirmation, the fastest of each size first."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            items = [item for item in picks.finalists(reader, kernels) if keeps(item.problem, item.device)]
-        return frames.table(frames.Final, map(frames.final, items))
+            finals = [
+                frames.Final.from_records(
+                    item, **place(item), slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us
+                )
+                for item in picks.finalists(reader, kernels)
+                if keeps(item)
+            ]
+        return frames.table(frames.Final, finals)
 
     def trials(
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
     ) -> DataFrame:
         """Return one row per timed block, check or compilation."""
-        with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            frame = reader.trials_frame(
-                lambda study: (
-                    (kernels is None or study.problem.kernel in kernels) and keeps(study.problem, study.device)
-                )
-            )
+        with self._selected(kernel, size, device, verdict) as (reader, _, _, keeps):
+            frame = reader.trials_frame(keeps)
         return frame.rename(columns=frames.RENAMED)
 
     def samples(
@@ -94,11 +96,11 @@ class Results:
         """Return one row per sample of a timed block. There may be millions; a pruned database has none."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             rows = [
-                sample
+                frames.Sample.from_records(row, **place(row), sample=number, sample_us=sample_us)
                 for name in kernels or (None,)
                 for row in reader.rows(name)
-                if row.outcome.samples_us and keeps(row.problem, row.device)
-                for sample in frames.samples(row)
+                if row.outcome.samples_us and keeps(row)
+                for number, sample_us in enumerate(row.outcome.samples_us)
             ]
         return frames.table(frames.Sample, rows)
 
@@ -110,12 +112,12 @@ class Results:
             tried: dict[Device, set[Problem]] = {}
             for name in kernels or (None,):
                 for subject in subjects_of(reader.pools(name)):
-                    if keeps(subject.problem, subject.device):
+                    if keeps(subject):
                         tried.setdefault(subject.device, set()).add(subject.problem)
             documents = [
-                frames.GpuInfo(
+                frames.GpuInfo.from_records(
+                    gpu,
                     gpu=gpu.name or gpu.arch,
-                    **{name: getattr(gpu, name) or "" for name in ("arch", "driver", "runtime", "torch", "triton")},
                     kernels=len({problem.kernel for problem in problems}),
                     sizes=len(problems),
                     copy_gb_per_s=reader.calibration(gpu).get(COPY_CEILING),
@@ -133,24 +135,23 @@ class Results:
     @contextlib.contextmanager
     def _selected(
         self, kernel: Names, size: Size, device: str | None, verdict: Names
-    ) -> Iterator[tuple[Reader, list[str] | None, list[Pick], Callable[[Problem, Device], bool]]]:
-        """Open the databases; yield the reader, kernels, picks that pass the filters, and the filter for other rows."""
+    ) -> Iterator[tuple[Reader, list[str] | None, list[Pick], Callable[[Any], bool]]]:
+        """Open the databases; yield the reader, kernels, picks that pass the filters, and the filter of records."""
         filters = Filters.parse(size, device, verdict)
         with self.reading() as reader:
             kernels = None if kernel is None else names.stored_kernels(several(kernel), reader) if kernel else []
-            stored = picks.read(reader, kernels) if kernels != [] else []
-            chosen = [
-                pick
-                for pick in stored
-                if filters.has_problem(pick.problem)
-                and filters.has_device(pick.device)
-                and (not filters.verdicts or pick.verdict in filters.verdicts)
-            ]
+
+            def fits(record: Any) -> bool:
+                is_named = kernels is None or record.problem.kernel in kernels
+                return is_named and filters.has_problem(record.problem) and filters.has_device(record.device)
+
+            chosen = [pick for pick in picks.read(reader, kernels) if fits(pick)]
+            if filters.verdicts:
+                chosen = [pick for pick in chosen if pick.verdict in filters.verdicts]
             places = {(pick.problem, pick.device.name) for pick in chosen}
 
-            def keeps(problem: Problem, gpu: Device) -> bool:
-                fits = kernels != [] and filters.has_problem(problem) and filters.has_device(gpu)
-                return fits and (not filters.verdicts or (problem, gpu.name) in places)
+            def keeps(record: Any) -> bool:
+                return fits(record) and (not filters.verdicts or (record.problem, record.device.name) in places)
 
             yield reader, kernels, chosen, keeps
 

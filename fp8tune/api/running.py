@@ -98,8 +98,7 @@ def sweep(
         raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
     text = ", ".join(f"{name}={value!r}" for name, value in given.items())
     plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
-    notices: list[str] = []
-    path = location.to_write(chosen.db, notices.append)
+    path = location.to_write(chosen.db)
     plan = planning.expanded(plan)
     finished, today = Finished(0, 0.0), {size.problem: size.today.config for size in plan.problems if size.today}
     with Store.open(path, create=True) as store, contextlib.ExitStack() as stack:
@@ -116,7 +115,7 @@ def sweep(
         picks=frames.table(ListedPick, map(ListedPick.of, picks.of(studies))),
         is_right=all(tally.has_right for tally in tallies),
         left_out=finished.left_out,
-        notices=(*notices, *plan.notices),
+        notices=tuple(plan.notices),
     )
 
 

@@ -16,12 +16,9 @@ def bench(options: BenchOptions) -> None:
     of fp8tune-kernels is wrong.
     """
     from fp8tune.bench import run
-    from fp8tune.importing.published import read_operations
     from fp8tune.measure.backends.choice import backend_for
     from fp8tune.output import bench as screens
-    from fp8tune.output.documents import print_json
-    from fp8tune.output.tables import notice, print_screens
-    from fp8tune.plan.shapes import sweeps_dir
+    from fp8tune.output.tables import notice, print_document
 
     backend, notices = backend_for(None, None)
     subjects = run.planned(options, backend)
@@ -35,13 +32,8 @@ def bench(options: BenchOptions) -> None:
                     rows.append(event)
     finally:  # after Ctrl-C what is there is printed
         if rows:
-            published = read_operations(sweeps_dir() / "published" / "grouped_mm.csv")
-            published = [item for item in published if options.op == f"{item.recipe}-{item.operation}"]
-            report = screens.make_report(rows, published)
-            if options.format == "json":
-                print_json(report)
-            else:
-                print_screens(screens.screens(report), options.format)
+            report = screens.make_report(rows)
+            print_document(report, screens.screens(report), options.format)
     if any(row.is_wrong for row in rows):
         notice("fp8tune: an output of fp8tune-kernels is wrong: see above")
         raise typer.Exit(1)

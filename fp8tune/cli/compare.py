@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from fp8tune.cli.adapter import command
 from fp8tune.options import CompareOptions
-
-if TYPE_CHECKING:
-    pass
 
 EPILOG = """
 $ fp8tune compare main..branch
@@ -27,18 +22,15 @@ def compare(options: CompareOptions) -> None:
     """
     from fp8tune.api.running import compared
     from fp8tune.output import compare as output
-    from fp8tune.output import documents, tables
+    from fp8tune.output import tables
 
     document = output.make(compared(options, tables.notice))
     tables.notice(*tables.notices(output.notices(document.rows)))
-    match options.format:
-        case "json":
-            documents.print_json(document)
-        case "html":
-            from fp8tune.report import comparison
+    if options.format == "html":
+        from fp8tune.report import comparison
 
-            lines = [output.about(document), output.control(document)]
-            print(comparison.document(document, output.title(document), lines, [*map(output.size_text, document.rows)]))
-        case style:
-            output.screen(document, lists_all=options.all).print(style)
+        lines = [output.about(document), output.control(document)]
+        print(comparison.document(document, output.title(document), lines, [*map(output.size_text, document.rows)]))
+    else:
+        tables.print_document(document, [output.screen(document, lists_all=options.all)], options.format)
     raise typer.Exit(document.exit_code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fp8tune.errors import UsageError
@@ -23,14 +23,6 @@ def check(db: str) -> None:
         )
     if database.is_in_memory(db):
         raise UsageError(f"--db {db!r} is a database in memory, gone when the command ends: name a file")
-
-
-def to_write(db: str | None, notice: Callable[[str], None] | None = None) -> str:
-    """Return ``--db``, or the user's own database. Raises UsageError if git tracks it: the next pull would conflict."""
-    from fp8tune.output import tables
-    from fp8tune.store import location
-
-    return location.to_write(db, notice or tables.notice)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fp8tune.cli import databases
 from fp8tune.cli.adapter import command, group
 from fp8tune.errors import UsageError
 from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
@@ -45,6 +44,7 @@ def import_(options: ImportOptions) -> None:
     from fp8tune.output.progress import Display
     from fp8tune.output.tables import notice
     from fp8tune.output.text import counted
+    from fp8tune.store import database, location
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks as deciding
     from fp8tune.sweeping import published
@@ -56,7 +56,7 @@ def import_(options: ImportOptions) -> None:
     with contextlib.ExitStack() as stack:
         unpacked = {path: stack.enter_context(archives.unpacked(path)) for path in paths if path not in picks}
         loaded = {path: importing.load(file, published.lookup_key) for path, file in unpacked.items()}
-        store = stack.enter_context(Store.open(databases.to_write(options.db), create=True))
+        store = stack.enter_context(Store.open(db := location.to_write(options.db), create=True))
         for path in paths:
             if path in picks:
                 rows = foreign.RowMaker(store, options.device, notice).rows(picks[path])
@@ -66,7 +66,7 @@ def import_(options: ImportOptions) -> None:
             with Display() as display:
                 report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
             added = counted(report.added, "result")
-            print(f"{visible(str(path))}: {added} added, {report.already_there} already there")
+            print(f"{visible(str(path))}: {added} added, {report.already_there} already there in {database.label(db)}")
         deciding.keep_current(store)
 
 
@@ -81,11 +81,11 @@ def prune(options: PruneOptions) -> None:
     Keeps picks, confirmations, the 20 fastest others of each size, and counts.
     """
     from fp8tune.importing import archives
-    from fp8tune.store import database
+    from fp8tune.store import database, location
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks
 
-    path = database.path_of(db := databases.to_write(options.db))
+    path = database.path_of(db := location.to_write(options.db))
     if path is None:
         raise UsageError(
             f"{database.label(db)} is a server, which prune does not change: import its results into a file"
@@ -132,13 +132,13 @@ def forget(options: ForgetOptions) -> None:
 
     TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
     """
-    from fp8tune.store import database
+    from fp8tune.store import database, location
     from fp8tune.store.results import Store
     from fp8tune.sweeping.picks import keep_current
 
     if not options.targets:
         raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
-    db = databases.to_write(options.db)
+    db = location.to_write(options.db)
     with Store.open(db) as store:
         rows = [row for target in options.targets if not target.startswith("sweep:") for row in _rows(store, target)]
         queued = [_queued(store, target) for target in options.targets if target.startswith("sweep:")]

@@ -29,7 +29,7 @@ def doctor(options: DoctorOptions) -> None:
     from fp8tune.check.keys import KeyVerdict
     from fp8tune.check.machine import check_machine
     from fp8tune.output.doctor import make_report, print_findings
-    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import print_document
 
     if options.configs is not None:
         raise UsageError("--configs is not available yet: leave it out")
@@ -40,7 +40,7 @@ def doctor(options: DoctorOptions) -> None:
         findings += key_findings
     report = make_report(findings, results)
     if options.format == "json":
-        print_json(report)
+        print_document(report, [], "json")
     else:
         print_findings(report)
     if any(finding.level is Level.ERROR for finding in findings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,7 @@ def export(options: ExportOptions) -> None:
 def _export_table(options: ExportOptions) -> None:
     from fp8tune import names
     from fp8tune.exporting import select_rows
+    from fp8tune.output.tables import warning
     from fp8tune.output.text import path_here
     from fp8tune.tables.current import INSTALLED, SHIPPED
     from fp8tune.tables.launch_table import default_path, shipped_path
@@ -64,7 +64,7 @@ def _export_table(options: ExportOptions) -> None:
     if not selection.table.entries and not (options.check and selection.known):
         why = "no pick is proven, open or published; sweep on such a GPU, or add --allow-quick"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
-    _print_notices(selection.notices)
+    warning(selection.notices)
     merged, is_changed = merge_file(path, selection, is_dry=options.check)
     rows = len(merged.added) + len(merged.changed) + len(merged.removed)
     if not options.check:
@@ -80,7 +80,7 @@ def _export_table(options: ExportOptions) -> None:
 
 def _export_for(options: ExportOptions, name: str) -> None:
     from fp8tune.exporting import format_files, read_for_format
-    from fp8tune.output.tables import notice
+    from fp8tune.output.tables import notice, warning
     from fp8tune.output.text import path_here
     from fp8tune.tables import files
     from fp8tune.tables.formats import DIFF, check_options, load, parse_options
@@ -95,7 +95,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
     with databases.opened(options.db) as (store, _):
         picks = read_for_format(store, _arch(options, store), options.kernel, allow_quick=options.allow_quick)
     written, notices = format_files(picks, name, form)
-    _print_notices(notices)
+    warning(notices)
     folder = output or Path()
     if is_diff and output is None:
         print(written[0].text, end="")
@@ -125,9 +125,3 @@ def _arch(options: ExportOptions, store: Reader) -> str:
     if not arches:
         raise UsageError("nothing to export: the database has no results of a GPU; run fp8tune sweep")
     raise UsageError(f"--arch is missing: the database has {' and '.join(arches)}, name one of them")
-
-
-def _print_notices(lines: Iterable[str]) -> None:
-    from fp8tune.output.tables import notices, warning
-
-    warning(*notices(lines))

@@ -105,9 +105,10 @@ def _usage_message(error: Any) -> str:
         close = difflib.get_close_matches(name, error.ctx.command.list_commands(error.ctx))
         return f"unknown command {name!r:.80}: " + (f"did you mean {' or '.join(close)}?" if close else fix)
     if option:
-        if new := OPTIONS.get(path.removeprefix("fp8tune "), {}).get(option):
-            return f"{option} of {path} is now {new}"
-        problem = "is unknown" if hasattr(error, "possibilities") else "needs a value"
+        is_unknown = hasattr(error, "possibilities")
+        if is_unknown and option in OPTIONS:
+            return f"{option} of {path} is now {OPTIONS[option]}"
+        problem = "is unknown" if is_unknown else "needs a value"
         return f"option {option:.80} of {path} {problem}: {fix}"
     if parameter := getattr(error, "param", None):
         return f"{parameter.opts[-1]}: {error.message.removeprefix('Value error, ').rstrip('.')} (see {path} --help)"

@@ -52,10 +52,8 @@ def record(options: RecordOptions) -> None:
     elif ended.recording is None:
         reason = "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
     else:
-        reason = (
-            f"{shlex.join(options.command):.80} launched no autotuned kernel; for @triton.jit kernels add "
-            "--kernel 'module:*'"
-        )
+        program_text = shlex.join(options.command)[:80]
+        reason = f"{program_text} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
     if ended.exit_code == 0:
         raise UsageError(f"nothing recorded: {reason}")
     notice(f"fp8tune: nothing recorded: {reason}")

@@ -53,23 +53,19 @@ def show(options: ShowOptions) -> None:
 
 def _show_recording(options: ShowOptions, path: str) -> None:
     from fp8tune.output import record
-    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import print_document
     from fp8tune.replay.recording import read
 
     if options != ShowOptions(kernel=path, format=options.format):
         raise UsageError(f"{path} is a recording: leave out all options but --format")
     document = record.make_summary(read(Path(path)), path)
-    if options.format == "json":
-        print_json(document)
-    else:
-        record.recording(document).print(options.format)
+    print_document(document, [record.recording(document)], options.format)
 
 
 def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
     from fp8tune.measure.device import probe
     from fp8tune.output import show as screens
-    from fp8tune.output.documents import Document, print_json
-    from fp8tune.output.tables import notice
+    from fp8tune.output.tables import notice, print_document
     from fp8tune.stats.study import Verdict
     from fp8tune.sweeping import picks
 
@@ -94,7 +90,7 @@ def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] |
         else:
             notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
         return
-    document: Document
+    document: screens.Overview | screens.PickList
     if kernels is None:
         counts = Counter((subject.problem.kernel, _gpu(subject)) for subject in wrong)
         triton = sorted({pick.device.triton for pick in measured} - {""})
@@ -109,10 +105,7 @@ def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] |
         listed = [row for row in rows if row.gpu == gpu]
         document = screens.make_pick_list(kernels[0], gpu, listed, sizes, elsewhere, options.sort, options.top)
         screen = screens.pick_list(document)
-    if options.format == "json":
-        print_json(document)
-    else:
-        screen.print(options.format, wide=options.wide)
+    print_document(document, [screen], options.format, wide=options.wide)
 
 
 def _gpu(subject: Subject) -> str:
@@ -125,7 +118,7 @@ def _fits(filters: Filters, subject: Pick | Subject) -> bool:
 
 def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool) -> None:
     from fp8tune.output import show as screens
-    from fp8tune.output.documents import print_json
+    from fp8tune.output.tables import print_document
     from fp8tune.records import Subject
     from fp8tune.stats.explanation import Explanation
     from fp8tune.studies import read_studies
@@ -138,17 +131,13 @@ def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool
         outcomes = store.tried(Subject(study.version, study.device, study.kind, study.problem), stage=None)
     row = screens.ListedPick.of(pick, is_stale=is_stale)
     document = screens.make_detail(row, Explanation(study, outcomes))
-    if options.format == "json":
-        print_json(document)
-    else:
-        screens.detail(document, options.top).print(options.format, wide=options.wide)
+    print_document(document, [screens.detail(document, options.top)], options.format, wide=options.wide)
 
 
 def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
     """Show outcomes instead of picks: those that failed, or what was only checked or compiled."""
     from fp8tune.output import checks
-    from fp8tune.output.documents import print_json
-    from fp8tune.output.tables import notice
+    from fp8tune.output.tables import notice, print_document
     from fp8tune.store.read import subjects_of
 
     subjects = subjects_of(store.pools(kernels[0] if kernels else None))
@@ -156,10 +145,8 @@ def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] 
     tallies = [store.tally(subject) for subject in subjects if _fits(filters, subject)]
     tallies = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
     document = checks.make_check_list(tallies[: options.top])
-    if options.format == "json":
-        print_json(document)
-    elif not tallies:
+    if not tallies and options.format != "json":
         notice(f"no failed configs in {db}" if options.failed else f"no results of this in {db}: run fp8tune sweep")
     else:
-        screen = checks.failed_configs(document) if options.failed else checks.checked_kernels(document)
-        screen.print(options.format, wide=options.wide)
+        screen = checks.failed_configs if options.failed else checks.checked_kernels
+        print_document(document, map(screen, [document]), options.format, wide=options.wide)

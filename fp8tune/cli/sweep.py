@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fp8tune.cli import databases
 from fp8tune.cli.adapter import command
 from fp8tune.options import SweepOptions
 from fp8tune.redaction import command_line
@@ -47,16 +46,15 @@ def sweep(options: SweepOptions) -> None:
     from fp8tune.output.tables import notice
     from fp8tune.records import Status
     from fp8tune.stopping import Stopped
-    from fp8tune.store import database
+    from fp8tune.store import database, location
     from fp8tune.store.results import Store
     from fp8tune.sweeping import events, planning, session
 
     begun, text, as_json = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:])), options.format == "json"
     plan = planning.planned(options, text)
-    where: list[str] = []  # printed once nothing is wrong with the options
-    db = databases.to_write(options.db, where.append)
+    db = location.to_write(options.db)
     plan = planning.expanded(plan)
-    notice(*where, *plan.notices)
+    notice(*plan.notices)
     if options.on is not None:
         from fp8tune.cli import sharing
 
@@ -84,7 +82,7 @@ def sweep(options: SweepOptions) -> None:
         stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
         raise
     if finished is not None:
-        _print_end(options, plan, finished, studies, tallies, is_stored=not progress.stored)
+        _print_end(options, plan, finished, studies, tallies, database.label(db), is_stored=not progress.stored)
     wrong = sum(tally.counts[Status.WRONG] for tally in tallies)
     if (options.strict and wrong) or not all(tally.has_right for tally in tallies):
         raise typer.Exit(1)
@@ -96,6 +94,7 @@ def _print_end(
     finished: Finished,
     studies: Sequence[Study],
     tallies: Sequence[Tally],
+    db: str,
     *,
     is_stored: bool,
 ) -> None:
@@ -106,7 +105,6 @@ def _print_end(
     from fp8tune.output.tables import console, notice, print_lines
     from fp8tune.output.text import counted, db_option
     from fp8tune.records import Status
-    from fp8tune.store import database
     from fp8tune.sweeping import picks
 
     backend = plan.backend
@@ -125,7 +123,7 @@ def _print_end(
     elif rows:
         gpu = backend.device.name or backend.device.arch
         counts = Counter((kernel, gpu) for kernel in without)
-        show.overview(show.make_overview(rows, counts, database.label(databases.to_write(options.db)), [])).print()
+        show.overview(show.make_overview(rows, counts, db, [])).print()
     elif tallies:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
     print_lines(console(), [checks.counts_line(statuses, backend.kind, finished.seconds)])

@@ -9,7 +9,6 @@ import sys
 
 import typer
 
-from fp8tune.cli import databases
 from fp8tune.cli.adapter import command
 from fp8tune.options import WorkerOptions
 from fp8tune.redaction import command_line
@@ -30,18 +29,14 @@ def worker(options: WorkerOptions) -> None:
 
 def _print_status(options: WorkerOptions) -> None:
     from fp8tune.output import worker as screens
-    from fp8tune.output.documents import print_json
-    from fp8tune.output.tables import print_screens
-    from fp8tune.store import database
+    from fp8tune.output.tables import print_document
+    from fp8tune.store import database, location
     from fp8tune.store.results import Store
 
-    db = databases.to_write(options.db)
+    db = location.to_write(options.db)
     with Store.open(db, writable=False) as store:
         document = screens.make_status(store.queue(), database.label(db))
-    if options.format == "json":
-        print_json(document)
-    else:
-        print_screens(screens.status(document))
+    print_document(document, screens.status(document), options.format)
 
 
 def _work(options: WorkerOptions) -> None:
@@ -55,9 +50,9 @@ def _work(options: WorkerOptions) -> None:
     from fp8tune.output.tables import notice
     from fp8tune.output.worker import WorkerProgress, WorkerStep, findings_line
     from fp8tune.stopping import Stopped
-    from fp8tune.store import database
+    from fp8tune.store import database, location
 
-    db = databases.to_write(options.db)
+    db = location.to_write(options.db)
     budget_s = math.inf if options.budget_s is None else options.budget_s
     working = Worker(db, None, options.wait, budget_s, options.kernel, command_line(sys.argv[1:]))
     findings = failed = 0

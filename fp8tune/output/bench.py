@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
 
 from fp8tune.bench.run import Compiled, Row
 from fp8tune.output.documents import Document, value
@@ -11,7 +10,6 @@ from fp8tune.output.progress import Display
 from fp8tune.output.show import size_of
 from fp8tune.output.tables import Column, Screen, number, speedups
 from fp8tune.output.text import counted, layout, listed, microseconds, pairs, ratio, split_shared
-from fp8tune.records import Published
 from fp8tune.stats.means import geomean
 
 SMALL_SHARE = 0.01
@@ -62,54 +60,31 @@ class BenchSubject(Document):
     sizes: list[BenchSize] = value("Sizes, in the order of the shape set.")
 
 
-class PublishedOperation(Document):
-    """Times that others published."""
-
-    source: str = value("Publication.")
-    gpu: str = value("GPU that it names.")
-    size: dict[str, int] = value("Problem size by dimension.")
-    note: str = value("Note of the publication.")
-    speedup: float = value("Speedup of forward and backward over bfloat16.", "x")
-    time_us: float = value("Time of forward and backward.", "us")
-    impossible: str = value("Reason why the times cannot be right as printed; empty otherwise.")
-
-
-class BenchReport(Document):
+class BenchReport(Document, printed_by="bench"):
     """Everything that one run of bench timed."""
 
-    printed_by: ClassVar[str] = "bench"
-
-    document: Literal["bench"] = value("Distinguishes documents.", default="bench")
     gpu: str = value("Name of the GPU.")
     arch: str = value("Architecture of the GPU.")
     torch: str = value("Version of torch.")
     triton: str = value("Version of Triton.")
     subjects: list[BenchSubject] = value("Kernels or operations.")
-    published: list[PublishedOperation] = value("Times of the operation that others published.")
 
 
-def make_report(rows: Sequence[Row], published: Sequence[Published]) -> BenchReport:
+def make_report(rows: Sequence[Row]) -> BenchReport:
     """Return the rows of a run, at least one, as a document."""
     device = rows[0].device
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.subject.reference, []).append(row)
-    return BenchReport(
-        gpu=device.name or device.arch,
-        arch=device.arch,
-        torch=device.torch,
-        triton=device.triton,
-        subjects=[_subject(group) for group in groups.values()],
-        published=[_published(item) for item in published],
-    )
+    subjects = [_subject(group) for group in groups.values()]
+    return BenchReport.from_records(device, gpu=device.name or device.arch, subjects=subjects)
 
 
 def _subject(rows: Sequence[Row]) -> BenchSubject:
     subject = rows[0].subject
     ratios = {name: [ratio for row in rows if (ratio := row.speedup(name))] for name in subject.names[1:]}
-    return BenchSubject(
-        name=subject.operation.name,
-        title=subject.operation.title,
+    return BenchSubject.from_records(
+        subject.operation,
         is_emulated=subject.operation.is_emulated(rows[0].device.arch),
         means={name: geomean(values) for name, values in ratios.items() if values},
         sizes=[_size(row) for row in rows],
@@ -117,52 +92,27 @@ def _subject(rows: Sequence[Row]) -> BenchSubject:
 
 
 def _size(row: Row) -> BenchSize:
-    return BenchSize(
-        label=row.size.label,
+    return BenchSize.from_records(
+        row.size,
+        row,
         size=size_of(row.size),
-        routing=row.size.routing,
         layout=row.size.input_layout,
         dtype=row.size.in_dtype,
-        config=None if row.config is None else dict(row.config),
-        tflops=row.tflops,
-        gb_per_s=row.gb_per_s,
         contenders=[
-            BenchContender(
-                name=name,
-                time_us=cell.time_us,
-                speedup=row.speedup(name),
-                is_wrong=cell.check.is_wrong,
-                reason=cell.check.reason,
-                sqnr_db=cell.check.sqnr_db,
-                peak_bytes=cell.check.peak_bytes,
-            )
+            BenchContender.from_records(cell, cell.check, name=name, speedup=row.speedup(name))
             for name, cell in row.cells.items()
         ],
-        parts=[BenchPart(kernel=part.kernel, time_us=part.time_us) for part in row.ours.check.parts],
-    )
-
-
-def _published(item: Published) -> PublishedOperation:
-    return PublishedOperation(
-        source=item.source,
-        gpu=item.device.name,
-        size=dict(item.shape),
-        note=item.note,
-        speedup=item.speedup,
-        time_us=item.scaled_fwd_bwd_us,
-        impossible=item.impossible,
+        parts=list(map(BenchPart.from_records, row.ours.check.parts)),
     )
 
 
 def screens(report: BenchReport) -> Iterator[Screen]:
-    """Yield a screen for each kernel or operation, its parts, and what others published."""
+    """Yield a screen for each kernel or operation, and its parts."""
     for subject in report.subjects:
         yield _ratios(report, subject)
         profiled = [size for size in subject.sizes if size.parts]
         if profiled:
             yield _parts(max(profiled, key=lambda size: sum(part.time_us for part in size.parts)))
-    if report.published:
-        yield _published_screen(report.published)
 
 
 def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
@@ -174,8 +124,8 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
         if not name.startswith("fp8tune"):
             means.append(f"{ratio(mean)} over {name}" + (f" on {known} of them" if known < len(sizes) else ""))
     shared, columns = _size_columns(sizes)
-    peaks = [size.contenders[0].peak_bytes for size in sizes]
-    times = [microseconds(size.contenders[0].time_us) if not _word(size.contenders[0]) else "wrong" for size in sizes]
+    ours = [size.contenders[0] for size in sizes]
+    times = ["wrong" if cell.is_wrong else microseconds(cell.time_us) for cell in ours]
     names = [contender.name for contender in sizes[0].contenders]
     shown = [place for place in range(1, len(names)) if any(_cell(size.contenders[place]) != "-" for size in sizes)]
     columns += [
@@ -184,17 +134,16 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
         if not names[place].startswith("fp8tune")
     ]
     columns.append(number("time us", times))
-    if all(size.tflops for size in sizes):
-        columns.append(number("TFLOP/s", [f"{size.tflops:,.0f}" for size in sizes], leaves="before cuts"))
-    elif all(size.gb_per_s for size in sizes):
-        columns.append(number("GB/s", [f"{size.gb_per_s:,.0f}" for size in sizes], leaves="before cuts"))
+    rates = {"TFLOP/s": [size.tflops for size in sizes], "GB/s": [size.gb_per_s for size in sizes]}
+    if unit := next((unit for unit, values in rates.items() if all(values)), ""):
+        columns.append(number(unit, [f"{rate:,.0f}" for rate in rates[unit]], leaves="before cuts"))
     columns += [
         number(names[place].partition(", ")[2], [_cell(size.contenders[place]) for size in sizes], leaves="before cuts")
         for place in shown
         if names[place].startswith("fp8tune")
     ]
-    if any(peaks):
-        cells = ["-" if peak is None else f"{peak / 2**20:,.0f}" for peak in peaks]
+    if any(cell.peak_bytes for cell in ours):
+        cells = ["-" if cell.peak_bytes is None else f"{cell.peak_bytes / 2**20:,.0f}" for cell in ours]
         columns.append(number("MiB", cells, leaves="before cuts"))
     return Screen(
         [
@@ -224,12 +173,8 @@ def _size_columns(sizes: Sequence[BenchSize]) -> tuple[dict[str, object], list[C
     return shared, [kinds[name](name, [str(fact.get(name, "")) for fact in facts], cut="end") for name in names]
 
 
-def _word(contender: BenchContender) -> str:
-    return "wrong" if contender.is_wrong else ""
-
-
 def _cell(contender: BenchContender) -> str:
-    return _word(contender) or ratio(contender.speedup)
+    return "wrong" if contender.is_wrong else ratio(contender.speedup)
 
 
 def _reasons(sizes: Sequence[BenchSize]) -> Iterator[str]:
@@ -245,11 +190,9 @@ def _reasons(sizes: Sequence[BenchSize]) -> Iterator[str]:
 
 def _parts(size: BenchSize) -> Screen:
     total = sum(part.time_us for part in size.parts)
-    large = [part for part in size.parts if part.time_us >= SMALL_SHARE * total]
-    rest = [part for part in size.parts if part.time_us < SMALL_SHARE * total]
-    lines = [(part.kernel, part.time_us) for part in large]
-    if rest:
-        lines.append((f"{counted(len(rest), 'shorter launch')}", sum(part.time_us for part in rest)))
+    lines = [(part.kernel, part.time_us) for part in size.parts if part.time_us >= SMALL_SHARE * total]
+    if rest := [part.time_us for part in size.parts if part.time_us < SMALL_SHARE * total]:
+        lines.append((counted(len(rest), "shorter launch"), sum(rest)))
     columns = [
         Column("launches of a step, in their order", [name for name, _ in lines], cut="end"),
         number("time us", [microseconds(time_us) for _, time_us in lines]),
@@ -259,27 +202,12 @@ def _parts(size: BenchSize) -> Screen:
     return Screen([f"parts of fp8tune on {name}: {microseconds(total)} us on the GPU"], columns, [], size.parts)
 
 
-def _published_screen(rows: Sequence[PublishedOperation]) -> Screen:
-    columns = [
-        Column("published by", [row.source for row in rows]),
-        Column("size", [pairs(row.size) for row in rows], cut="end"),
-        speedups([ratio(row.speedup) for row in rows]),
-        number("time us", [microseconds(row.time_us) for row in rows]),
-        Column("note", ["; ".join(filter(None, (row.note, row.impossible))) for row in rows], cut="end"),
-    ]
-    return Screen(["published: speedup of forward and backward over bf16"], columns, [], rows)
-
-
 class BenchProgress(Display):
     """Shows what is compiled, then what is timed."""
 
     def __init__(self, sizes: int) -> None:
         super().__init__()
         self._done, self._sizes = 0, sizes
-
-    def show(self, event: Compiled | Row) -> None:
-        """Show an event of a run. Never raises."""
-        self._guard(self._event, event)
 
     def _event(self, event: Compiled | Row) -> None:
         if isinstance(event, Compiled):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
@@ -38,10 +38,8 @@ class CheckedSize(Document):
     configs: list[CheckedConfig] = value("Every config, failed ones first.")
 
 
-class CheckList(Document):
+class CheckList(Document, printed_by="show --failed"):
     """Sizes with the outcomes of their configs; a sweep without a GPU ends with it, too."""
-
-    printed_by: ClassVar[str] = "show --failed"
 
     document: Literal["checks"] = value("Distinguishes documents.", default="checks")
     sizes: list[CheckedSize] = value("Sizes, in the order of the database.")
@@ -56,17 +54,8 @@ def _size(tally: Tally) -> CheckedSize:
     problem, device = tally.subject.problem, tally.subject.device
     configs = []
     for config, outcome in {**tally.failures, **tally.outcomes}.items():
-        facts = outcome.facts
-        configs.append(
-            CheckedConfig(
-                config=dict(config),
-                status=str(outcome.status),
-                reason=outcome.reason,
-                registers=facts.registers,
-                spill_bytes=facts.spill_bytes,
-                warps=facts.code.resident_warps if facts.code else None,
-            )
-        )
+        warps = outcome.facts.code.resident_warps if outcome.facts.code else None
+        configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
     return CheckedSize(
         kernel=problem.kernel,
         size=size_of(problem),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 from fp8tune.comparing import verdicts
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import ATTRIBUTES, size_of
+from fp8tune.output.show import Place, place
 from fp8tune.output.tables import Column, Screen, number, speedups, words
 from fp8tune.output.text import counted, microseconds, pairs, percent, ratio, short_gpu
 from fp8tune.stats.estimate import Estimate
@@ -26,15 +25,10 @@ class Side(Document):
     commit: str = value("Full commit; + is appended for uncommitted changes.")
 
 
-class ComparedSize(Document):
+class ComparedSize(Place):
     """One kernel on one size and GPU at both revisions."""
 
     verdict: ChangeVerdict = value("REGRESSION, WRONG, OPEN, FASTER, CLEAR or SAME-CODE.")
-    kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size by dimension; empty if nothing is recorded.")
-    attributes: dict[str, str] = value("What else distinguishes sizes: routing, layout, dtype, output and scale.")
-    gpu: str = value("Name of the GPU, or its arch if it has no name.")
-    arch: str = value("Architecture of the GPU, such as sm_90.")
     speedup: float | None = value("Time of A over time of B, paired by process; below 1 is slower.", "x")
     lower: float | None = value("Lower end of the speedup's 95 % confidence interval.", "x")
     upper: float | None = value("Upper end of the speedup's 95 % confidence interval.", "x")
@@ -50,10 +44,8 @@ class ComparedSize(Document):
     disturbances: list[str] = value("Why some blocks were slower than they should be.")
 
 
-class Comparison(Document):
+class Comparison(Document, printed_by="compare"):
     """Two revisions."""
-
-    printed_by: ClassVar[str] = "compare"
 
     before: Side = value("Side A.")
     after: Side = value("Side B.")
@@ -75,43 +67,29 @@ def make(comparison: verdicts.Comparison) -> Comparison:
     order = list(ChangeVerdict)
     rows = sorted(comparison.rows, key=lambda row: (order.index(row.verdict), -(row.ratio or 0)))
     detectable = [row.smallest_detectable for row in rows if row.effect]
-    return Comparison(
-        before=Side(name=comparison.before.name, commit=comparison.before.commit),
-        after=Side(name=comparison.after.name, commit=comparison.after.commit),
+    return Comparison.from_records(
+        comparison,
+        before=Side.from_records(comparison.before),
+        after=Side.from_records(comparison.after),
         speedup=_inverse(comparison.ratio),
         **_interval(comparison.overall),
         verdicts={verdict: comparison.counts[verdict] for verdict in ChangeVerdict if comparison.counts[verdict]},
-        added=comparison.added,
-        removed=comparison.removed,
         control=_change(comparison.control.ratio if comparison.control else None),
         stable=comparison.is_stable,
         detectable=_change(max((bound for bound in detectable if bound), default=None)),
-        exit_code=comparison.exit_code,
         rows=[_row(row) for row in rows],
     )
 
 
 def _row(row: verdicts.ComparedRow) -> ComparedSize:
-    problem, device = row.problem, row.device
-    return ComparedSize(
-        verdict=row.verdict,
-        kernel=row.kernel,
-        size=size_of(problem) if problem else {},
-        attributes={name: getattr(problem, field) for name, field in ATTRIBUTES.items()} if problem else {},
-        gpu=(device.name or device.arch) if device else "",
-        arch=device.arch if device else "",
+    return ComparedSize.from_records(
+        row,
+        **place(row),
         speedup=_inverse(row.ratio),
         **_interval(row.effect),
-        before_us=row.before_us,
-        after_us=row.after_us,
-        before_config=None if row.before_config is None else dict(row.before_config),
-        after_config=None if row.after_config is None else dict(row.after_config),
         detectable=_change(row.smallest_detectable),
         control=_change(row.control.ratio if row.control else None),
         stable=row.is_stable,
-        n=row.n,
-        reason=row.reason,
-        disturbances=list(row.disturbances),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import ClassVar, Literal
 
 from rich.text import Text
 
@@ -43,12 +42,9 @@ class KeyVariation(Document):
     verdict: KeyVerdict = value("Whether the pick holds there: holds, open or moves.")
 
 
-class DoctorReport(Document):
+class DoctorReport(Document, printed_by="doctor"):
     """Everything that doctor checked."""
 
-    printed_by: ClassVar[str] = "doctor"
-
-    document: Literal["doctor"] = value("Distinguishes documents.", default="doctor")
     findings: list[DoctorFinding] = value("Findings, errors first.")
     variations: list[KeyVariation] = value("Variations of the kernel's sizes; empty without KERNEL.")
 
@@ -58,7 +54,7 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
     order = [*Level]
     return DoctorReport(
         findings=[
-            DoctorFinding(level=finding.level, text=redacted(finding.text), fix=redacted(finding.fix))
+            DoctorFinding.from_records(finding, text=redacted(finding.text), fix=redacted(finding.fix))
             for finding in sorted(findings, key=lambda finding: order.index(finding.level))
         ],
         variations=[_variation(result) for result in results],
@@ -67,18 +63,8 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
 
 def _variation(result: VariationResult) -> KeyVariation:
     subject = result.subject
-    return KeyVariation(
-        size=size_of(subject.size),
-        key=dict(subject.key),
-        argument=subject.variation.argument,
-        varied_to=varied_to(result),
-        pick=dict(subject.pick),
-        best=None if result.best is None else dict(result.best),
-        slowdown=result.slowdown,
-        allowed=subject.allowed,
-        processes=result.processes,
-        verdict=result.verdict,
-    )
+    size, argument = size_of(subject.size), subject.variation.argument
+    return KeyVariation.from_records(subject, result, size=size, argument=argument, varied_to=varied_to(result))
 
 
 def print_findings(report: DoctorReport) -> None:

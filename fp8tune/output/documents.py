@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -27,6 +27,18 @@ class Document(BaseModel):
     printed_by: ClassVar[str] = ""
     """Command that prints the document, such as ``show KERNEL``; empty for parts of others."""
 
+    def __init_subclass__(cls, printed_by: str = "", **settings: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**settings)
+        cls.printed_by = printed_by
+
+    @classmethod
+    def from_records(cls, *records: object, **values: Any) -> Self:
+        """Return a document of values, and of the records' attributes that have the names of fields."""
+        for record in records:
+            names = (name for name in cls.model_fields if hasattr(record, name))
+            values = {name: getattr(record, name) for name in names} | values
+        return cls.model_validate(values)
+
     @model_validator(mode="before")
     @classmethod
     def _printable(cls, values: Any) -> Any:
@@ -38,12 +50,6 @@ def _printable(value: object) -> object:
     if isinstance(value, str):
         return visible(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_json(document: Document | Sequence[Document]) -> None:
-    """Print one document, or a list of documents, as indented JSON."""
-    value = document.model_dump(mode="json") if isinstance(document, Document) else [*map(plain, document)]
-    print(json.dumps(value, indent=2))
 
 
 def print_json_line(document: Document) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from statistics import geometric_mean
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -62,9 +62,12 @@ class Display:
                 self._phase, self._began_s, self._share_before = phase, self._now(), share
             self._share, self._count, self._note = share, visible(count), visible(note)
 
-    def line(self, text: str) -> None:
-        """Print a line that stays. Never raises."""
-        self._guard(self._print, text)
+    def show(self, event: Any) -> None:
+        """Show an event. Never raises."""
+        self._guard(self._event, event)
+
+    def _event(self, event: Any) -> None:
+        raise NotImplementedError
 
     def left_s(self) -> float | None:
         """Return the seconds until the phase ends, from the share of it that is done; None before anything is."""
@@ -155,8 +158,6 @@ class SweepProgress(Display):
         self.stored = 0
         """New trials."""
         self.phase = "coarse pass"
-        self.is_complete = False
-        """True at the end of a sweep that has nothing left to do."""
         self._today, self._sizes, self._coarse = today or {}, 0, "coarse pass"
         self._round: events.RoundStarted | None = None
         self._trials = self._all_trials = 0
@@ -170,9 +171,7 @@ class SweepProgress(Display):
         """Show an event of a sweep. Never raises."""
         if isinstance(event, events.TrialDone):
             self.stored += not event.from_database
-        elif isinstance(event, events.Finished):
-            self.is_complete = event.is_whole
-        self._guard(self._event, event)
+        super().show(event)
 
     def _event(self, event: events.Event) -> None:
         match event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.tables import Column, Screen, number
@@ -27,10 +27,8 @@ class RecordedKernel(Document):
     skipped: int = value("Launches that were only counted.")
 
 
-class RecordingSummary(Document):
+class RecordingSummary(Document, printed_by="show RECORDING"):
     """Kernels that a program launched."""
-
-    printed_by: ClassVar[str] = "show RECORDING"
 
     document: Literal["recording"] = value("Distinguishes documents.", default="recording")
     recording: str = value("File of the recording.")

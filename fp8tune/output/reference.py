@@ -7,7 +7,6 @@ import inspect
 import json
 import pkgutil
 import re
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,42 +33,23 @@ as the work goes on. The others print one document at the end.
 
 
 def documents() -> list[type[Document]]:
-    """Return all documents that commands print, in the order of modules and definitions."""
+    """Return all documents that commands print, and their parts, in the order of modules and definitions."""
     for module in pkgutil.iter_modules(fp8tune.output.__path__):
         importlib.import_module(f"fp8tune.output.{module.name}")
-    models = [model for model in _subclasses(Document) if model.printed_by]
+    models = [model for model in _subclasses(Document) if model.__module__.startswith("fp8tune.output.")]
     return sorted(models, key=lambda model: model.__module__)  # whatever was imported first
 
 
 def _subclasses(model: type[Document]) -> Iterator[type[Document]]:
     for child in model.__subclasses__():
-        yield child
+        if not child.__subclasses__():
+            yield child
         yield from _subclasses(child)
 
 
 def page() -> str:
     """Return the reference page as Markdown."""
-    parts, done = [_INTRODUCTION], set[type[Document]]()
-    for model in documents():
-        for part in _parts(model):
-            if part not in done:
-                done.add(part)
-                parts.append(_section(part))
-    return "\n".join(parts)
-
-
-def _parts(model: type[Document]) -> Iterator[type[Document]]:
-    yield model
-    for field in model.model_fields.values():
-        for part in _models(field.annotation):
-            yield from _parts(part)
-
-
-def _models(annotation: object) -> Iterator[type[Document]]:
-    if inspect.isclass(annotation) and issubclass(annotation, Document):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)
+    return "\n".join([_INTRODUCTION, *map(_section, documents())])
 
 
 def _section(model: type[Document]) -> str:
@@ -85,7 +65,9 @@ def _section(model: type[Document]) -> str:
 
 def schema() -> str:
     """Return the JSON schema of all documents."""
-    models: list[tuple[type[Document], JsonSchemaMode]] = [(model, "serialization") for model in documents()]
+    models: list[tuple[type[Document], JsonSchemaMode]] = [
+        (model, "serialization") for model in documents() if model.printed_by
+    ]
     _, definitions = models_json_schema(models, title="Documents that fp8tune prints")
     return json.dumps(definitions, indent=1) + "\n"
 

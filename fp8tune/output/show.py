@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fp8tune import records
 from fp8tune.output.documents import Document, value
@@ -45,14 +45,31 @@ ATTRIBUTES = {
 _USUAL = ("", "none", "contiguous", "unstated")
 
 
-class ListedPick(Document):
-    """The best config of one size on one GPU."""
+class Place(Document):
+    """One size of a kernel on one GPU."""
 
     kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size by dimension.")
+    size: dict[str, int | str] = value("Problem size by dimension; empty if a comparison has none.")
     attributes: dict[str, str] = value("What else distinguishes sizes: routing, layout, dtype, output and scale.")
     gpu: str = value("Name of the GPU, or its arch if it has no name.")
     arch: str = value("Architecture of the GPU, such as sm_90.")
+
+
+def place(record: Any) -> dict[str, Any]:
+    """Return the fields of :class:`Place` from a record with a problem and a device, which a comparison may lack."""
+    problem, device = record.problem, record.device
+    return {
+        "kernel": problem.kernel if problem else record.kernel,
+        "size": size_of(problem) if problem else {},
+        "attributes": {name: getattr(problem, field) for name, field in ATTRIBUTES.items()} if problem else {},
+        "gpu": (device.name or device.arch) if device else "",
+        "arch": device.arch if device else "",
+    }
+
+
+class ListedPick(Place):
+    """The best config of one size on one GPU."""
+
     kind: str = value("How it was timed: measured, published or simulated.")
     speedup: float | None = value("Time of today's config over time of the pick; null if today's was not timed.", "x")
     in_use: bool = value("True if today's config is the pick.")
@@ -74,22 +91,13 @@ class ListedPick(Document):
     @classmethod
     def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
         """Return a stored pick as a document."""
-        problem, device = pick.problem, pick.device
-        return cls(
-            kernel=problem.kernel,
-            size=size_of(problem),
-            attributes={name: getattr(problem, field) for name, field in ATTRIBUTES.items()},
-            gpu=device.name or device.arch,
-            arch=device.arch,
-            kind=str(pick.kind),
+        return cls.from_records(
+            pick,
+            **place(pick),
             speedup=pick.speedup_ratio,
             in_use=pick.today is not None and pick.today == pick.config,
             over_default=pick.default_ratio,
-            today=None if pick.today is None else dict(pick.today),
             today_from=pick.today_origin or "",
-            today_us=pick.today_us,
-            time_us=pick.time_us,
-            config=None if pick.config is None else dict(pick.config),
             peak_share=pick.ceiling_share,
             bound=pick.bound or "",
             gb_per_s=pick.bytes_moved / pick.time_us / 1e3 if pick.bytes_moved else None,
@@ -97,27 +105,29 @@ class ListedPick(Document):
             next_best=None if pick.runner_up_ratio is None else pick.runner_up_ratio - 1,
             noise=pick.noise_floor_share,
             processes=pick.processes if pick.stage == Stage.FINAL else 0,
-            source=pick.source,
         )
 
 
-class KernelSummary(Document):
-    """All picks of one kernel on one GPU."""
+class Summary(Document):
+    """Picks of one kernel on one GPU."""
 
     kernel: str = value("Name of the kernel.")
     gpu: str = value("Name of the GPU.")
-    sizes: int = value("Sizes, those without a right config included.")
+    sizes: int = value("Sizes that match, those without a right config included.")
     speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
     in_use: bool = value("True if every pick with a speedup is in use.")
     over_default: float | None = value("Geometric mean of the speedups over the default.", "x")
+
+
+class KernelSummary(Summary):
+    """All picks of one kernel on one GPU."""
+
     peak_share: float | None = value("Median share of the peak.", "share")
     verdicts: dict[Verdict, int] = value("Number of sizes by verdict.")
 
 
-class Overview(Document):
+class Overview(Document, printed_by="show"):
     """All kernels, or the kernels of one sweep."""
-
-    printed_by: ClassVar[str] = "show"
 
     document: Literal["overview"] = value("Distinguishes documents.", default="overview")
     database: str = value("Database that was read.")
@@ -125,18 +135,10 @@ class Overview(Document):
     kernels: list[KernelSummary] = value("One row per kernel and GPU.")
 
 
-class PickList(Document):
+class PickList(Summary, printed_by="show KERNEL"):
     """Picks of one kernel on one GPU."""
 
-    printed_by: ClassVar[str] = "show KERNEL"
-
     document: Literal["picks"] = value("Distinguishes documents.", default="picks")
-    kernel: str = value("Name of the kernel.")
-    gpu: str = value("Name of the GPU.")
-    sizes: int = value("Sizes that match, also if fewer are listed.")
-    speedup: float | None = value("Geometric mean of their speedups over today's configs.", "x")
-    in_use: bool = value("True if every pick is in use.")
-    over_default: float | None = value("Geometric mean of their speedups over the default.", "x")
     picks: list[ListedPick] = value("One row per size.")
     wrong: list[dict[str, int | str]] = value("Sizes without a right config.")
     elsewhere: dict[str, int] = value("Number of picks by GPU that are not listed.")
@@ -156,10 +158,8 @@ class Candidate(Document):
     reason: str = value("Reason why it has no time; empty otherwise.")
 
 
-class PickDetail(Document):
+class PickDetail(Document, printed_by="show KERNEL SIZE"):
     """One size with all its configs, if one size matches."""
-
-    printed_by: ClassVar[str] = "show KERNEL SIZE"
 
     document: Literal["detail"] = value("Distinguishes documents.", default="detail")
     pick: ListedPick = value("The pick of the size.")
@@ -179,6 +179,23 @@ def mean(values: Iterable[float | None]) -> float | None:
     return geometric_mean(known) if known else None
 
 
+_KEYS: dict[str, Callable[[Any], Any]] = {
+    "speedup": lambda row: -(row.speedup or 0.0),
+    "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
+}
+
+
+def _summary(kernel: str, gpu: str, picks: Sequence[ListedPick], wrong: int) -> dict[str, Any]:
+    return {
+        "kernel": kernel,
+        "gpu": gpu,
+        "sizes": len(picks) + wrong,
+        "speedup": mean(pick.speedup for pick in picks),
+        "in_use": all_in_use(picks),
+        "over_default": mean(pick.over_default for pick in picks),
+    }
+
+
 def make_overview(
     picks: Sequence[ListedPick],
     wrong: Mapping[tuple[str, str], int],
@@ -187,15 +204,9 @@ def make_overview(
     sort: Sort = "size",
     top: int | None = None,
 ) -> Overview:
-    """Summarize picks by kernel and GPU.
+    """Summarize picks by kernel and GPU; ``wrong`` counts the sizes without a right config.
 
-    Args:
-        picks: Picks of all kernels.
-        wrong: Number of sizes without a right config, by kernel and GPU.
-        database: Name of the database.
-        triton: Versions of Triton that measured the picks.
-        sort: Order of rows; ``size`` is proven ones before quick ones, then the largest speedup.
-        top: Number of rows; None means all.
+    Rows are sorted by ``size``: proven ones before quick ones, then the largest speedup.
     """
     groups: dict[tuple[str, str], list[ListedPick]] = {place: [] for place in wrong}
     for pick in picks:
@@ -205,24 +216,14 @@ def make_overview(
         shares = [pick.peak_share for pick in group if pick.peak_share is not None]
         counts = Counter(pick.verdict for pick in group)
         counts[Verdict.WRONG] += wrong.get((kernel, gpu), 0)
-        timed = [pick for pick in group if pick.speedup is not None or pick.in_use]
         rows.append(
             KernelSummary(
-                kernel=kernel,
-                gpu=gpu,
-                sizes=counts.total(),
-                speedup=mean(pick.speedup for pick in group),
-                in_use=bool(timed) and all(pick.in_use for pick in timed),
-                over_default=mean(pick.over_default for pick in group),
+                **_summary(kernel, gpu, group, counts[Verdict.WRONG]),
                 peak_share=median(shares) if shares else None,
                 verdicts={word: counts[word] for word in Verdict if counts[word]},
             )
         )
-    keys = {
-        "speedup": lambda row: -(row.speedup or 0.0),
-        "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu]),
-        "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
-    }
+    keys = {**_KEYS, "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu])}
     rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
     trust = {word: place for place, word in enumerate(Verdict)}
     rows.sort(key=lambda row: (min(map(trust.__getitem__, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
@@ -240,19 +241,10 @@ def make_pick_list(
     top: int | None = None,
 ) -> PickList:
     """List the picks of one kernel on one GPU."""
-    keys: dict[str, Callable[[ListedPick], Any]] = {
-        "speedup": lambda pick: -(pick.speedup or 0.0),
-        "time": lambda pick: -pick.time_us,
-        "peak": lambda pick: 2.0 if pick.peak_share is None else pick.peak_share,
-    }
-    rows = sorted(picks, key=keys.get(sort, _size_order))
+    keys = {**_KEYS, "time": lambda pick: -pick.time_us, "size": _size_order}
+    rows = sorted(picks, key=keys[sort])
     return PickList(
-        kernel=kernel,
-        gpu=gpu,
-        sizes=len(picks) + len(wrong),
-        speedup=mean(pick.speedup for pick in picks),
-        in_use=all_in_use(picks),
-        over_default=mean(pick.over_default for pick in picks),
+        **_summary(kernel, gpu, picks, len(wrong)),
         picks=rows[:top],
         wrong=list(wrong) if top is None else [],
         elsewhere=dict(elsewhere),
@@ -271,16 +263,13 @@ def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
         roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
         low, high = attempt.interval or (None, None)
         candidates.append(
-            Candidate(
-                config=None if attempt.config is None else dict(attempt.config),
-                status=str(attempt.status),
-                time_us=attempt.time_us,
+            Candidate.from_records(
+                attempt,
                 slower=None if attempt.slowdown is None else attempt.slowdown - 1,
                 lower=None if low is None else low - 1,
                 upper=None if high is None else high - 1,
                 confirmed=attempt.stage is Stage.FINAL,
                 roles=[role for role, config in roles.items() if config == attempt.config],
-                reason=attempt.reason,
             )
         )
     band = explanation.plan.keep_band
@@ -334,8 +323,9 @@ def pick_list(document: PickList) -> Screen:
 
 
 def all_in_use(rows: Sequence[ListedPick]) -> bool:
-    """Return True if today's config is the pick of every row, so that the speedup over the default says more."""
-    return bool(rows) and all(row.in_use for row in rows)
+    """Return True if today's config is the pick wherever it was timed: the speedup over the default says more."""
+    timed = [row.in_use for row in rows if row.speedup is not None or row.in_use]
+    return bool(timed) and all(timed)
 
 
 def pick_columns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune import registry
 from fp8tune.output.documents import Document, value
@@ -20,10 +20,8 @@ ROWS = 10
 """Sizes that the end of a sweep lists."""
 
 
-class SweepStarted(Document):
+class SweepStarted(Document, printed_by="sweep"):
     """First line of a sweep."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["started"] = value("Distinguishes events.", default="started")
     gpu: str = value("Name of the GPU or of its stand-in.")
@@ -36,19 +34,11 @@ class SweepStarted(Document):
     def of(cls, event: Started) -> SweepStarted:
         """Return the event as a document."""
         device = event.device
-        return cls(
-            gpu=device.name or device.arch,
-            arch=device.arch,
-            kind=str(event.kind),
-            sizes=event.problems,
-            configs=event.configs,
-        )
+        return cls.from_records(event, device, gpu=device.name or device.arch, sizes=event.problems)
 
 
-class ConfigTimed(Document):
+class ConfigTimed(Document, printed_by="sweep"):
     """One config was checked, timed or compiled, or failed."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["timed"] = value("Distinguishes events.", default="timed")
     kernel: str = value("Name of the kernel.")
@@ -64,32 +54,20 @@ class ConfigTimed(Document):
     @classmethod
     def of(cls, row: Row) -> ConfigTimed:
         """Return a stored row as a document."""
-        return cls(
-            kernel=row.problem.kernel,
-            size=size_of(row.problem),
-            layout=row.problem.input_layout,
-            config=dict(row.config or {}),
-            status=str(row.outcome.status),
-            time_us=row.outcome.time_us,
-            reason=row.outcome.reason,
-            stage=row.stage,
-            round=row.round,
-        )
+        problem = row.problem
+        size, layout = size_of(problem), problem.input_layout
+        return cls.from_records(problem, row.outcome, row, size=size, layout=layout, config=row.config or {})
 
 
-class SizeDecided(Document):
+class SizeDecided(Document, printed_by="sweep"):
     """The pick of one size at the end of the sweep."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["decided"] = value("Distinguishes events.", default="decided")
     pick: ListedPick = value("The pick.")
 
 
-class SweepFinished(Document):
+class SweepFinished(Document, printed_by="sweep"):
     """Last line of a sweep. It comes after a budget has ended, too."""
-
-    printed_by: ClassVar[str] = "sweep"
 
     event: Literal["finished"] = value("Distinguishes events.", default="finished")
     seconds: float = value("Time that the sweep took.", "s")
@@ -102,14 +80,8 @@ class SweepFinished(Document):
     @classmethod
     def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
-        return cls(
-            seconds=event.seconds,
-            speedup=mean(pick.speedup for pick in picks),
-            sizes=len(picks),
-            statuses={str(status): count for status, count in statuses.items()},
-            left_out=event.left_out,
-            complete=event.is_whole,
-        )
+        speedup = mean(pick.speedup for pick in picks)
+        return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses, complete=event.is_whole)
 
 
 def title(plan: Plan, configs: int, database: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
@@ -125,11 +126,11 @@ class Screen:
     rows: Sequence[Document] = ()
 
     def print(self, style: Format = "table", *, wide: bool = False) -> None:
-        """Print the screen to stdout. As JSON its rows are printed, so a command prints its document itself."""
-        if style in ("json", "csv"):
-            from fp8tune.output import documents
+        """Print the screen to stdout."""
+        if style == "csv":
+            from fp8tune.output.documents import print_csv
 
-            (documents.print_csv if style == "csv" else documents.print_json)(self.rows)
+            print_csv(self.rows)
         elif style == "markdown":
             table = markdown_lines(fit(self.columns, wide=wide))
             lines = [[_markdown(line) for line in part if line] for part in (self.above, self.below)]
@@ -143,8 +144,13 @@ class Screen:
             print_lines(out, self.below)
 
 
-def print_screens(screens: Iterable[Screen], style: Format = "table", *, wide: bool = False) -> None:
-    """Print several screens with an empty line between them."""
+def print_document(document: Document, screens: Iterable[Screen], style: Format, *, wide: bool = False) -> None:
+    """Print a document as JSON, or its screens with an empty line between them."""
+    if style == "json":
+        from fp8tune.output.documents import plain
+
+        print(json.dumps(plain(document), indent=2))
+        return
     for place, screen in enumerate(screens):
         if place:
             print()
@@ -222,9 +228,9 @@ def notice(*lines: str) -> None:
         print("\n".join(_wrapped(text, width)), file=sys.stderr)
 
 
-def warning(*lines: str) -> None:
-    """Print warnings to stderr."""
-    notice(*(f"fp8tune: warning: {line}" for line in lines))
+def warning(lines: Iterable[str]) -> None:
+    """Print warnings to stderr, a few of each kind."""
+    notice(*(f"fp8tune: warning: {line}" for line in notices(lines)))
 
 
 def notices(lines: Iterable[str], most: int = 3) -> list[str]:

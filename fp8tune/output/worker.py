@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
 from fp8tune.output.documents import Document, value
@@ -19,10 +19,8 @@ WORKERS = 8
 """Workers that the status lists."""
 
 
-class WorkerStep(Document):
+class WorkerStep(Document, printed_by="worker"):
     """One step of a worker; what does not apply is null."""
-
-    printed_by: ClassVar[str] = "worker"
 
     event: str = value("started, taken, done, failed, given back, refused, waiting or ended.")
     worker: str = value("Worker: host, process and the first digits of the GPU.")
@@ -44,14 +42,9 @@ class WorkerStep(Document):
     @classmethod
     def of(cls, event: QueueEvent) -> WorkerStep:
         """Return an event as a document."""
-        unit, names = event.unit, set(cls.model_fields) - {"unit", "sweep", "kernel", "sizes"}
-        return cls(
-            unit=unit.key if unit else None,
-            sweep=unit.sweep_key if unit else None,
-            kernel=unit.kernel if unit else None,
-            sizes=list(unit.shapes) if unit else None,
-            **{name: getattr(event, name) for name in names},
-        )
+        unit = event.unit
+        names = (unit.key, unit.sweep_key, unit.kernel, unit.shapes) if unit else (None,) * 4
+        return cls.from_records(event, **dict(zip(("unit", "sweep", "kernel", "sizes"), names, strict=True)))
 
 
 class QueuedUnit(Document):
@@ -71,12 +64,9 @@ class QueuedUnit(Document):
     expected_s: float = value("Time that it is expected to take.", "s")
 
 
-class QueueStatus(Document):
+class QueueStatus(Document, printed_by="worker --status"):
     """All queued sweeps with their units."""
 
-    printed_by: ClassVar[str] = "worker --status"
-
-    document: Literal["queue"] = value("Distinguishes documents.", default="queue")
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
@@ -86,19 +76,14 @@ def make_status(queue: Queue, database: str) -> QueueStatus:
     """Return the queue as a document."""
     devices = {sweep.key: sweep.device for sweep in queue.sweeps}
     units = [
-        QueuedUnit(
+        QueuedUnit.from_records(
+            status.unit,
+            status,
             sweep=status.unit.sweep_key,
             device=devices.get(status.unit.sweep_key, ""),
             unit=status.unit.key,
-            kernel=status.unit.kernel,
-            sizes=list(status.unit.shapes),
-            state="lost" if _is_lost(status) else str(status.state),  # type: ignore[arg-type]
-            worker=status.worker,
-            attempts=status.attempts,
-            since_s=status.since_s,
-            seconds=status.seconds,
-            reason=status.reason,
-            expected_s=status.unit.expected_s,
+            sizes=status.unit.shapes,
+            state="lost" if _is_lost(status) else status.state,
         )
         for status in queue.units
     ]
@@ -164,10 +149,6 @@ class WorkerProgress(Display):
         super().__init__()
         self._database, self._unit, self._trials = database, "", 0
 
-    def show(self, event: WorkerEvent) -> None:
-        """Show an event. Never raises."""
-        self._guard(self._event, event)
-
     def _event(self, event: WorkerEvent) -> None:
         if isinstance(event, TrialDone) and not event.from_database:
             self._trials += 1
@@ -197,11 +178,7 @@ class WorkerProgress(Display):
 class QueueProgress(Display):
     """Shows how far all workers are with a sweep."""
 
-    def show(self, queue: Queue) -> None:
-        """Show the queue as it is. Never raises."""
-        self._guard(self._queue, queue)
-
-    def _queue(self, queue: Queue) -> None:
+    def _event(self, queue: Queue) -> None:
         done = [status for status in queue.units if status.state in (UnitState.DONE, UnitState.FAILED)]
         expected_s, total_s = (sum(status.unit.expected_s for status in units) for units in (done, queue.units))
         failed, workers = queue.counts[UnitState.FAILED], queue.counts[UnitState.RUNNING]

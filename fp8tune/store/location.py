@@ -61,7 +61,7 @@ def base() -> str | None:
 def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
     """Return what a command reads: ``--db`` alone, or the own and the shipped results.
 
-    ``notice`` takes one line that says which they are, unless they were named.
+    ``notice`` takes one line about an own database that is named and not there.
     """
     if db is not None:
         return Databases(db)
@@ -70,17 +70,16 @@ def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
         return Databases(mine)
     with contextlib.suppress(OSError):  # of a folder that may not be read
         if database.exists(mine):
-            databases = Databases(mine, below)
-            notice(f"rows are those of {databases.label}; --db reads one alone")
-            return databases
-    is_named = bool(os.environ.get(VARIABLE))
-    missing = f"{database.label(mine)}, which {VARIABLE} names, is not there yet: " if is_named else ""
-    notice(f"{missing}rows are those that come with fp8tune, {database.label(below)}")
+            return Databases(mine, below)
+    if os.environ.get(VARIABLE):
+        notice(
+            f"{database.label(mine)}, which {VARIABLE} names, is not there yet: only {database.label(below)} is read"
+        )
     return Databases(None, below)
 
 
-def to_write(db: str | None, notice: Callable[[str], None]) -> str:
-    """Return what a command writes: ``--db``, or the user's own database. ``notice`` takes one line that names it.
+def to_write(db: str | None) -> str:
+    """Return what a command writes: ``--db``, or the user's own database.
 
     Raises:
         UsageError: The own database is the shipped one, or a file that git tracks: the next pull would conflict.
@@ -94,7 +93,6 @@ def to_write(db: str | None, notice: Callable[[str], None]) -> str:
         raise UsageError(f"{database.label(mine)} has the rows that come with fp8tune: write into it with --db {mine}")
     if (path := database.path_of(mine)) is not None and git.tracks(path):
         raise UsageError(f"git tracks {path}: write into it with --db {path}, or into another with --db PATH")
-    notice(f"rows go into {database.label(mine)}")
     return mine
 
 

@@ -112,11 +112,9 @@ def test_shapes_set_sizes_routing_and_groups(bench: Any, tmp_path: Path) -> None
         assert (result.returncode, said in result.stderr) == (2, True)
 
 
-def test_published_times_of_mxfp8_follow_and_it_is_emulated(bench: Any) -> None:
+def test_mxfp8_is_emulated_where_the_hardware_lacks_it(bench: Any) -> None:
     document = json.loads(bench("--op", "mxfp8-grouped-mm", "--shapes", "tiny", "--format", "json").stdout)
     assert document["subjects"][0]["is_emulated"]
-    assert len(document["published"]) == 8
-    assert any(row["impossible"] for row in document["published"])
     title = bench("--op", "mxfp8-grouped-mm", "--shapes", "tiny").stdout.partition("geometric")[0]
     assert "emulated here" in title
 
