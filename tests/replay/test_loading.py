@@ -105,16 +105,17 @@ def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
     refused(folder, code, match=complaint)
 
 
-@pytest.mark.parametrize("form", ["bad.py:SPEC", "bad:SPEC"])
 @pytest.mark.parametrize(
-    ("code", "failure"),
+    ("form", "code", "failure"),
     [
-        ("import os; os._exit(0)", "exited with code 0"),
-        ("import os; os._exit(7)", "exited with code 7"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-        ("import time; time.sleep(600)", "was still importing after 1 s"),
-        ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)", "still importing"),
+        ("bad.py:SPEC", "import os; os._exit(0)", "exited with code 0"),
+        ("bad:SPEC", "import os; os._exit(7)", "exited with code 7"),
+        ("bad.py:SPEC", "import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        (
+            "bad:SPEC",
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
+            "was still importing after 1 s",
+        ),
     ],
 )
 def test_a_module_that_ends_or_holds_up_its_process_is_an_error_of_one_line(folder, monkeypatch, form, code, failure):
