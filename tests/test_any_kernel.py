@@ -72,12 +72,6 @@ def test_it_is_exported_with_its_dtype_in_the_key(folder: Path) -> None:
     assert "'in_dtype', 2" in table.replace('"', "'")
 
 
-def test_lint_varies_what_its_key_lacks_and_names_the_dtype(folder: Path) -> None:
-    done = fp8tune("lint", SOFTMAX, "--shapes", "rows.toml", "--timer", "simulated:1", cwd=folder)
-    assert "n_rows_bucket=4096 n_cols=1000 in_dtype=float32" in done.stdout
-    assert " scale_mode " not in done.stdout
-
-
 def test_it_is_benched(folder: Path) -> None:
     options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--timer", "simulated:1", "--format", "json")
     rows = json.loads(fp8tune("bench", *options, cwd=folder).stdout)

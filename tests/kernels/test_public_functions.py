@@ -113,24 +113,6 @@ def test_torch_compile_traces_all_whole_for_any_number_of_rows() -> None:
             assert_same_bits(found, right) if isinstance(right, tuple) else assert_same_bits((found,), (right,))
 
 
-@each_quantizer
-@pytest.mark.parametrize("dim", ["M", "N", "K", "E"])
-def test_without_elements_scales_are_those_of_zeros(kernel: str, dim: str) -> None:
-    spec = catalog.load(kernel)
-    shape = next(spec.problems(SIZES))
-    if dim not in shape:
-        pytest.skip("no such size")
-    routing = "balanced" if spec.routed else "none"
-    empty = Problem(kernel, NamedInts({**shape, dim: 0}), routing, scale_mode=spec.scale_modes[0])
-    inputs = spec.inputs(empty, "cpu")
-    found = outputs_of(kernel, tuple(x for x in inputs if isinstance(x, torch.Tensor)))
-    assert_same_bits(found, spec.reference(*inputs))
-    if kernel not in ("colwise-dual", "rowwise-factored"):  # of which another matrix or its factors have elements
-        for q, scales in zip(found[::2], found[1::2], strict=True):
-            assert not q.numel()
-            assert (scales == 2.0**48).all() or scales.dtype == torch.float8_e8m0fnu  # 448 / 1e-12, rounded down
-
-
 @pytest.mark.parametrize("kernel", ["colwise", "colwise-dual", "rowwise-colwise"])
 def test_alignment_is_the_last_argument(kernel: str) -> None:
     tensors, dtype = arguments_of(kernel), torch.float8_e5m2
