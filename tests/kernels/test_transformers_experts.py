@@ -89,10 +89,7 @@ def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     assert max(exact["logits_error"], exact["gradient_error"]) < 0.02  # another order of sums
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [("olmoe", "folded-gemms"), ("gpt-oss-20b", "fp8tune")],
-)
+@pytest.mark.parametrize(("name", "implementation"), [("olmoe", "folded-gemms"), ("gpt-oss-20b", "fp8tune")])
 def test_by_the_folded_recipe_and_by_the_layer_too(name: str, implementation: str) -> None:
     model = small(name)
     found = transformers_steps().Differences(model, tokens()).of(implementation)
@@ -216,15 +213,14 @@ def trainer_for(model: Any, folder: Path, **options: Any) -> Any:
 
 def test_trainer_trains_with_gradient_accumulation(tmp_path: Path, casts: list[QuantizedWeights]) -> None:
     losses = {}
-    for name, implementation in (("grouped_mm", "grouped_mm"), ("gemms", "gemms"), ("once", "gemms")):
-        trainer = trainer_for(small("qwen3-moe", implementation), tmp_path)
+    for name in ("gemms", "once"):
+        trainer = trainer_for(small("qwen3-moe", "gemms"), tmp_path)
         with experts().weights_once_per_step(trainer) if name == "once" else contextlib.nullcontext():
             trainer.train()
         losses[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses["once"] == losses["gemms"]
     assert len(casts) == 3 * 4  # steps, and two layers of two weights
     assert losses["gemms"][-1] < losses["gemms"][0] - 0.2
-    assert losses["gemms"] == pytest.approx(losses["grouped_mm"], rel=0.03)
 
 
 def test_trainer_under_deepspeed_is_refused(tmp_path: Path) -> None:
