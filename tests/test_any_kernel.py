@@ -72,13 +72,13 @@ def test_it_is_exported_with_its_dtype_in_the_key(folder: Path) -> None:
     assert "'in_dtype', 2" in table.replace('"', "'")
 
 
-def test_it_is_benched(folder: Path) -> None:
-    options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--timer", "simulated:1", "--format", "json")
-    rows = json.loads(fp8tune("bench", *options, cwd=folder).stdout)
-    (first, *_) = [row for row in rows if row["row"] == "problem"]
-    assert (first["fp8_dtype"], first["flops"]) == (None, 5 * 4096 * 1000)
-    assert first["bound"] in ("memory", "compute")
-    assert first["peak_flop_per_s"] > 0
+def test_it_is_benched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+    options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--format", "json")
+    (subject,) = json.loads(fp8tune("bench", *options, cwd=folder).stdout)["subjects"]
+    (size, *_) = subject["sizes"]
+    assert (size["dtype"], size["size"]) == ("bfloat16", {"n_rows": 4096, "n_cols": 1000})
+    assert size["tflops"] == pytest.approx(5 * 4096 * 1000 / size["contenders"][0]["time_us"] / 1e6)
 
 
 @pytest.mark.parametrize(

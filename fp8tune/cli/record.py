@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def record(options: RecordOptions) -> None:
     if _is_no_recording(path):
         raise UsageError(f"{options.output!r} is not a recording, and stays as it is: name another file")
     sys.stdout.flush()
-    ended = program.run(options.command, options.kernel)
+    ended = program.run(options.command, options.kernel, _descriptor())
     if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
         path.write_text(text_of(ended.recording), encoding="utf-8")
         screens.recording(screens.make_summary(ended.recording, options.output)).print()
@@ -59,6 +60,14 @@ def record(options: RecordOptions) -> None:
         raise UsageError(f"nothing recorded: {reason}")
     notice(f"fp8tune: nothing recorded: {reason}")
     raise typer.Exit(ended.exit_code)
+
+
+def _descriptor() -> int | None:
+    """Return that of this command's output, which is the program's too; None where a notebook has replaced it."""
+    try:
+        return sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        return None
 
 
 def _is_no_recording(path: Path) -> bool:
