@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import workers_forked_from_here
 from places import ROOT
 
 from fp8tune.records import Status
@@ -35,12 +36,12 @@ TINY = ["--tokens", "48", "--dim", "32", "--hidden", "48", "--experts", "3", "--
 
 
 def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    curves = example("moe_training").main(["--steps", "6", "--lr", "0.01", *TINY, "--plot", str(tmp_path / "plot.png")])
+    curves = example("moe_training").main(["--steps", "4", "--lr", "0.01", *TINY, "--plot", str(tmp_path / "plot.png")])
     bf16, fp8 = curves["bf16"], curves["fp8"]
-    assert len(bf16) == len(fp8) == 6
+    assert len(bf16) == len(fp8) == 4
     assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
     assert fp8[0] != bf16[0]
-    assert fp8[-1] < 0.9 * fp8[0]
+    assert fp8[-1] < 0.95 * fp8[0]
     assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
     said = capsys.readouterr().out
     assert "fp8 / bf16: " in said
@@ -48,14 +49,14 @@ def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    curves = example("weights_once").main(["--steps", "4", "--lr", "0.01", *TINY])
+    curves = example("weights_once").main(["--steps", "3", "--lr", "0.01", *TINY])
     bf16, fp8, once = curves["bf16"], curves["fp8"], curves["fp8, weights once"]
     assert once == fp8  # to the last bit
     assert fp8 != bf16
     assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
     assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
     assert fp8[-1] < fp8[0]
-    assert capsys.readouterr().out.count(" over the last 4 steps\n") == 3
+    assert capsys.readouterr().out.count(" over the last 3 steps\n") == 3
 
 
 def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
@@ -162,7 +163,7 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
     shapes.write_text("[[rows]]\nR = 5\nC = 37\n")
     text = (DOCS / "examples" / "softmax_spec.py").read_text()
     spec.write_text(text.replace("relative=4e-3", "relative=1e-3").replace('name="softmax"', 'name="narrow"'))
-    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+    with workers_forked_from_here(), Store.open(str(tmp_path / "rows.db"), create=True) as store:
         for file in (DOCS / "examples" / "softmax_spec.py", spec):
             options = Options(kernels=(f"{file}:SPEC",), shapes=(str(shapes),))
             list(session.run(store, planning.expanded(planning.planned(options))))

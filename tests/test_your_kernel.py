@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import workers_forked_from_here
 from places import ROOT
 
 from fp8tune.records import Status
@@ -25,7 +26,7 @@ HOWTO = ROOT / "docs" / "howto"
 def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
     kernel, shapes = f"{EXAMPLES / 'add_spec.py'}:SPEC", str(EXAMPLES / "add.toml")
     options = Options(kernels=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
-    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+    with workers_forked_from_here(), Store.open(str(tmp_path / "rows.db"), create=True) as store:
         list(session.run(store, planning.expanded(planning.planned(options))))
         rows = list(store.rows())
     assert {(row.problem.kernel, *row.problem.shape, row.outcome.status) for row in rows} == {

@@ -19,7 +19,7 @@ from fp8tune.measure.simulated import MEASURED, Noise
 from fp8tune.stats.calibration import BLOCK_SD, PROCESS_SD, plan_for
 from fp8tune.stats.decide import MeasuringPlan
 
-ROWS, TABLES = 20, 6
+ROWS, TABLES = 20, 4
 IMPROBABLE = 1e-4
 """A count that would come this rarely at the target itself fails the test."""
 
