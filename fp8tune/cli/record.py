@@ -60,17 +60,17 @@ def record(options: RecordOptions) -> None:
     raise typer.Exit(ended.exit_code)
 
 
+def _descriptor() -> int | None:
+    """Return that of this command's output, which is the program's too; None where a notebook has replaced it."""
+    try:
+        return sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
 def _is_no_recording(path: Path) -> bool:
     """Return True for a file that holds something else, such as the program itself."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
         return b'"fp8tune_recording"' not in file.read(100)
-
-
-def _descriptor() -> int | None:
-    """Return the descriptor of this command's output, which the program shares; None where tests have replaced it."""
-    try:
-        return sys.stdout.fileno()
-    except (io.UnsupportedOperation, AttributeError):
-        return None

@@ -57,8 +57,8 @@ def recorded(store: Store, **changes: object) -> Kernel:
 
 
 @pytest.fixture
-def store(each_database):
-    with Store.open(each_database, create=True) as opened:
+def store(tmp_path):
+    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
         yield opened
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
 HOSTILE = st.text(max_size=20) | st.integers() | st.booleans() | st.none() | st.floats()
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.text(max_size=70), st.dictionaries(st.text(max_size=70), HOSTILE, max_size=3), st.lists(HOSTILE, max_size=3))
 def test_whatever_a_file_holds_can_be_stored_or_is_left_out(tmp_path_factory, kernel, kwargs, key):
     folder = tmp_path_factory.mktemp("hostile")

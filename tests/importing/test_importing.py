@@ -29,8 +29,8 @@ GOOD = {
 
 
 @pytest.fixture
-def store(each_database):
-    with Store.open(each_database, create=True) as opened:
+def store(tmp_path):
+    with Store.open(str(tmp_path / "results.db"), create=True) as opened:
         yield opened
 
 

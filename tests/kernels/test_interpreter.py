@@ -26,26 +26,6 @@ def cast_kernel(x_ptr, q_ptr, COUNT: tl.constexpr):
     tl.store(q_ptr + at, tl.load(x_ptr + at).to(q_ptr.dtype.element_ty))
 
 
-def codes(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    interpreter.install()
-    q = torch.empty(values.shape, dtype=dtype)
-    cast_kernel[(1,)](values, q, COUNT=values.numel())
-    return q.view(torch.uint8)
-
-
-@pytest.mark.parametrize("dtype", interpreter.TORCH_DTYPES.values())
-def test_the_cast_is_torchs_on_every_bfloat16_value(dtype: torch.dtype) -> None:
-    values = EVERY_BFLOAT16.float()
-    assert torch.equal(codes(values, dtype), values.to(dtype).view(torch.uint8))
-
-
-def test_bfloat16_widens_to_its_own_value() -> None:
-    interpreter.install()
-    widened = torch.empty(EVERY_BFLOAT16.shape)
-    cast_kernel[(1,)](EVERY_BFLOAT16, widened, COUNT=EVERY_BFLOAT16.numel())
-    assert torch.equal(widened.view(torch.int32), EVERY_BFLOAT16.float().view(torch.int32))
-
-
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, *interpreter.TORCH_DTYPES.values()]
 
 

@@ -60,14 +60,6 @@ def test_a_kernel_that_the_table_names_takes_the_nearest_key(rows: tuple[Row, ..
         assert lookup.pick(SPEC, KEY, Table(order, ("colwise",)), device) == {**SPEC.default, "num_warps": warps}
 
 
-def test_a_generated_table_is_found_by_its_arch(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("fp8tune_kernels.tables.sm_999")
-    module.ROWS = tuple((*row, 0) for row in ROWS)  # type: ignore[attr-defined]
-    module.NEAREST = ("colwise",)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert lookup.table("sm_999") == Table(ROWS, ("colwise",))
-
-
 @pytest.mark.parametrize("arch", ["sm_998", "interpreter", "../x", "a.b", ""])
 def test_an_arch_without_a_table_has_no_rows(arch: str) -> None:
     assert lookup.table(arch) == Table()

@@ -163,7 +163,7 @@ def test_every_expert_and_every_column_is_sampled(shape: tuple[int, ...], layout
         assert quantized.changed()
         w.data[expert] = 0
         assert not quantized.changed()
-    for column in range(0, shape[2], 5):
+    for column in range(0, shape[2], max(5, shape[2] // 16)):
         w.data[:, :, column] = 1
         assert quantized.changed()
         w.data[:, :, column] = 0

@@ -157,10 +157,13 @@ def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict
     assert not kernels["softmax"].refusal
 
 
-def test_a_guarded_script_and_a_module_are_references(tmp_path: Path) -> None:
+def test_a_guarded_script_and_a_module_are_references_beside_the_users_own_sitecustomize(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("print(__file__)\n")
     (tmp_path / "mine.py").write_text(QUICK + '\nif __name__ == "__main__":\n    run(640)\n')
     for program, name in (((PYTHON, "mine.py"), "mine.py"), ((PYTHON, "-m", "mine"), "mine")):
-        ended = record(tmp_path, program=program)
+        ended = record(tmp_path, program=program, PYTHONPATH=str(tmp_path / "own"))
+        assert str(tmp_path / "own" / "sitecustomize.py") in ended.stdout
         assert ended.recording is not None, ended.stderr
         (kernel,) = ended.recording.kernels
         assert (kernel.name, kernel.refusal) == (f"{name}:quick", "")
@@ -185,15 +188,6 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert quick_count(ended) == 3
     assert ended.recording is not None
     assert ended.recording.processes == 3
-
-
-def test_the_users_own_sitecustomize_runs(quick: Path) -> None:
-    (quick / "own").mkdir()
-    (quick / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.MARK = __file__\n")
-    program = (PYTHON, "-c", "import mine; print(MARK); mine.run(64)")
-    ended = record(quick, program=program, PYTHONPATH=str(quick / "own"))
-    assert str(quick / "own" / "sitecustomize.py") in ended.stdout
-    assert quick_count(ended) == 1
 
 
 def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:

@@ -79,33 +79,6 @@ def test_a_config_whose_grid_was_not_recorded_is_pruned() -> None:
     assert "the recording has no grid for" in result[NamedInts(ROWS=3, num_warps=4, num_stages=3)]
 
 
-def test_a_bare_function_has_the_config_of_its_launch() -> None:
-    assert spec_of(toy_recording.bare()).configs == (NamedInts(BLOCK=64, num_warps=2, num_stages=3),)
-
-
-def test_hooks_of_a_config_run_with_its_arguments() -> None:
-    import toy_kernels
-
-    spec = spec_of(toy_recording.copies("hooked", 32))
-    inputs = spec.inputs(only(spec), "cpu")
-    outputs = spec.outputs(*inputs)
-    toy_kernels.HOOKED.clear()
-    spec.launch(NamedInts(BLOCK=128, num_warps=4, num_stages=3), inputs, outputs)
-    assert toy_kernels.HOOKED == [128]
-    assert torch.equal(outputs[0], inputs[0])
-
-
-def test_what_a_launch_changes_is_put_back() -> None:
-    spec = spec_of(toy_recording.in_place(32))
-    inputs = spec.inputs(only(spec), "cpu")
-    outputs = spec.outputs(*inputs)
-    assert spec.prepare is not None
-    for _ in range(2):
-        spec.prepare(inputs, outputs)
-        spec.launch(spec.default, inputs, outputs)
-    assert torch.equal(outputs[0], 2 * inputs[0])
-
-
 def test_a_config_that_disagrees_with_itself_is_no_reference() -> None:
     class Drawing:
         """A kernel that gives something else each time."""
@@ -143,11 +116,6 @@ def test_elements_that_the_first_config_leaves_are_nobodys() -> None:
     assert output[:192].tolist() == [5.0] * 192
 
 
-def test_a_refused_kernel_has_no_spec() -> None:
-    with pytest.raises(UsageError, match="cannot be swept: it is a closure"):
-        build(replace(toy_recording.bare(), refusal="it is a closure"), None)
-
-
 # Tensors
 
 
@@ -174,12 +142,6 @@ def test_a_tensor_has_the_recorded_form(shape: list[int], gap: int, dtype: str, 
     assert str(tensor.dtype) == f"torch.{dtype}"
     first = tensor.storage_offset() * tensor.element_size()
     assert first % 16 == (0 if alignment == 16 or tensor.element_size() > alignment else alignment)
-
-
-@given(st.lists(st.integers(-100, 100), min_size=1, max_size=20))
-def test_integers_are_as_recorded(values: list[int]) -> None:
-    given = floats("x", len(values), dtype="int32", values=tuple(values))
-    assert made(given)["x"].tolist() == values
 
 
 def test_floats_have_the_recorded_distribution() -> None:

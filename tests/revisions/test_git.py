@@ -25,18 +25,6 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_revision_resolves_to_its_full_commit(repository: Path) -> None:
-    assert git.resolve(repository, "v1") == run(repository, "rev-parse", "v1")
-    assert git.resolve(repository, "HEAD~1") == git.resolve(repository, "v1")
-
-
-@pytest.mark.parametrize("name", ["brnch", "--help", "-n1", "", "main:kernel.py", "HEAD^{tree}", "a b\nc"])
-def test_an_unknown_revision_is_one_line(repository: Path, name: str) -> None:
-    with pytest.raises(errors.UsageError, match="unknown revision") as raised:
-        git.resolve(repository, name)
-    assert "\n" not in str(raised.value)
-
-
 def test_an_unknown_revision_names_near_branches(repository: Path) -> None:
     with pytest.raises(errors.UsageError, match="did you mean branch"):
         git.resolve(repository, "brnch")
@@ -49,10 +37,6 @@ def test_a_file_is_shown_as_the_commit_has_it(repository: Path) -> None:
     assert git.show(repository, "v1", "../kernel.py") is None
     assert "kernel.py" in git.files(repository, "v1")
     assert git.files(repository, "none") == git.files(repository, "--all") == frozenset()
-
-
-def test_the_merge_base_is_where_two_branches_forked(repository: Path) -> None:
-    assert git.merge_base(repository, "main", "branch") == git.resolve(repository, "v1")
 
 
 def test_branches_without_common_history_have_no_merge_base(repository: Path) -> None:

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
 from database_rows import AXES, H100, H200, KERNEL, config, evidence, installed, only_study, problem, studies_of
 from hypothesis import given
 from hypothesis import strategies as st
-from places import PUBLISHED
 
 from fp8tune.ceiling import ceiling_of
-from fp8tune.importing.files import import_file
 from fp8tune.records import Kind, NamedInts, Status
 from fp8tune.stats.pairs import canonical_order
 from fp8tune.stats.shared import choose_shared
-from fp8tune.store.results import Store
-from fp8tune.studies import decided
 
 NEWER = replace(KERNEL, source_hash="bbbb")
 
@@ -48,11 +43,6 @@ def test_a_lone_config_has_no_next_best():
 def test_within_one_percent_the_canonical_order_decides(better, worse):
     assert only_study(evidence(100.9, config=better), evidence(100.0, config=worse)).pick.config == better
     assert only_study(evidence(101.1, config=better), evidence(100.0, config=worse)).pick.config == worse
-
-
-def test_a_tied_pick_says_that_its_runner_up_is_faster():
-    study = only_study(evidence(100.9, config=config(32)), evidence(100.0, config=config(64)))
-    assert study.choice.ratio == 100.0 / 100.9
 
 
 @pytest.mark.parametrize(("time_us", "stays"), [(101.4, True), (101.6, False)])
@@ -96,12 +86,6 @@ def test_the_newest_complete_version_wins_and_versions_do_not_mix():
     begun_both = [replace(item, complete=False) for item in [*old, *new]]
     study = only_study(*begun_both)
     assert (study.version, study.complete, study.next_best) == (NEWER, False, None)
-
-
-def test_two_drivers_are_never_compared():
-    updated = replace(H100, driver="590.2")
-    rows = [evidence(80.0, newest=1.0), evidence(90.0, config=config(64), device=updated, newest=2.0)]
-    assert only_study(*rows).device == updated
 
 
 def test_each_device_has_its_own_winner():
@@ -183,16 +167,6 @@ def test_a_config_must_cover_every_complete_problem_to_be_choose_shared():
     begun = [apart[0], replace(apart[1], complete=False)]
     assert choose_shared(studies_of(begun)).config == config()
     assert choose_shared([]) is None
-
-
-def test_the_robust_config_of_the_published_colwise_rows(tmp_path):
-    with Store.open(str(tmp_path / "results.db"), create=True) as store:
-        import_file(store, PUBLISHED)
-        found = decided(store.studies(kernel="colwise", arch="gfx942"))
-    random.Random(0).shuffle(found)
-    shared = choose_shared(found)
-    assert shared.config == NamedInts(BLOCK_SIZE=32, BLOCK_SIZE_ITER=128, num_warps=4)
-    assert shared.worst == 1.215
 
 
 def test_a_config_with_values_nobody_declared_still_has_a_place():

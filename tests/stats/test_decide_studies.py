@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 from database_rows import AXES, KERNEL, config, evidence, installed, only_study, problem, studies_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fp8tune import lookups
 from fp8tune.ceiling import ceiling_of
@@ -98,11 +96,6 @@ def test_the_noise_floor_is_what_the_duplicate_is_off_by():
     assert control_difference(timed(100.0), []) is None
 
 
-def test_no_finals_are_an_error():
-    with pytest.raises(ValueError, match="no finals"):
-        decided({})
-
-
 def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None, **others):
     return evidence(screen_us or time_us, config=of, finals=tuple(timed(time_us, session)), **others)
 
@@ -115,11 +108,6 @@ def test_a_study_with_finals_has_its_verdict_and_noise():
     assert study.choice.ratio == pytest.approx(1.1, rel=0.002)
     assert study.noise == pytest.approx(0.002, abs=0.001)
     assert study.choice.upper < 0
-
-
-def test_the_coarse_pass_alone_is_quick():
-    study = only_study(evidence(100.0), evidence(110.0, config=SLOW))
-    assert (study.choice.verdict, study.noise) == (Verdict.QUICK, None)
 
 
 def test_the_table_s_config_is_current_and_completed_with_the_default_s_axes():
@@ -203,12 +191,3 @@ def test_a_recorded_launch_that_may_address_a_part_of_its_tensors_is_not_from_a_
     ceiling = ceiling_of(study)
     assert study.choice.verdict is Verdict.QUICK
     assert (ceiling and ceiling.share) == share
-
-
-@given(st.randoms(use_true_random=False))
-def test_any_order_of_processes_gives_the_same_decision(generator):
-    times = {c: timed(t) for c, t in ((DEFAULT, 101.0), (FAST, 100.0), (SLOW, 100.5))}
-    shuffled = list(times.items())
-    generator.shuffle(shuffled)
-    again = {c: generator.sample(v, len(v)) for c, v in shuffled}
-    assert decided(again) == decided(times)

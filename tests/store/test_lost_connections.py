@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from database_rows import begin, config, end_finals, problem, row, subject
-from processes import begun, ended
+from database_rows import begin, row
 from servers import Proxy, Server
 
 from fp8tune.errors import DatabaseError
@@ -160,68 +157,3 @@ def test_a_stream_that_breaks_is_one_line(postgresql: Server, url: str) -> None:
         with pytest.raises(DatabaseError, match="was lost, the server ended the connection"):
             list(rows)
         assert len(list(store.rows())) == 300
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1))
-def test_rows_are_neither_lost_nor_doubled_whatever_breaks(postgresql: Server, seed: int) -> None:
-    """Writers, a proxy that breaks off, ended connections, and a server that is killed and started again."""
-    server, writers, rounds = postgresql, 4, 8
-    proxy = Proxy(server.port)
-    direct = server.database()
-    through = direct.replace(str(server.port), str(proxy.port))
-    Store.open(through, create=True).close()  # who has reached a server waits for it, also when it opens it anew
-
-    def work(index: int) -> None:
-        generator = random.Random(f"{seed} {index}")
-        with Store.open(through, create=True) as store:
-            shared, own = begin(store, request="shared"), begin(store, request=f"own {index}")
-            for number in range(rounds):
-                mine = problem(K=512 * (index + 1), G=number + 1)
-                store.add(own, row(of=mine, process=f"{index}"))
-                many = [row(of=mine, config=config(32 + n), process=f"{index}") for n in range(1, 20)]
-                store.add_many(own, iter(many))
-                store.add(shared, row(round=number, process=f"{index}"), once=True)
-                end_finals(store, own, mine)
-                store.mark_complete(own, subject(mine), 20)
-                if generator.random() < 0.05:
-                    assert len(store.studies()) >= number
-            store.finish_sweep(own)
-
-    children = begun(writers, work)
-    stop = threading.Event()
-
-    def break_things() -> None:
-        generator = random.Random(seed)
-        for number in range(8):  # then it goes in peace
-            if stop.wait(generator.uniform(0.05, 0.3)):
-                return
-            with contextlib.suppress(Exception):  # the server may be down
-                match number % 4:
-                    case 0 | 2:
-                        proxy.break_off()
-                    case 1:
-                        server.end_connections()
-                    case 3:
-                        proxy.lose_the_answer_to(b"COMMIT")
-            if number % 4 == 3:
-                server.kill()
-                time.sleep(generator.uniform(0, 0.3))
-                server.start()
-
-    breaking = threading.Thread(target=break_things)
-    breaking.start()
-    codes = ended(children)
-    stop.set()
-    breaking.join()
-    proxy.close()
-    assert codes == [0] * writers
-    with Store.open(direct, writable=False) as store:
-        found = [(found.process, found.problem.shape["K"], found.round, str(found.config)) for found in store.rows()]
-        assert len(found) == writers * rounds * 20 + rounds
-        assert len(store.unfinished_sweeps()) == 1
-    count = (
-        "SELECT count(*), (SELECT count(*) FROM study_runs WHERE planned IS NOT NULL), (SELECT count(*) FROM sweeps)"
-    )
-    name = direct.rpartition("/")[2]
-    assert server.execute(f"{count} FROM trials", name) == [(len(found), writers * rounds, writers + 1)]

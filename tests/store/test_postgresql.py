@@ -11,12 +11,8 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 from processes import together
 from servers import Server
 
-from fp8tune.check import databases
 from fp8tune.errors import DatabaseError
-from fp8tune.store import database
 from fp8tune.store.results import Store
-from fp8tune.studies import pick_of, read_studies
-from fp8tune.sweeping import picks
 
 
 @pytest.fixture
@@ -87,16 +83,6 @@ def test_readers_beside_writers_see_one_moment(url: str) -> None:
     assert together(4, work) == [0] * 4
 
 
-def test_doctor_finds_nothing_wrong(url: str) -> None:
-    with Store.open(url, create=True) as store:
-        finished_sweep(store, {problem(): {config(): 100.0}})
-        picks.keep_current(store)
-    findings = [*databases.check_database(url, None)]
-    assert [finding.level for finding in findings] == ["ok"]
-    assert "1 picks" in findings[0].text
-    assert all("cret" not in finding.text + finding.fix for finding in findings)
-
-
 def test_what_cannot_be_opened_is_one_line_without_the_password(postgresql: Server, url: str) -> None:
     cases = {
         f"{postgresql.root_url}/missing": "is not there: make the database with createdb",
@@ -122,31 +108,3 @@ def test_a_foreign_database_is_refused(url: str) -> None:
     for writable in (False, True):
         with pytest.raises(DatabaseError, match="is not a results database"):
             Store.open(url, create=writable, writable=writable)
-
-
-def test_a_writer_waits_for_a_writer_but_not_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import psycopg
-
-    monkeypatch.setattr(database, "PATIENCE_S", 0.05)
-    Store.open(url, create=True).close()
-    with (
-        Store.open(f"{url}?options=-c%20lock_timeout%3D50") as store,
-        contextlib.closing(psycopg.connect(url)) as other,
-    ):
-        other.execute(f"SELECT pg_advisory_xact_lock({database.WRITERS_LOCK})")
-        with pytest.raises(DatabaseError):
-            begin(store)
-        with Store.open(url, writable=False) as reader:
-            assert reader.studies() == []
-        other.rollback()
-        assert store.add(begin(store), row())
-
-
-def test_picks_that_were_kept_are_read_back(url: str) -> None:
-    with Store.open(url, create=True) as store:
-        finished_sweep(store, {problem(K=k): {config(32): 100.0, config(64): 110.0} for k in (1024, 2048)})
-        picks.keep_current(store)
-        assert store.has_kept_picks(picks.decided_by())
-        assert store.kept_picks() == [pick_of(study) for study in read_studies(store)]
-        store.add(begin(store, request="more"), row())
-        assert not store.has_kept_picks(picks.decided_by())

@@ -346,16 +346,6 @@ def test_a_recorded_kernel_is_no_ceiling(store):
     assert {each.ceiling_gb_per_s for each in stored_results(store)} == {3000.0}
 
 
-def test_a_fast_row_of_another_device_or_kind_is_no_ceiling(store):
-    sweep = begin(store)
-    store.record_ceiling(sweep, H100, 3000.0)
-    store.add(sweep, row(200.0))
-    store.add(sweep, row(80.0, config=config(64), device=H200))
-    store.add(sweep, row(80.0, config=config(128), kind=Kind.SIMULATED))
-    (measured,) = stored_results(store, device=H100, kinds=[Kind.MEASURED])
-    assert measured.ceiling_gb_per_s == 3000.0
-
-
 def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -> None:
     """Ctrl-C in a notebook: the next statement works, and a file is left as one plain one."""
     store = Store.open(each_database, create=True)

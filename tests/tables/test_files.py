@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import multiprocessing
 import os
 import resource
@@ -12,23 +11,6 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.tables.files import File, update, write
-
-
-def count_up(path: Path, count: int) -> None:
-    for _ in range(count):
-        update(path, lambda before: str(int(before or 0) + 1))
-
-
-def test_reading_and_writing_are_one_step(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "count"
-    fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=count_up, args=(path, 60)) for _ in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert path.read_text() == "180"
-    assert [file.name for file in path.parent.iterdir()] == ["count"]
 
 
 def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
@@ -84,16 +66,3 @@ def test_a_dry_run_says_which_files_would_change(tmp_path: Path) -> None:
     assert write(files[1:], tmp_path) == {tmp_path / "c": True}
     assert write(files, tmp_path, is_dry=True) == {tmp_path / "a" / "b": True, tmp_path / "c": False}
     assert not (tmp_path / "a").exists()
-
-
-def test_a_locked_draft_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "table.py"
-    with (tmp_path / ".table.py.draft").open("w") as draft:
-        fcntl.flock(draft, fcntl.LOCK_EX)
-        writer = multiprocessing.get_context("fork").Process(target=update, args=(path, "after"))
-        writer.start()
-        writer.join(0.3)
-        assert not path.exists()
-        fcntl.flock(draft, fcntl.LOCK_UN)
-        writer.join(10)
-    assert path.read_text() == "after"

@@ -134,11 +134,11 @@ def export_repeatedly(path: Path, kernel: str, count: int) -> None:
 
 
 def test_two_exports_at_once_never_fail_and_never_mix(tmp_path: Path) -> None:
-    """500 exports: each whole table that a reader sees has the rows of both, as far as they were exported."""
+    """160 exports: each whole table that a reader sees has the rows of both, as far as they were exported."""
     path = tmp_path / "sm_90.py"
     merge_file(path, measured(512, kernel="first"))
     fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=export_repeatedly, args=(path, kernel, 250)) for kernel in ("a", "b")]
+    writers = [fork.Process(target=export_repeatedly, args=(path, kernel, 80)) for kernel in ("a", "b")]
     for writer in writers:
         writer.start()
     seen: set[tuple[str, str, int | None]] = set()

@@ -99,12 +99,6 @@ def test_it_is_imported_without_anything_installed(tmp_path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "4\n"
 
 
-def test_the_cache_of_an_autotuner_takes_it() -> None:
-    triton = pytest.importorskip("triton")
-    cache = {key: triton.Config(**config) for key, config in run(made.gemm())["TABLE"][H200].items()}
-    assert cache[16, 4096, 4096, BF16].all_kwargs().items() >= {**SMALL["kwargs"], "num_warps": 4}.items()
-
-
 def one(config: Config, device: str = H200, key: tuple = (1,), evidence: str = "measured", name: str = "m:k"):
     """One problem of a kernel with one config."""
     kernel = Kernel(name, key=("n",), configs=(config,))
