@@ -99,20 +99,6 @@ def test_it_is_an_operator_as_torch_wants_them(kernel: str) -> None:
     torch.library.opcheck(operator, arguments, test_utils=tests)
 
 
-def test_torch_compile_traces_all_whole_for_any_number_of_rows() -> None:
-    names = tuple(kernel for kernel in catalog.KERNELS if kernel != "expert-sort")  # which counts by a constant
-    functions = [public_wrapper(catalog.load(kernel)) for kernel in names]
-
-    def run(inputs: list[tuple[Any, ...]]) -> list[Any]:
-        return [function(*given) for function, given in zip(functions, inputs, strict=True)]
-
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
-    for rows in (64, 96):
-        inputs = [arguments_of(kernel, M=rows) for kernel in names]
-        for found, right in zip(compiled(inputs), run(inputs), strict=True):
-            assert_same_bits(found, right) if isinstance(right, tuple) else assert_same_bits((found,), (right,))
-
-
 @pytest.mark.parametrize("kernel", ["colwise", "colwise-dual", "rowwise-colwise"])
 def test_alignment_is_the_last_argument(kernel: str) -> None:
     tensors, dtype = arguments_of(kernel), torch.float8_e5m2

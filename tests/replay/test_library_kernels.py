@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import fp8tune
-from forked import Forked
+from forked import Forked, workers_forked_from_here
 from programs import Recorded, record
 
 from fp8tune.errors import UsageError
@@ -70,7 +70,8 @@ def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
         patched.setenv("TRITON_INTERPRET", "1")
         patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
         patched.syspath_prepend(str(folder))
-        ended = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
+        with workers_forked_from_here():
+            ended = fp8tune("sweep", "--recording", "run.json", "--db", "checked.db", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
         yield ended.stderr, store

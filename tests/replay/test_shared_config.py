@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import fp8tune
+from forked import workers_forked_from_here
 from places import ROOT
 from programs import record
 
@@ -96,7 +97,8 @@ def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder:
 
 
 def test_right_configs_pass_on_the_interpreter(folder: Path) -> None:
-    ended = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
+    with workers_forked_from_here():
+        ended = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(KERNEL))]
