@@ -91,7 +91,7 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
 
 def expected_s(size: ProblemPlan, *, quick: bool) -> float:
     """Estimate the seconds that a problem size takes on one GPU."""
-    numbers, configs = MeasuringPlan(), len(size.configs)
+    numbers, configs = MeasuringPlan(), size.count
     blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, configs) + 1)
     return configs * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import cast
 
 from fp8tune.errors import UsageError, unknown
@@ -16,6 +18,27 @@ Axes = Mapping[str, tuple[int, ...]]
 
 LARGEST_VALUE = 2**20
 """Triton's limit on the elements of a block."""
+
+
+class Grid(Mapping[NamedInts, str]):
+    """Configs with the reason why they are pruned, empty for those that are tried. Built when it is first read."""
+
+    def __init__(self, size: int, build: Callable[[], Mapping[NamedInts, str]]) -> None:
+        self.size, self._build = size, build
+        """Number of configs, as far as it is known without building them."""
+
+    @cached_property
+    def _configs(self) -> Mapping[NamedInts, str]:
+        return self._build()
+
+    def __getitem__(self, config: NamedInts) -> str:
+        return self._configs[config]
+
+    def __iter__(self) -> Iterator[NamedInts]:
+        return iter(self._configs)
+
+    def __len__(self) -> int:
+        return len(self._configs)
 
 
 def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
@@ -50,19 +73,24 @@ def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
     return value
 
 
-def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
-    """Return the configs of one problem size with the reason why they are pruned, empty for those that are tried.
+def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> Grid:
+    """Return the grid of one problem size.
 
     The declared default comes first, and is never pruned because it is what a lookup without a table gives. Then comes
     the product of ``axes`` in declaration order; of a spec that lists its configs those, and each with every value of
     an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned.
     """
+    size = len(spec.configs) or math.prod(map(len, axes.values()))
+    return Grid(size, lambda: _pruned(spec, problem, axes, limits))
+
+
+def _pruned(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
     widened: Collection[NamedInts] = ()
     grid: Iterable[NamedInts]
     if spec.configs:
-        widened, declared = dict.fromkeys(_widened(spec, axes)), axes.keys() & spec.axes.keys()
-        listed = [c for c in spec.configs if spec.recorded or all(c.get(name) in axes[name] for name in declared)]
+        widened = dict.fromkeys(_widened(spec, axes))
+        listed = spec.configs if spec.recorded else _narrowed(spec, axes)
         grid = [*listed, *widened]
     else:
         grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
@@ -81,6 +109,12 @@ def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
     return {config: reason(config) for config in dict.fromkeys(itertools.chain([default], grid))}
 
 
+def _narrowed(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
+    """Return the listed configs that have values of ``axes``."""
+    declared = {name: values for name, values in axes.items() if name in spec.axes}
+    return [config for config in spec.configs if all(config.get(name) in declared[name] for name in declared)]
+
+
 def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
     """Return each listed config with every value of the axes that have values which are not declared."""
     changed = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
@@ -90,15 +124,20 @@ def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
     return [NamedInts({**config, **values}) for config in spec.configs for values in product] if changed else []
 
 
-def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> dict[NamedInts, str]:
+def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:
     """Return what Triton's interpreter tells apart on a small problem size: one config for each set of block sizes.
 
     It ignores launch options and has no limits.
     """
     if not spec.configs:
         axes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
-    blocks: dict[NamedInts, tuple[NamedInts, str]] = {}
-    for config, reason in configs(spec, problem, axes, limits=None).items():
-        sizes = NamedInts([(name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS])
-        blocks.setdefault(sizes, (config, reason))
-    return dict(blocks.values())
+        return configs(spec, problem, axes, limits=None)
+
+    def build() -> dict[NamedInts, str]:
+        blocks: dict[NamedInts, tuple[NamedInts, str]] = {}
+        for config, reason in configs(spec, problem, axes, limits=None).items():
+            sizes = NamedInts([(name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS])
+            blocks.setdefault(sizes, (config, reason))
+        return dict(blocks.values())
+
+    return Grid(len(spec.configs), build)

@@ -69,9 +69,7 @@ def sweep(
         limits=backend.limits,
     )
     _record_kernels(store, plan, sweep_id, plan.problems)
-    yield Started(
-        backend.device, backend.kind, len(plan.problems), sum(len(problem.configs) for problem in plan.problems)
-    )
+    yield Started(backend.device, backend.kind, len(plan.problems), sum(problem.count for problem in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
     upcoming, passes = iter(plan.problems), list[_CoarsePass]()
     trials, index, left_out = 0, 0, 0
@@ -102,7 +100,7 @@ def sweep(
                 trials += isinstance(event, TrialDone)
                 yield event
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
-        left_out += sum(len(problem.configs) for problem in upcoming)
+        left_out += sum(problem.count for problem in upcoming)
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
         if is_whole:
             store.finish_sweep(sweep_id)

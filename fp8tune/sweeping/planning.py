@@ -70,6 +70,11 @@ class ProblemPlan:
         today = self.today.config if self.today else None
         return tuple(config for config in (self.version.default, self.current, today) if config is not None)
 
+    @property
+    def count(self) -> int:
+        """Number of configs, without building a grid for it."""
+        return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
+
     @classmethod
     def of(
         cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
@@ -246,15 +251,16 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
         found = problems.scaled_down(spec, found)
     version, limits = version_of(reference), device.limits(short.backend.device)
 
-    def configs(problem: Problem) -> Mapping[NamedInts, str]:
+    def grid(problem: Problem) -> grids.Grid:
         if kind is Kind.INTERPRETER:
             return grids.interpreter_configs(spec, problem, axes)
-        grid = grids.configs(spec, problem, axes, limits)
+        configs = grids.configs(spec, problem, axes, limits)
         if kind is not Kind.STATIC:
-            return grid
-        return {config: "" for config, pruned in grid.items() if not pruned}  # what is not compiled needs no row
+            return configs
+        # what is not compiled needs no row
+        return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
 
-    plans = [ProblemPlan.of(reference, version, problem, configs(problem)) for problem in found]
+    plans = [ProblemPlan.of(reference, version, problem, grid(problem)) for problem in found]
     if kind not in RUNNING:
         return plans, notices
     # another reference, check or bound judges the same configs anew

@@ -12,6 +12,7 @@ from fp8tune.measure import device, machine
 from fp8tune.measure.backends.choice import compiler
 from fp8tune.measure.compiling import alike
 from fp8tune.options import SweepOptions
+from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
@@ -47,7 +48,8 @@ def with_published(store: Store, plan: Plan) -> Plan:
 
     def added(problem: ProblemPlan) -> ProblemPlan:
         configs = published.get(problem.problem, [])
-        return replace(problem, configs={**problem.configs, **_fitting(problem, configs, plan)}) if configs else problem
+        grid = Grid(problem.count + len(configs), lambda: {**problem.configs, **_fitting(problem, configs, plan)})
+        return replace(problem, configs=grid) if configs else problem
 
     return replace(plan, problems=tuple(map(added, plan.problems)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,13 @@ from fp8tune.measure.backends.processes import ProcessBackend
 from fp8tune.measure.backends.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
+from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
-from fp8tune.sweeping import planning, session
-from fp8tune.sweeping.events import Event, Finished, TrialDone
+from fp8tune.sweeping import loop, planning, session
+from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
 from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
@@ -249,6 +250,34 @@ def test_a_finished_sweep_runs_nothing(store: Store, one_shape: tuple[str, ...])
     new, kept = run(store, shapes=one_shape, timer="simulated:7", quick=True)
     assert not new
     assert {(row.config, row.round) for row in kept} == {(row.config, row.round) for row in first}
+
+
+def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning asked for every config of every problem size: seconds, where few fit into the time budget."""
+    shapes = tmp_path / "three.toml"
+    shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
+    options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
+    plan = planning.expanded(planned(**options))
+    asked: list[int] = []
+    monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
+
+    def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
+        asked.append(shape["M"])
+        return "planted" if config["FAULT"] > config["num_warps"] else None
+
+    spec = replace(load_spec(FAULTS), excluded=excluded)
+    grids_of = [grids.configs(spec, problem.problem, spec.axes, None) for problem in plan.problems]
+    problems = [replace(problem, configs=grid) for problem, grid in zip(plan.problems, grids_of, strict=True)]
+    running = sweep(store, replace(plan, problems=tuple(problems)))
+    started = next(running)
+    assert isinstance(started, Started)
+    assert (started.problems, started.configs, asked) == (3, 27, [])
+    assert any(isinstance(event, TrialDone) for event in running)
+    assert set(asked) == {40, 41}  # the next is compiled ahead
+    rows = rows_of(running)
+    assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
 
 
 def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
