@@ -46,6 +46,9 @@ def address() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         command = [ray, "start", "--head", f"--port={port}", f"--temp-dir={folder}", *options]
         head = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        raylet = Path(folder) / "session_latest" / "sockets" / "raylet"
+        while head.poll() is None and not raylet.exists():  # on a busy host later than clients wait
+            time.sleep(0.2)
         yield f"127.0.0.1:{port}"
         head.terminate()
         head.wait()
