@@ -4,7 +4,7 @@ COMMANDS = {
     "explain": "fp8tune show KERNEL SIZE",
     "lint": "fp8tune doctor KERNEL",
     "static-report": "fp8tune show KERNEL --device ARCH",
-    "calibrate": "part of fp8tune sweep: leave it out",
+    "calibrate": "gone: a sweep needs no calibration",
     "queue": "fp8tune worker --status",
     "import": "fp8tune db import",
     "compact": "fp8tune db prune",

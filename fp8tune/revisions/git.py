@@ -117,7 +117,8 @@ def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None)
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C", **(variables or {})},
+            # Without optional locks: a killed `git status` would leave its lock in the user's repository.
+            env={**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})},
             encoding="utf-8",
             errors="replace",
         )

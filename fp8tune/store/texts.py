@@ -10,6 +10,7 @@ import re
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, NamedInts, Status
+from fp8tune.stats.study import Verdict
 from fp8tune.text import KERNEL_NAME, NAME, WORD, visible
 
 UNSTATED = "unstated"
@@ -24,6 +25,7 @@ _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _PATTERNS = {"kernel": KERNEL_NAME, "arch": ARCH, "source_hash": WORD, "routing": WORD, "input_layout": WORD}
 _PATTERNS |= {"in_dtype": WORD, "fp8_dtype": WORD, "scale_mode": WORD}
 _PATTERNS |= {"kind": re.compile("|".join(Kind)), "status": re.compile("|".join(Status))}
+_PATTERNS |= {"verdict": re.compile("|".join(Verdict))}
 
 
 @functools.lru_cache(8192)  # trials repeat a few hundred configs

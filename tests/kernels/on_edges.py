@@ -11,7 +11,7 @@ import torch
 from fp8tune.measure import checking, edges
 from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
 
 ROW = {"M": 16640, "K": 5120, "N": 8192, "E": 16}
 """A row of a shape set; each kernel scales its problem down to what the interpreter can run."""
@@ -42,7 +42,7 @@ def tensors_on_edges(problem: Problem, first: int = 0, step: int = 1) -> tuple[c
     spec = catalog.load(problem.kernel)
     small = [edge for edge in edges.edges_of(spec, problem) if is_small(edge.problem)]
     builders = [
-        functools.partial(checking.build, spec, problem, "cpu"),
+        functools.partial(checking.build, spec, Edge("", problem), "cpu"),
         *(functools.partial(checking.build, spec, edge, "cpu") for edge in small),
     ]
     tensors = [build() for build in builders[first::step]]

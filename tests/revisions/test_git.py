@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_head_says_whether_code_has_changed(repository: Path) -> None:
     assert git.head(repository) == commit
     (repository / "kernel.py").write_text("three = 3\n")
     assert git.head(repository) == commit + "+"
+
+
+def test_head_leaves_the_index_alone(repository: Path) -> None:
+    """Git locks the index to write it; a process that is killed meanwhile leaves the lock."""
+    index = (repository / ".git" / "index").read_bytes()
+    os.utime(repository / "kernel.py", (0, 0))  # git would write down that the file is unchanged
+    git.head(repository)
+    assert (repository / ".git" / "index").read_bytes() == index
 
 
 def test_head_is_empty_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
