@@ -19,7 +19,7 @@ LONGEST_S = 1e7  # sixteen weeks: a longer budget is a typing error
 
 @dataclass(frozen=True)
 class Option:
-    """How an option is written and described."""
+    """Spelling and description of an option."""
 
     help: str
     metavar: str = ""

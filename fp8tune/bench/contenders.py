@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Check:
-    """What a worker finds about a contender before it is timed."""
+    """Findings of a worker about a contender before it is timed."""
 
     reason: str = ""  # why it is not timed
     is_wrong: bool = False

@@ -61,7 +61,7 @@ class VariedSize:
 
 @dataclass(frozen=True)
 class KeyPlan:
-    """What is measured for one kernel. ``faults`` of the key itself leave nothing to measure."""
+    """Measurements for one kernel. ``faults`` of the key itself leave nothing to measure."""
 
     reference: str
     spec: KernelSpec
@@ -73,7 +73,7 @@ class KeyPlan:
 
 @dataclass(frozen=True)
 class VariationResult:
-    """How the pick of a size does on one variation of it."""
+    """Result of the pick of a size on one variation of it."""
 
     subject: VariedSize
     slowdown: float | None  # the pick's time over that of the best rival; None if it does not run or was not timed

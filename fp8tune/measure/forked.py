@@ -1,4 +1,4 @@
-"""What Triton computes in each process that launches a kernel, computed once in the server that workers fork from."""
+"""Computation that Triton does in each process, done once in the server that workers fork from."""
 
 import os
 

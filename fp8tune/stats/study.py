@@ -24,7 +24,7 @@ class Stage(StrEnum):
 
 
 class Verdict(StrEnum):
-    """How far a pick can be trusted, the most trusted first. People see these words."""
+    """Trust in a pick, the most trusted first. People see these words."""
 
     PROVEN = "proven"
     """Confirmed in fresh processes: no rival is over 1.5 % faster."""
