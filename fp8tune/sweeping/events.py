@@ -67,7 +67,7 @@ class ConfirmationSkipped:
 
 @dataclass(frozen=True)
 class SizeDone:
-    """Nothing is left to do for a problem size."""
+    """End of all work on a problem size."""
 
     problem: Problem
 
