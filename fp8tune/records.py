@@ -342,32 +342,3 @@ class Finalist:
     """Whether it is the pick."""
     is_default: bool
     """Whether it is the declared default."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """What others printed of one grouped GEMM, beside bf16 on the same device. Times in microseconds."""
-
-    operation: str
-    shape: NamedInts
-    recipe: str
-    """``mxfp8``: what ``scaled`` times are of."""
-    device: Device
-    source: str
-    note: str
-    bf16_fwd_us: float
-    scaled_fwd_us: float
-    bf16_fwd_bwd_us: float
-    scaled_fwd_bwd_us: float
-
-    @property
-    def speedup(self) -> float:
-        """Of forward and backward, over bf16."""
-        return self.bf16_fwd_bwd_us / self.scaled_fwd_bwd_us
-
-    @property
-    def impossible(self) -> str:
-        """Why the row cannot be right as printed; empty where nothing speaks against it."""
-        slower = ["bf16"] if self.bf16_fwd_us >= self.bf16_fwd_bwd_us else []
-        slower += ["scaled"] if self.scaled_fwd_us >= self.scaled_fwd_bwd_us else []
-        return f"{' and '.join(slower)} forward is not below forward+backward" if slower else ""

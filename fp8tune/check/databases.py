@@ -118,7 +118,7 @@ def _difference(pick: Pick, here: Device | None) -> str:
 
 def check_tables(store: Store, db: str, path_of: Callable[[str], Path] = default_path) -> Iterator[Finding]:
     """Check that the table of each arch is what the database would give."""
-    stored = {arch for arch, kind in store.counts() if kind in (Kind.MEASURED, Kind.PUBLISHED)}
+    stored = {study.device.arch for study in store.pools() if study.kind in (Kind.MEASURED, Kind.PUBLISHED)}
     for arch in (name for name in ARCHES if name in stored):
         path = path_of(arch)
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.importing import archives, published
+from fp8tune.importing import published
 from fp8tune.importing.published import LookupKey
-from fp8tune.records import Device, Published, Row
+from fp8tune.records import Device, Row
 from fp8tune.store.merge import READABLE
 from fp8tune.store.read import Reading
 from fp8tune.store.results import Store
@@ -30,17 +30,14 @@ class ImportReport:
 
     added: int
     already_there: int
-    of_operations: bool = False
-    """True if the rows are of whole operations: there are no configs among them."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A file that was read and checked, ready to be stored: rows of one kind, or a database (``path``)."""
+    """A file that was read and checked, ready to be stored: rows of a CSV, or a database."""
 
     path: Path
     rows: tuple[Row, ...] = ()
-    published: tuple[Published, ...] = ()
     is_database: bool = False
 
     def store(self, store: Store, progress: Progress = lambda done, total: None) -> ImportReport:
@@ -48,19 +45,16 @@ class Loaded:
         if self.is_database:
             with Reading.open(str(self.path), writable=False, versions=READABLE) as other:
                 return ImportReport(*store.merge(other))
-        if self.published:
-            added = store.add_published(self.published)
-            return ImportReport(added, len(self.published) - added, of_operations=True)
-        sweep = store.begin_sweep(
-            PUBLISHED_SWEEP,
-            Device(arch="published"),
-            command="fp8tune db import",
-            commit="",
-            timer="",
-            seed=0,
-            uid=PUBLISHED_SWEEP,
-        )
-        added = store.add_many(sweep, _counted(self.rows, progress))
+
+        def counted() -> Iterator[Row]:
+            for done, row in enumerate(self.rows):
+                if done % _PROGRESS_ROWS == 0:
+                    progress(done, len(self.rows))
+                yield row
+
+        device, command = Device(arch="published"), "fp8tune db import"
+        sweep = store.begin_sweep(PUBLISHED_SWEEP, device, command=command, uid=PUBLISHED_SWEEP)
+        added = store.add_many(sweep, counted())
         store.finish_sweep(sweep)
         return ImportReport(added, len(self.rows) - added)
 
@@ -83,19 +77,4 @@ def load(path: Path, lookup_key: LookupKey = lambda problem: None) -> Loaded:
         return Loaded(path, is_database=True)
     if path.suffix.lower() not in (".csv", ".txt"):
         raise DatabaseError(f"{path} is no fp8tune database, nor named .csv: give the file that another fp8tune wrote")
-    rows, operations = published.read(path, lookup_key)
-    return Loaded(path, tuple(rows), tuple(operations))
-
-
-def import_file(store: Store, path: Path, *, lookup_key: LookupKey = lambda problem: None) -> ImportReport:
-    """:func:`load` a file and store it: where either fails, nothing is written."""
-    with archives.unpacked(path) as file:
-        return load(file, lookup_key).store(store)
-
-
-def _counted(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
-    for done, row in enumerate(rows):
-        if done % _PROGRESS_ROWS == 0:
-            progress(done, len(rows))
-        yield row
-    progress(len(rows), len(rows))
+    return Loaded(path, tuple(published.read(path, lookup_key)))

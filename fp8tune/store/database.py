@@ -6,8 +6,10 @@ import contextlib
 import functools
 import gc
 import importlib
+import itertools
 import logging
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -60,38 +62,28 @@ _STARTING = "takes no connection now (it starts, stops or is full): run this aga
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
 _FULL = "could not grow, the disk is full: free some space; every row stored before is kept"
 _READ_ONLY = "cannot be written: get the right to write it (a file's folder, too), or give another one with --db"
-_PASSING = (_LOST, _STARTING, _UNREACHABLE)
 
-# Part of an error's text, or beginning of PostgreSQL's code -> line. The first that fits counts.
-_FILE_LINES = {
-    "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
-    **dict.fromkeys(("malformed", "could not decode"), _DAMAGED),
-    **dict.fromkeys(("constraint", "cannot store"), _INVALID),
-    "locked": "is locked by another process: stop it or wait for it, or give another file with --db",
-    "readonly": _READ_ONLY,
-    "unable to open": "cannot be opened: make its folder, and see that both may be read and written",
-    "full": _FULL,
-    "disk i/o": "could not be read or written (disk error): check the disk and ulimit -f, then run fp8tune doctor",
-    "no such": _FOREIGN,
-}
-_STATE_LINES = {
-    "23": _INVALID,
-    "42p01": _FOREIGN,
-    "42703": _FOREIGN,
-    **dict.fromkeys(("42501", "25006"), _READ_ONLY),
-    "53100": _FULL,
-    "57p04": "was removed while it was in use: make the database with createdb",
-    **dict.fromkeys(("57p03", "53300"), _STARTING),
+# Pattern in "PostgreSQL's code, space, text of the error" -> line. The first that fits counts.
+_LINES = {
+    "^23|constraint|cannot store": _INVALID,
+    "^42p01|^42703|no such": _FOREIGN,
+    "^42501|^25006|readonly": _READ_ONLY,
+    "^53100|is full": _FULL,
+    "^57p04": "was removed while it was in use: make the database with createdb",
+    "^57p03|^53300": _STARTING,
     # A lock held longer than usual, a shutdown, IDLE_S, a lost connection, and what a server undoes by itself.
-    **dict.fromkeys(("55p03", "57p", "25p03", "08", "40"), _LOST),
-}
-_CLIENT_LINES = {
-    **dict.fromkeys(("starting up", "shutting down", "recovery mode", "not yet accepting"), _STARTING),
-    **dict.fromkeys(("too many", "connection slots"), _STARTING),
+    "^55p03|^57p|^25p03|^08|^40": _LOST,
+    "^[0-9a-z]{5} ": "",
+    "starting up|shutting down|recovery mode|not yet accepting|too many|connection slots": _STARTING,
     "password": "refused the login: put the password into PGPASSWORD or ~/.pgpass, and check the user's name",
     "does not exist": "is not there: make the database with createdb, and check the user's name",
-    **dict.fromkeys(("server closed", "connection is"), _LOST),
-    **dict.fromkeys(("connection failed", "connection timeout", "resolve host"), _UNREACHABLE),
+    "server closed|connection is": _LOST,
+    "connection failed|connection timeout|resolve host": _UNREACHABLE,
+    "file is not a database": "is not a database, or is damaged: restore it, or give another file with --db",
+    "malformed|could not decode": _DAMAGED,
+    "locked": "is locked by another process: stop it or wait for it, or give another file with --db",
+    "unable to open": "cannot be opened: make its folder, and see that both may be read and written",
+    "disk i/o": "could not be read or written (disk error): check the disk and ulimit -f, then run fp8tune doctor",
 }
 
 _logger = logging.getLogger("fp8tune")
@@ -133,12 +125,14 @@ class Database:
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
         self._open: Connection | None = None
-        self._fence: Callable[[Connection], None] | None = None
+        self._fence: Callable[[Connection], None] = lambda connection: None
         """Called at the beginning of each write; raises to store nothing."""
-        with contextlib.nullcontext() if self.path is None else _opening:
+        self._known: dict[str, dict[tuple[object, ...], int]] = {}
+        """Ids of rows that this transaction named already, by table."""
+        self._mode = "ro" if not writable else "rwc" if create else "rw"
+        with _opening if self.path else contextlib.nullcontext():
             if self.path is not None:
                 _check_path(self.path, create=create and writable)
-            self._mode = "ro" if not writable else "rwc" if create else "rw"
             self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
             try:
                 self._check_tables(create=create and writable)
@@ -165,9 +159,7 @@ class Database:
             DatabaseError: The database cannot be used.
         """
 
-        def is_passing(error: BaseException) -> bool:
-            if not isinstance(error, LostConnectionError):
-                return False
+        def is_passing(error: LostConnectionError) -> bool:
             return wait or error.is_starting or error.label in _reached
 
         database = _repeated(lambda: cls(url, **options), is_passing, label(url))
@@ -183,24 +175,20 @@ class Database:
     def close(self) -> None:
         """Close all connections; the last writer of a file leaves one plain file without a log."""
         self._engine.dispose()
-        if self.path is not None and self.writable and _inode(self.path) == self._inode:
+        if self.path is None:
+            return
+        if self.writable and _inode(self.path) == self._inode:
             with contextlib.suppress(sqlite3.Error):  # another process has it open, and will do it
                 raw = sqlite3.connect(f"{_uri(self.path)}?mode=rw", uri=True, isolation_level=None, timeout=0)
                 with contextlib.closing(raw):
                     raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     raw.execute("PRAGMA journal_mode=DELETE")
-        if self.path is not None:
-            _open_files[self._file] -= 1
+        _open_files[self._file] -= 1
 
     @property
     def _connection(self) -> Connection:
         assert self._open is not None, "outside of a transaction"
         return self._open
-
-    def _begin(self, *, write: bool) -> None:
-        """Do what each transaction begins with."""
-        if write and self._fence is not None:
-            self._fence(self._connection)
 
     def run(self, work: Callable[[], Value], *, write: bool = False) -> Value:
         """Return the result of ``work`` in a transaction, repeated until it is committed.
@@ -214,17 +202,20 @@ class Database:
             return work()
 
         def attempt() -> Value:
+            had_collector = gc.isenabled()
+            self._known.clear()
+            gc.disable()  # records hold no cycles, and walking them again and again doubles the time
             try:
-                with self.transaction(write=write) as self._open, _collecting_no_garbage():
-                    self._begin(write=write)
+                with self.transaction(write=write) as self._open:
+                    if write:
+                        self._fence(self._open)
                     return work()
             finally:
                 self._open = None
+                if had_collector:
+                    gc.enable()
 
-        def is_passing(error: BaseException) -> bool:
-            return isinstance(error, LostConnectionError) and error.label == self.label
-
-        return _repeated(attempt, is_passing, self.label)
+        return _repeated(attempt, lambda error: error.label == self.label, self.label)
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -254,9 +245,10 @@ class Database:
         options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
         named = url.query.get("options", "")
         options["options"] = f"{_OPTIONS} {named if isinstance(named, str) else ' '.join(named)}"
-        options["application_name"] = "fp8tune"
         try:
-            return create_engine(url, connect_args=options, pool_size=1, max_overflow=2)
+            return create_engine(
+                url, connect_args={**options, "application_name": "fp8tune"}, pool_size=1, max_overflow=2
+            )
         except ImportError:
             raise DatabaseError(f"{self.label} needs a driver: pip install 'fp8tune[postgresql]'") from None
 
@@ -266,16 +258,26 @@ class Database:
         raw.execute("PRAGMA trusted_schema=OFF")
         raw.execute("PRAGMA foreign_keys=ON")
         if self._is_ours and self.writable and self.path is not None:
+            deadline, is_wal = time.monotonic() + BUSY_S, False
+            while not is_wal:  # wait for whoever writes: SQLite itself refuses a change of mode at once
+                try:
+                    is_wal = bool(raw.execute("PRAGMA journal_mode=WAL"))
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                        raise
+                    time.sleep(0.02)
             # In WAL mode, NORMAL survives kill -9; only a power failure can lose the last commits.
-            _switch_to_wal(raw)
             raw.execute("PRAGMA synchronous=NORMAL")
         return raw
 
     def _check_tables(self, *, create: bool) -> None:
         with self.transaction(write=create) as connection:
             inspector = inspect(connection)
-            tables = set(inspector.get_table_names())
-            if fakes := set(METADATA.tables) & {*inspector.get_view_names(), *_virtual_tables(connection)}:
+            tables, fakes = set(inspector.get_table_names()), set(inspector.get_view_names())
+            if not self.is_server:  # virtual tables and triggers run what the file says
+                query = "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger' OR sql LIKE 'create virtual%'"
+                fakes |= set(connection.exec_driver_sql(query).scalars())
+            if fakes := fakes & set(METADATA.tables):
                 raise DatabaseError(f"{self.label}: {min(fakes)} is not a plain table there: give another file")
             if not tables and create:
                 METADATA.create_all(connection)
@@ -290,12 +292,11 @@ class Database:
         is_readable = "studies" in tables
         if self.version in self._versions and is_readable:
             return
+        line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
         if self.version > VERSION:
             line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
-        elif 0 < self.version < VERSION and is_readable:  # all trials, as a release has them
+        elif self.version and is_readable:  # all trials, as a release has them
             line = "is an archive: read it with fp8tune db import, into another database"
-        else:
-            line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
         raise DatabaseError(f"{self.label} {line}")
 
     def _check_still_there(self, path: Path) -> None:
@@ -303,7 +304,7 @@ class Database:
         if self._inode in (None, _inode(path)):
             return
         self._inode = None  # saved once
-        names = (path.with_name(f"{path.name}.saved{number}") for number in range(1, 10**6))
+        names = (path.with_name(f"{path.name}.saved{number}") for number in itertools.count(1))
         saved = next(path for path in names if not path.exists())
         with self._engine.connect() as connection:
             cursor: Any = connection.connection.driver_connection
@@ -318,21 +319,18 @@ class Database:
         try:
             yield
         except (DBAPIError, sqlite3.Error) as error:
-            raise self._error(error) from error
+            cause = getattr(error, "orig", None) or error
+            text = str(cause).strip()
+            place = f"{getattr(cause, 'sqlstate', None) or ''} {text}".lower()
+            line = next((line for pattern, line in _LINES.items() if re.search(pattern, place)), "")
+            if getattr(error, "connection_invalidated", False) and not line:
+                line = _LOST
+            if line in (_LOST, _STARTING, _UNREACHABLE):
+                raise LostConnectionError(self.label, line) from error
+            first_line = without(self._secrets, (text.splitlines() or [type(cause).__name__])[0][:200])
+            raise DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}") from error
         except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a damaged schema
             raise DatabaseError(f"{self.label} {_DAMAGED}") from error
-
-    def _error(self, error: Exception) -> DatabaseError:
-        cause = getattr(error, "orig", None) or error
-        state, text = str(getattr(cause, "sqlstate", None) or "").lower(), str(cause).strip()
-        lines = _FILE_LINES if not self.is_server else _STATE_LINES if state else _CLIENT_LINES
-        line = next((lines[part] for part in lines if (state.startswith(part) if state else part in text.lower())), "")
-        if getattr(error, "connection_invalidated", False) and not line:
-            line = _LOST
-        if line in _PASSING:
-            return LostConnectionError(self.label, line)
-        first_line = without(self._secrets, (text.splitlines() or [type(cause).__name__])[0][:200])
-        return DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}")
 
 
 def reads(method: Method) -> Method:
@@ -355,7 +353,7 @@ def _within(method: Method, *, write: bool) -> Method:
     return cast("Method", call)
 
 
-def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], bool], label: str) -> Value:
+def _repeated(work: Callable[[], Value], is_passing: Callable[[LostConnectionError], bool], label: str) -> Value:
     """Repeat ``work`` while a server is away, for PATIENCE_S; announce a wait of more than a second, and its end."""
     began, is_announced = time.monotonic(), False
 
@@ -366,15 +364,14 @@ def _repeated(work: Callable[[], Value], is_passing: Callable[[BaseException], b
             is_announced = True
             _logger.warning(f"{label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
 
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_passing),
+    value = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda e: isinstance(e, LostConnectionError) and is_passing(e)),
         stop=tenacity.stop_before_delay(PATIENCE_S),
         # Many workers have lost the same server: they come back one by one.
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
         before_sleep=before_sleep,
         reraise=True,
-    )
-    value = retrying(work)
+    )(work)
     if is_announced:
         _logger.warning(f"{label}: the connection is back after {time.monotonic() - began:.0f} s")
     return value
@@ -389,8 +386,7 @@ def insert_ignoring(connection: Connection, table: Any) -> Any:
 
 def label(url: str) -> str:
     """Return the name of a database in messages: its path, or its URL without the password."""
-    path = path_of(url)
-    return redacted(url) if path is None else str(path)
+    return redacted(url) if (path := path_of(url)) is None else str(path)
 
 
 def path_of(url: str) -> Path | None:
@@ -408,7 +404,7 @@ def is_in_memory(url: str) -> bool:
 def exists(url: str) -> bool:
     """Return True if there is a database to open: a file that is there, or any server."""
     path = path_of(url)
-    return path.is_file() if path is not None else parse(url).get_backend_name() != "sqlite"
+    return path.is_file() if path is not None else not is_in_memory(url)
 
 
 def parse(url: str) -> URL:
@@ -419,13 +415,12 @@ def parse(url: str) -> URL:
     """
     if "://" not in url:
         return URL.create("sqlite", database=url)
-    scheme = url.split("://")[0]
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise DatabaseError(f"{scheme}://... is no database URL: {TESTED}") from None
+        raise DatabaseError(f"{url.split('://')[0]}://... is no database URL: {TESTED}") from None
     if parsed.drivername not in _DRIVERS:
-        raise DatabaseError(f"{scheme}://... cannot be used: {TESTED}")
+        raise DatabaseError(f"{url.split('://')[0]}://... cannot be used: {TESTED}")
     return parsed.set(drivername=_DRIVERS[parsed.drivername])
 
 
@@ -463,38 +458,3 @@ def _inode(path: Path) -> tuple[int, int] | None:
 
 def _uri(path: Path) -> str:
     return f"file:{quote(os.fsencode(path.absolute()))}"
-
-
-def _switch_to_wal(raw: sqlite3.Connection) -> None:
-    """Wait for whoever writes: SQLite itself refuses a change of mode at once."""
-    deadline = time.monotonic() + BUSY_S
-    while True:
-        try:
-            raw.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                raise
-        time.sleep(0.02)
-
-
-def _virtual_tables(connection: Connection) -> set[str]:
-    """Return the virtual tables of a file, and the tables that have a trigger: both run what the file says."""
-    if connection.dialect.name != "sqlite":
-        return set()
-    query = (
-        "SELECT tbl_name FROM sqlite_master WHERE type = 'trigger' OR (type = 'table' AND sql LIKE 'create virtual%')"
-    )
-    return {str(name) for name in connection.exec_driver_sql(query).scalars()}
-
-
-@contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
-    """Keep the garbage collector off: records hold no cycles, and walking them again and again doubles the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 
 from fp8tune.records import Kind
 from fp8tune.stats.study import Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads
-from fp8tune.store.read import FEW, Names, Reading, checked_rows
+from fp8tune.store.read import FEW, Names, Reading
 from fp8tune.store.trials import STAGES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 _MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
-_TEXTS = ("kernel", "arch", "device", "shape", *_MODES, "config", "kind", "stage", "process", "status", "reason")
-_TYPES = {
-    **dict.fromkeys((*_TEXTS, "source", "note", "git_commit", "source_hash"), "string"),
-    **dict.fromkeys(("seed", "round", "position", "samples", "bytes_moved", *db.FACTS[:3]), "Int64"),
-    **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz", "temperature_c"), "Int64"),
-    **dict.fromkeys(("time_us", "tick_us", "gb_per_s", "compile_s", "power_w"), "float64"),
-}
+_COUNTS = ("seed", "round", "position", "samples", "bytes_moved", *db.FACTS[:3])
+_TYPES = dict.fromkeys((*_COUNTS, "sm_clock_mhz", "memory_clock_mhz", "temperature_c"), "Int64")
+_TYPES |= dict.fromkeys(("time_us", "tick_us", "gb_per_s", "compile_s", "power_w"), "float64")
 _COLUMNS = (
     *("kernel", "arch", "device", "shape", *_MODES, "seed", "config", "kind", "stage", "round", "process", "position"),
     *("status", "reason", "time_us", "median_us", "min_us", "max_us", "samples", "tick_us", "gb_per_s", "bytes_moved"),
     *(*db.FACTS, "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "source", "note"),
     *("git_commit", "source_hash"),
 )
+_TEXTS = set(_COLUMNS) - set(_TYPES) - {"median_us", "min_us", "max_us"}
 
 
 class Framing(Reading):
@@ -41,53 +38,36 @@ class Framing(Reading):
         """Return the trials of the studies that ``keep`` keeps; missing values are ``<NA>`` or NaN."""
         import pandas
 
-        names = Names(self._connection)
-        studies = {id: study for id, study in names.studies.items() if keep(study)}
-        ids = select(db.Results.c.id).where(db.Results.c.study_id.in_(studies))
-        is_few = len(studies) <= FEW
-
-        def frame(query: Select[Any], id: Any) -> DataFrame:
-            result = self._connection.execute(query.where(id.in_(ids)) if is_few else query)
-            columns, values = list(result.keys()), list(zip(*result.all(), strict=True))
-            # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
-            return pandas.DataFrame(dict(zip(columns, values or [()] * len(columns), strict=True)))
-
-        of = db.Results.c
-        results = select(*(of[name] for name in ("id", "study_id", "config_id", "source", "note", *db.FACTS)))
-        trials = frame(select(db.Trials), db.Trials.c.result_id)
-        details = frame(select(db.TrialDetails), db.TrialDetails.c.result_id)
-        rows = trials.merge(details, "left").merge(frame(results, of.id), left_on="result_id", right_on="id")
-        rows = rows[rows["study_id"].isin(list(studies))].reset_index(drop=True)
-        return _with_names(rows, studies, names)[list(_COLUMNS)].astype(_TYPES)
-
-
-def _with_names(rows: DataFrame, studies: Mapping[int, Study], names: Names) -> DataFrame:
-    """Add what ids stand for. Joined here, because SQL would repeat fifteen texts in every row."""
-    import pandas
-
-    processes = {row.id: row for row in checked_rows(names.connection, db.Processes)}
-    about = pandas.DataFrame({id: _about(study) for id, study in studies.items()}, index=_ABOUT, dtype=object).T
-    rows = rows.join(about, "study_id")
-    configs = rows["config_id"].map({id: str(config) for id, config in names.configs.items()})
-    return rows.assign(
-        config=configs.where((configs != "") | (rows["kind"] != Kind.PUBLISHED)),
-        stage=rows["stage"].map({number: stage for stage, number in STAGES.items()}),
-        process=rows["process_id"].map({id: row.name for id, row in processes.items()}),
-        git_commit=rows["process_id"].map({id: row.git_commit for id, row in processes.items()}),
-        gb_per_s=rows["bytes_moved"].astype("float64") / rows["time_us"].astype("float64") / 1e3,
-        **_of_samples(rows["samples"]),
-    )
-
-
-_ABOUT = ["kernel", "arch", "device", "shape", *_MODES, "seed", "kind", "bytes_moved", "source_hash"]
-
-
-def _about(study: Study) -> list[object]:
-    problem, device = study.problem, study.device
-    modes = (getattr(problem, name) for name in _MODES)
-    source_hash = None if study.version is None else study.version.source_hash
-    identity = (problem.kernel, device.arch, device.name, str(problem.shape), *modes, problem.seed)
-    return [*identity, str(study.kind), study.bytes_moved, source_hash]
+        ids = [id for id, study in Names(self._connection).studies.items() if keep(study)]
+        of, details = db.Results.c, (c for c in db.TrialDetails.c if c.name not in db.Trials.c)
+        query = (
+            select(of.study_id, of.source, of.note, *(of[name] for name in db.FACTS), *db.Trials.c[1:], *details)
+            .add_columns(*(db.Problems.c[name] for name in ("kernel", "shape", *_MODES, "seed")))
+            .add_columns(db.Devices.c.arch, db.Devices.c.name.label("device"), db.Configs.c.text.label("config"))
+            .add_columns(db.Studies.c.kind, db.Studies.c.bytes_moved, db.Versions.c.source_hash)
+            .add_columns(db.Processes.c.name.label("process"), db.Processes.c.git_commit)
+            .join_from(db.Trials, db.Results)
+            .join(db.Studies, db.Studies.c.id == of.study_id)
+            .join(db.Problems)
+            .join(db.Versions, db.Versions.c.id == db.Studies.c.version_id)
+            .join(db.Devices, db.Devices.c.id == db.Studies.c.device_id)
+            .join(db.Configs, db.Configs.c.id == of.config_id)
+            .join(db.Processes, db.Processes.c.id == db.Trials.c.process_id)
+            .outerjoin(db.TrialDetails)
+        )
+        result = self._connection.execute(query.where(of.study_id.in_(ids)) if len(ids) <= FEW else query)
+        columns, values = list(result.keys()), list(zip(*result.all(), strict=True))
+        # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
+        rows = pandas.DataFrame(dict(zip(columns, values or [()] * len(columns), strict=True)))
+        rows = rows[rows["study_id"].isin(ids)].reset_index(drop=True)
+        rows = rows.assign(
+            config=rows["config"].where((rows["config"] != "") | (rows["kind"] != Kind.PUBLISHED)),
+            source_hash=rows["source_hash"].where(rows["source_hash"] != ""),
+            stage=rows["stage"].map({number: stage for stage, number in STAGES.items()}),
+            gb_per_s=rows["bytes_moved"].astype("float64") / rows["time_us"].astype("float64") / 1e3,
+            **_of_samples(rows["samples"]),
+        )
+        return rows[list(_COLUMNS)].astype({**_TYPES, **dict.fromkeys(_TEXTS, "string")})
 
 
 def _of_samples(blobs: Iterable[object]) -> dict[str, Any]:

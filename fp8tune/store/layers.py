@@ -6,56 +6,41 @@ Own results win per problem size, device name and kind: a size whose own sweep w
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Published, Row, Subject
+from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.stats.study import Study
 from fp8tune.store.location import Databases
-from fp8tune.store.read import Conditions, Keep, Tally
+from fp8tune.store.read import Tally
 from fp8tune.store.results import Store
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+IsOwn = Callable[[Study | Row | Subject], bool]
+
 
 class Layers:
-    """Two open databases, read as one."""
+    """Two open databases, read as one. Its methods are those of :class:`Store`."""
 
     def __init__(self, own: Store, shipped: Store) -> None:
         self.own, self.shipped = own, shipped
-        self._places: dict[object, dict[tuple[object, ...], bool]] = {}
-        """State of the own database -> the places of both, and True for those that are read from it."""
+        self._places: tuple[object, dict[tuple[object, ...], bool]] | None = None
+        """State of the own database, and the places of both with True for those that are read from it."""
 
-    def pools(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        **conditions: Unpack[Conditions],
-    ) -> list[Study]:
+    def pools(self, *places: Any, **conditions: Any) -> list[Study]:
         """Return the studies of both without their results."""
-        return self._joined(lambda store: store.pools(kernel, arch, kinds, **conditions))
+        return self._joined(lambda store: store.pools(*places, **conditions))
 
-    def studies(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        *,
-        keep: Keep | None = None,
-        **conditions: Unpack[Conditions],
-    ) -> list[Study]:
+    def studies(self, *places: Any, **conditions: Any) -> list[Study]:
         """Return the studies of both with their results."""
-        return self._joined(lambda store: store.studies(kernel, arch, kinds, keep=keep, **conditions))
+        return self._joined(lambda store: store.studies(*places, **conditions))
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
-        is_own = self._is_own()
-        yield from (row for row in self.own.rows(kernel, arch) if is_own(row))
-        yield from (row for row in self.shipped.rows(kernel, arch) if not is_own(row))
+        yield from self._joined(lambda store: store.rows(kernel, arch))
 
     def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
         """Return the trials of both."""
@@ -82,10 +67,6 @@ class Layers:
         """Return the values measured of a device."""
         return self.shipped.calibration(device) | self.own.calibration(device)
 
-    def published(self) -> list[Published]:
-        """Return whole operations as others printed them, each once."""
-        return list(dict.fromkeys([*self.own.published(), *self.shipped.published()]))
-
     def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
         """Return the recorded launch of each problem."""
         return {**self.shipped.recorded_launches(kernel), **self.own.recorded_launches(kernel)}
@@ -98,25 +79,20 @@ class Layers:
         """Return the kernels that have rows, sorted."""
         return sorted({*self.own.kernels(), *self.shipped.kernels()})
 
-    def counts(self) -> dict[tuple[str, Kind], int]:
-        """Return the number of trials by arch and kind."""
+    def _joined(self, read: Callable[[Store], Any]) -> list[Any]:
         is_own = self._is_own()
-        own, shipped = self.own.counts(is_own), self.shipped.counts(lambda study: not is_own(study))
-        return dict(sorted((Counter(own) + Counter(shipped)).items()))
+        own = [record for record in read(self.own) if is_own(record)]
+        return own + [record for record in read(self.shipped) if not is_own(record)]
 
-    def _joined(self, read: Callable[[Store], list[Study]]) -> list[Study]:
-        is_own = self._is_own()
-        own = [study for study in read(self.own) if is_own(study)]
-        return own + [study for study in read(self.shipped) if not is_own(study)]
-
-    def _is_own(self) -> Callable[[Study | Row | Subject], bool]:
+    def _is_own(self) -> IsOwn:
         """Return a function that tells which records are read from the own database; all others are shipped."""
-        if (state := self.own.changes) not in self._places:
-            timed, places = (Kind.MEASURED, Kind.SIMULATED), dict.fromkeys(map(place, self.shipped.pools()), False)
+        if self._places is None or self._places[0] != self.own.changes:
+            state, timed = self.own.changes, (Kind.MEASURED, Kind.SIMULATED)
+            places = dict.fromkeys(map(place, self.shipped.pools()), False)
             places |= {place(study): True for study in self.own.pools() if study.complete or study.kind not in timed}
-            self._places = {state: places}
-        places = self._places[state]
-        return lambda record: places.get(place(record), True)
+            self._places = state, places
+        known = self._places[1]
+        return lambda record: known.get(place(record), True)
 
     def _store(self, subject: Subject) -> Store:
         return self.own if self._is_own()(subject) else self.shipped
@@ -134,17 +110,13 @@ def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Ite
         DatabaseError: A database cannot be used.
     """
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
-        if databases.own is None or databases.base is None:
-            yield own
-            return
-        try:
-            shipped = stack.enter_context(Store.open(databases.base, writable=False))
-        except DatabaseError as error:
-            notice(f"left out the results that come with fp8tune: {error}")
-            yield own
-        else:
-            yield Layers(own, shipped)
+        reader: Reader = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
+        if databases.own is not None and databases.base is not None:
+            try:
+                reader = Layers(reader, stack.enter_context(Store.open(databases.base, writable=False)))
+            except DatabaseError as error:
+                notice(f"left out the results that come with fp8tune: {error}")
+        yield reader
 
 
 def place(record: Study | Row | Subject) -> tuple[object, ...]:

@@ -22,22 +22,15 @@ FULL = 1
 READABLE = (db.VERSION, 21, FULL)
 """Versions of the schema that can be merged; 21 had other columns of decisions."""
 
-_SHARED = [db.Devices, db.Configs, db.Versions, db.Problems, db.Sweeps, db.Processes, db.Studies]
-_SHARED += [db.StudyRuns, db.Calibrations, db.Results]
-_ROWS = (db.RemovedTrials, db.Codes, db.Trials, db.TrialDetails, db.PublishedOperations, db.SharedLaunches)
-_NEWER = {
-    db.Versions: ("default_id", "axes", "key"),
-    db.Problems: ("flops",),
-    db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
-    db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
-    db.Results: db.FACTS,
-}
+_OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
+"""Tables of which each database has its own."""
+
 _CHUNK = 2000
 
 Ids = Mapping[str, Mapping[int, int]]
 
 
-class Merging(Reading, Writing):
+class Merging(Writing):
     """Method that merges."""
 
     def merge(self, other: Reading) -> tuple[int, int]:
@@ -60,22 +53,23 @@ class Merging(Reading, Writing):
 
     def _merge(self, source: Connection) -> tuple[int, int]:
         ids: dict[str, dict[int, int]] = {}
-        for table in _SHARED:
-            rows = list(_rows(source, table))
-            newer = _NEWER.get(table, ())
-            merged = self._ids(table, [{**db.defaults(table), **_translated(table, row, ids)} for row in rows], newer)
-            ids[table.name] = {row.get("id", 0): id for row, id in zip(rows, merged, strict=True)}
-        launches = {ids["problems"][row["problem_id"]]: row["document"] for row in _rows(source, db.RecordedLaunches)}
-        self._insert(db.RecordedLaunches, [{"problem_id": id, "document": text} for id, text in launches.items()])
         added = total = 0
-        for table in _ROWS:
-            translated = (_translated(table, row, ids) for row in _rows(source, table))
+        for table in db.METADATA.sorted_tables:
+            if table in _OWN:
+                continue
+            translated = ((row.get("id", 0), _translated(table, row, ids)) for row in _rows(source, table))
             while chunk := list(itertools.islice(translated, _CHUNK)):
-                stored = self._insert(table, chunk)
-                if table in (db.Trials, db.PublishedOperations):
-                    added, total = added + stored, total + len(chunk)
-        self.summarize(ids["results"].values())
-        self._update_studies(set(ids["studies"].values()))
+                rows = [row for _, row in chunk]
+                if "id" in table.c or "crc" in table.c:
+                    complete = [db.defaults(table) | row for row in rows]
+                    old_ids = (id for id, _ in chunk)
+                    ids.setdefault(table.name, {}).update(zip(old_ids, self._ids(table, complete), strict=True))
+                else:
+                    stored = self._insert(table, rows)
+                    if table is db.Trials:
+                        added, total = added + stored, total + len(rows)
+        self.summarize(ids.get("results", {}).values())
+        self._update_studies(set(ids.get("studies", {}).values()))
         return added, total
 
 

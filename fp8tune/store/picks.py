@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
 
 from sqlalchemy import delete, func, insert, select
 
 from fp8tune.records import Pick, Subject
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads, writes
-from fp8tune.store.read import Names, Reading, checked_rows
-from fp8tune.store.write import Writing, config_row
+from fp8tune.store.read import Names, checked_rows
+from fp8tune.store.write import Writing
 
 _DECIDED_BY = "decided_by"
 _CONFIGS = {"config": "config_id", "runner_up": "runner_up_id", "today": "today_id"}
 _COLUMNS = [field.name for field in fields(Pick) if field.name in db.Decisions.c]
+_OF_STUDY = ("problem", "device", "kind", "version", "lookup_key", "bytes_moved", "newest")
 
 
-class Deciding(Reading, Writing):
+class Deciding(Writing):
     """Methods that keep picks."""
 
     @writes
@@ -28,55 +28,44 @@ class Deciding(Reading, Writing):
         """Replace all kept picks. ``by`` names the rules and tables that decided."""
         rows = []
         for pick in picks:
-            subject: Any = Subject(pick.version, pick.device, pick.kind, pick.problem)  # type: ignore[arg-type]
+            subject = Subject(pick.version, pick.device, pick.kind, pick.problem)  # type: ignore[arg-type]
             row = {name: getattr(pick, name) for name in _COLUMNS}
             row |= {name: int(value) for name, value in row.items() if isinstance(value, bool)}
-            row |= {"study_id": self._study(subject), "decided_at": time.time()}
+            row |= {"study_id": self._study(subject, None), "decided_at": time.time()}
             for name, column in _CONFIGS.items():
                 config = getattr(pick, name)
-                row[column] = None if config is None else self._id(db.Configs, config_row(config))
+                row[column] = None if config is None else self._config(config)
             rows.append(row | {"crc": db.row_checksum(db.Decisions, row)})
         self._connection.execute(delete(db.Decisions))
         self._insert(db.Decisions, rows)
         self._connection.execute(delete(db.Meta).where(db.Meta.c.name == _DECIDED_BY))
-        self._connection.execute(insert(db.Meta).values(name=_DECIDED_BY, value=f"{by} {self._evidence_now()}"))
+        self._connection.execute(insert(db.Meta).values(name=_DECIDED_BY, value=f"{by} {self._evidence()}"))
 
     @reads
     def has_kept_picks(self, by: str) -> bool:
         """Return True if the kept picks were decided from the rows as they are now, and by this."""
         kept = self._connection.scalar(select(db.Meta.c.value).where(db.Meta.c.name == _DECIDED_BY))
-        return bool(kept == f"{by} {self._evidence_now()}")
+        return bool(kept == f"{by} {self._evidence()}")
 
     @reads
     def kept_picks(self) -> list[Pick]:
         """Return the picks that were kept, stale or not."""
-        names = Names(self._connection)
-        return [_pick(row._mapping, names) for row in checked_rows(self._connection, db.Decisions)]
+        names, picks = Names(self._connection), []
+        for row in checked_rows(self._connection, db.Decisions):
+            study, value = names.studies[row.study_id], row._mapping
+            configs = {name: value[column] for name, column in _CONFIGS.items()}
+            picks.append(
+                Pick(
+                    is_complete=study.complete,
+                    **{name: getattr(study, name) for name in _OF_STUDY},
+                    **{name: None if id is None else names.configs[id] for name, id in configs.items()},
+                    **{name: bool(value[name]) if name.startswith("is_") else value[name] for name in _COLUMNS},
+                )
+            )
+        return picks
 
-    def _evidence_now(self) -> str:
+    def _evidence(self) -> str:
         """Return a text that changes with the rows that picks are decided from."""
-        sums = (
-            self._connection.execute(select(func.count(), func.coalesce(func.sum(table.c.crc), 0)).select_from(table))
-            for table in (db.Results, db.StudyRuns, db.Studies, db.Calibrations)
-        )
-        return " ".join(f"{count}/{int(total):x}" for result in sums for count, total in result)
-
-
-def _pick(row: Mapping[str, Any], names: Names) -> Pick:
-    study = names.studies[row["study_id"]]
-    configs: dict[str, Any] = {
-        name: None if row[column] is None else names.configs[row[column]] for name, column in _CONFIGS.items()
-    }
-    values: dict[str, Any] = {name: bool(row[name]) if name.startswith("is_") else row[name] for name in _COLUMNS}
-    return Pick(
-        problem=study.problem,
-        device=study.device,
-        kind=study.kind,
-        version=study.version,
-        lookup_key=study.lookup_key,
-        bytes_moved=study.bytes_moved,
-        newest=study.newest,
-        is_complete=study.complete,
-        **configs,
-        **values,
-    )
+        tables = (db.Results, db.StudyRuns, db.Studies, db.Calibrations)
+        sums = (select(func.count(), func.coalesce(func.sum(table.c.crc), 0)).select_from(table) for table in tables)
+        return " ".join(f"{n}/{int(total):x}" for query in sums for n, total in self._connection.execute(query))

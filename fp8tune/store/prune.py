@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select
 
 from fp8tune.records import Kind, NamedInts
 from fp8tune.store import schema as db
 from fp8tune.store.database import writes
-from fp8tune.store.read import Names, Reading
+from fp8tune.store.read import Names
 from fp8tune.store.trials import chunks
 from fp8tune.store.write import Writing
 
@@ -30,7 +30,7 @@ class Pruned:
     kept: int
 
 
-class Pruning(Reading, Writing):
+class Pruning(Writing):
     """Method that prunes."""
 
     def prune(self, picks: Collection[tuple[str, NamedInts]]) -> Pruned:
@@ -46,29 +46,12 @@ class Pruning(Reading, Writing):
 
     @writes
     def _prune(self, picks: set[tuple[str, NamedInts]]) -> Pruned:
-        connection, trials, results, of = self._connection, db.Trials.c, db.Results.c, db.RemovedTrials.c
-        gone = self._to_remove(picks)
-        counts = select(results.study_id, trials.status, func.count().label("trials")).join_from(db.Trials, db.Results)
-        counts = counts.where(trials.stage == db.COARSE).group_by(results.study_id, trials.status)
-        for row in connection.execute(counts).mappings().all():
-            self._insert(db.RemovedTrials, [{**row, "trials": 0}])
-            more = update(db.RemovedTrials).where(of.study_id == row["study_id"], of.status == row["status"])
-            connection.execute(more.values(trials=of.trials + row["trials"]))
-        connection.execute(delete(db.TrialDetails))
-        removed = connection.execute(delete(db.Trials).where(trials.stage == db.COARSE)).rowcount
-        for ids in chunks(gone):
-            connection.execute(delete(db.Results).where(results.id.in_(ids)))
-        self._update_studies(connection.scalars(select(db.Studies.c.id)).all())
-        kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
-        return Pruned(len(gone), removed, kept)
-
-    def _to_remove(self, picks: set[tuple[str, NamedInts]]) -> set[int]:
-        names, results = Names(self._connection), db.Results.c
-        columns = (results.id, results.study_id, results.config_id, results.coarse_us)
-        query = select(*columns).where(results.final_us.is_(None)).order_by(results.study_id, results.coarse_us)
-        with_finals = select(db.Trials.c.result_id).where(db.Trials.c.stage != db.COARSE)
-        confirmed, seen, gone = set(self._connection.scalars(with_finals)), dict[int, int](), set[int]()
-        for id, study_id, config_id, coarse_us in self._connection.execute(query):
+        connection, results = self._connection, db.Results.c
+        names, seen, gone = Names(connection), dict[int, int](), set[int]()
+        confirmed = set(connection.scalars(select(db.Trials.c.result_id).where(db.Trials.c.stage != db.COARSE)))
+        query = select(results.id, results.study_id, results.config_id, results.coarse_us)
+        query = query.where(results.final_us.is_(None)).order_by(results.study_id, results.coarse_us)
+        for id, study_id, config_id, coarse_us in connection.execute(query):
             study, config = names.studies[study_id], names.configs[config_id]
             if study.kind not in (Kind.MEASURED, Kind.SIMULATED) or study.version is None or id in confirmed:
                 continue
@@ -76,4 +59,10 @@ class Pruning(Reading, Writing):
             is_picked = config == study.default or (study.version.kernel, config) in picks
             if coarse_us is None or not (place <= FASTEST or is_picked):
                 gone.add(id)
-        return gone
+        connection.execute(delete(db.TrialDetails))
+        removed = connection.execute(delete(db.Trials).where(db.Trials.c.stage == db.COARSE)).rowcount
+        for ids in chunks(gone):
+            connection.execute(delete(db.Results).where(results.id.in_(ids)))
+        self._update_studies(names.studies)
+        kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
+        return Pruned(len(gone), removed, kept)

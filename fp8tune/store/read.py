@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from array import array
 from collections import Counter
@@ -27,7 +28,6 @@ from fp8tune.records import (
     Outcome,
     Problem,
     ProcessTimes,
-    Published,
     Row,
     Status,
     Subject,
@@ -36,11 +36,18 @@ from fp8tune.records import (
 from fp8tune.stats.study import CACHED_RATE, Result, Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import Database, reads
-from fp8tune.store.schema import checked_columns
-from fp8tune.store.texts import checked, parse_axes, parse_document, parse_named_ints
-from fp8tune.store.trials import STAGES, Trial, last_status, read_trials
-from fp8tune.store.write import COPY_CEILING
+from fp8tune.store.texts import check_text, parse_axes, parse_document, parse_named_ints
+from fp8tune.store.trials import LIMITS, STAGES, Trial, last_status, read_trials
 from fp8tune_kernels.spec import CHECKS
+
+COPY_CEILING = "copy_ceiling_gb_per_s"
+"""Calibration of a device-to-device copy, read plus written."""
+
+_STAGES = {number: stage for stage, number in STAGES.items()}
+FEW = 300  # studies that are looked up one by one; more are read with all others
+
+Keep = Callable[[Sequence[Study]], Collection[Study]]
+"""Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
 
 
 class Conditions(TypedDict, total=False):
@@ -49,15 +56,6 @@ class Conditions(TypedDict, total=False):
     problems: Collection[Problem] | None
     device: Device | None
     """One device, with the software that drove it."""
-
-
-Keep = Callable[[Sequence[Study]], Collection[Study]]
-"""Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
-
-_STAGES = {number: stage for stage, number in STAGES.items()}
-_STATUSES = {str(status): status for status in Status}
-_NO_FACTS: list[Any] = [None] * len(Facts.__dataclass_fields__)
-FEW = 300  # studies that are looked up one by one; more are read with all others
 
 
 @dataclass(frozen=True)
@@ -103,23 +101,45 @@ class Names:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.configs = {row.id: _parsed("configs", row.id, row.text) for row in checked_rows(connection, db.Configs)}
-        self.devices = {row.id: _record(Device, row) for row in checked_rows(connection, db.Devices)}
-        problems = checked_rows(connection, db.Problems)
-        self.problems = {row.id: _problem(row) for row in problems}
-        self.flops = {row.id: row.flops for row in problems}
-        self.sweeps = {row.id: row for row in checked_rows(connection, db.Sweeps)}
+        self.sweeps = _by_id(connection, db.Sweeps)
+        self.processes = _by_id(connection, db.Processes)
+        self.rows = _by_id(connection, db.Studies)
         self.runs: dict[int, list[Any]] = {}
-        runs = checked_rows(connection, db.StudyRuns)
-        try:
+        with _damage("studies"):
+            self.configs = {id: parse_named_ints(row.text) for id, row in _by_id(connection, db.Configs).items()}
+            self.devices = {id: _record(Device, row) for id, row in _by_id(connection, db.Devices).items()}
             began = {id: (sweep.started_at, sweep.uid) for id, sweep in self.sweeps.items()}
-            for run in sorted(runs, key=lambda run: began[run.sweep_id]):
+            for run in sorted(checked_rows(connection, db.StudyRuns), key=lambda run: began[run.sweep_id]):
                 self.runs.setdefault(run.study_id, []).append(run)
-            versions = {row.id: self._version(row) for row in checked_rows(connection, db.Versions)}
-            self.rows = {row.id: row for row in checked_rows(connection, db.Studies)}
-            self.studies = {row.id: self._study(row, versions) for row in self.rows.values()}
-        except KeyError as error:
-            raise damaged("studies", "", f"it refers to row {error}, which is missing") from None
+            problems, versions = _by_id(connection, db.Problems), _by_id(connection, db.Versions)
+            self.problems = {id: _problem(row) for id, row in problems.items()}
+            self.versions = {
+                id: _record(
+                    KernelVersion,
+                    row,
+                    default=self.configs[row.default_id],
+                    axes=parse_axes(row.axes),
+                    key=tuple(row.key.split()),
+                )
+                for id, row in versions.items()
+            }
+            self.studies = {
+                id: Study(
+                    problem=self.problems[row.problem_id],
+                    device=self.devices[row.device_id],
+                    kind=Kind(row.kind),
+                    # None for rows of another implementation
+                    version=self.versions[row.version_id] if versions[row.version_id].source_hash else None,
+                    lookup_key=None if row.lookup_key is None else parse_named_ints(row.lookup_key),
+                    bytes_moved=row.bytes_moved,
+                    flops=problems[row.problem_id].flops,
+                    complete=row.kind == Kind.PUBLISHED
+                    or any(run.planned is not None for run in self.runs.get(id, ())),
+                    has_finals=self.finals(id) is not None,
+                    newest=row.timed_at,
+                )
+                for id, row in self.rows.items()
+            }
 
     def finals(self, study: int) -> tuple[int, FinalsRun] | None:
         """Return the sweep whose finals count, and its bands: the last that ended."""
@@ -129,36 +149,30 @@ class Names:
                 return run.sweep_id, FinalsRun(uid, run.tie_band, run.keep_band, run.floor_us or 0.0)
         return None
 
-    def _version(self, row: Any) -> KernelVersion | None:
-        """Return None for rows of another implementation."""
-        try:
-            axes, key = parse_axes(row.axes), tuple(row.key.split())
-        except ValueError as error:
-            raise damaged("versions", row.id, str(error)) from None
-        version = KernelVersion(row.kernel, row.source_hash, self.configs[row.default_id], axes, key)
-        return version if row.source_hash else None
-
-    def _study(self, row: Any, versions: Mapping[int, KernelVersion | None]) -> Study:
-        kind = Kind(row.kind)
-        is_swept = any(run.planned is not None for run in self.runs.get(row.id, ()))
-        return Study(
-            problem=self.problems[row.problem_id],
-            device=self.devices[row.device_id],
-            kind=kind,
-            version=versions[row.version_id],
-            lookup_key=None if row.lookup_key is None else _parsed("studies", row.id, row.lookup_key),
-            bytes_moved=row.bytes_moved,
-            flops=self.flops[row.problem_id],
-            complete=kind is Kind.PUBLISHED or is_swept,
-            has_finals=self.finals(row.id) is not None,
-            newest=row.timed_at,
-        )
+    def matching(
+        self,
+        kernel: str | None = None,
+        arch: str | None = None,
+        kinds: Collection[Kind] | None = None,
+        *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
+    ) -> dict[int, Study]:
+        """Return the studies of a kernel, an arch and kinds that meet conditions, by id; None means any."""
+        problems = None if problems is None else set(problems)
+        return {
+            id: study
+            for id, study in self.studies.items()
+            if (kernel is None or study.problem.kernel == kernel)
+            and (arch is None or study.device.arch == arch)
+            and (kinds is None or study.kind in kinds)
+            and (problems is None or study.problem in problems)
+            and (device is None or study.device == device)
+        }
 
 
 class Reading(Database):
     """Methods that return records."""
-
-    # Studies
 
     @reads
     def studies(
@@ -172,38 +186,27 @@ class Reading(Database):
     ) -> list[Study]:
         """Return studies with their results, undecided. ``keep`` chooses those whose results are read."""
         problems = conditions.get("problems")
-        if problems is not None and not self._has_any(problems):
-            return []
+        if problems is not None and len(problems) <= FEW:  # a sweep asks for each of its problems, mostly in vain
+            shapes = {problem.shape.canonical for problem in problems}
+            if self._connection.scalar(select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes))) is None:
+                return []
         names = Names(self._connection)
-        studies = _matching(names, kernel, arch, kinds, **conditions)
+        studies = names.matching(kernel, arch, kinds, **conditions)
         if keep is not None:
             kept = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in kept}
-        return _Results(names, studies).read()
+        with _damage("results"):
+            return _with_results(names, studies)
 
     @reads
-    def pools(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        **conditions: Unpack[Conditions],
-    ) -> list[Study]:
+    def pools(self, *places: Any, **conditions: Unpack[Conditions]) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
-        return list(_matching(Names(self._connection), kernel, arch, kinds, **conditions).values())
+        return list(Names(self._connection).matching(*places, **conditions).values())
 
     @reads
     def study_ids(self, kernel: str) -> dict[int, Study]:
         """Return the studies of a kernel without their results, by the id of their row."""
-        return _matching(Names(self._connection), kernel)
-
-    def _has_any(self, problems: Collection[Problem]) -> bool:
-        """Return False if no problem is stored: a sweep asks for each, mostly in vain."""
-        shapes = {problem.shape.canonical for problem in problems}
-        query = select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes)).limit(1)
-        return len(problems) > FEW or self._connection.scalar(query) is not None
-
-    # Sweeps and devices
+        return Names(self._connection).matching(kernel)
 
     @reads
     def sweep_uid(self, sweep_id: int) -> str:
@@ -213,9 +216,8 @@ class Reading(Database):
     @reads
     def limits_of(self, sweep_uid: str) -> ClockLimits:
         """Return the clock and power limits at which a sweep timed."""
-        columns = [db.Sweeps.c[name] for name in vars(ClockLimits())]
-        row = self._connection.execute(select(*columns).where(db.Sweeps.c.uid == sweep_uid)).first()
-        return ClockLimits(*(row or ()))
+        query = select(*(db.Sweeps.c[name] for name in LIMITS)).where(db.Sweeps.c.uid == sweep_uid)
+        return ClockLimits(*(self._connection.execute(query).first() or ()))
 
     @property
     def changes(self) -> object:
@@ -236,39 +238,32 @@ class Reading(Database):
     @reads
     def calibrations(self, of: Device | None = None) -> dict[Device, dict[str, float]]:
         """Return the newest values of each device by name, the device measured last at the end; of one name or all."""
-        devices = {row.id: _record(Device, row) for row in checked_rows(self._connection, db.Devices)}
-        sweeps = {row.id: row.device_id for row in checked_rows(self._connection, db.Sweeps)}
+        devices, sweeps = _by_id(self._connection, db.Devices), _by_id(self._connection, db.Sweeps)
         values: dict[Device, dict[str, float]] = {}
-        for row in _by_age(checked_rows(self._connection, db.Calibrations)):
-            device = devices[sweeps[row.sweep_id]]
+        for row in _calibrations(self._connection):
+            device = _record(Device, devices[sweeps[row.sweep_id].device_id])
             if of is None or (device.arch, device.name) == (of.arch, of.name):
                 values[device] = {**values.pop(device, {}), row.name: row.value}
         return values
-
-    # Outcomes of configs
 
     def tally(self, subject: Subject) -> Tally:
         """Return the outcomes of the configs of a problem."""
         return Tally(subject, self.tried(subject, stage=None))
 
     def tried(
-        self, subject: Subject, *, sweep: int | None = None, stage: str | None = "screen", reference: str = ""
+        self, subject: Subject, *, sweep: int | None = None, stage: str | None = "screen"
     ) -> dict[NamedInts, Outcome]:
-        """Return the last outcome of each config, with the median time of its trials.
-
-        ``reference`` is the hash of today's: trials that another one checked are left out.
-        """
-        return self._outcomes(subject, lambda trial: 0, sweep, stage, reference).get(0, {})
+        """Return the last outcome of each config, with the median time of its trials."""
+        return self._outcomes(subject, lambda trial: 0, sweep, stage).get(0, {})
 
     def tried_in_rounds(
-        self,
-        subject: Subject,
-        *,
-        sweep: int | None = None,
-        reference: str = "",
-        limits: ClockLimits = ClockLimits(),
+        self, subject: Subject, *, sweep: int | None = None, reference: str = "", limits: ClockLimits = ClockLimits()
     ) -> dict[int, dict[NamedInts, Outcome]]:
-        """Return the outcomes of each round of the coarse pass, without times at other clock or power limits."""
+        """Return the outcomes of each round of the coarse pass.
+
+        Trials that another reference than today's, given by its hash, checked are left out, and times at other clock
+        or power limits.
+        """
         return self._outcomes(subject, lambda trial: trial.round, sweep, "screen", reference, limits)
 
     @reads
@@ -278,15 +273,13 @@ class Reading(Database):
         part: Callable[[Trial], int],
         sweep: int | None,
         stage: str | None,
-        reference: str,
+        reference: str = "",
         limits: ClockLimits = ClockLimits(),
     ) -> dict[int, dict[NamedInts, Outcome]]:
         """Return the last outcome of each config in each part of the trials."""
         results, parts = self._results_of(subject), dict[int, dict[int, list[Trial]]]()
-        left = set(results)
-        for trial in read_trials(
-            self._connection, results, sweep=sweep, stage=None if stage is None else STAGES[stage]
-        ):
+        left, number = set(results), None if stage is None else STAGES[stage]
+        for trial in read_trials(self._connection, results, sweep=sweep, stage=number):
             left.discard(trial.result_id)
             if not trial.is_outdated(reference) and trial.is_comparable(limits):
                 parts.setdefault(part(trial), {}).setdefault(trial.result_id, []).append(trial)
@@ -303,15 +296,14 @@ class Reading(Database):
     @reads
     def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[Timed]]:
         """Return the blocks of a sweep's finals of a problem so far, ended or not."""
-        results, blocks = self._results_of(subject), dict[tuple[int, str, str], list[tuple[int, float]]]()
+        results, blocks = self._results_of(subject), dict[tuple[int, int, str], list[tuple[int, float]]]()
         for trial in read_trials(self._connection, results, sweep=sweep):
             if trial.is_block and trial.time_us is not None:
-                place = trial.result_id, _STAGES[trial.stage], trial.process
+                place = trial.result_id, trial.stage, trial.process
                 blocks.setdefault(place, []).append((trial.round, trial.time_us))
         timed: dict[NamedInts, list[Timed]] = {}
-        for result, stage, process in sorted(blocks):
-            times = Timed(stage, process, tuple(sorted(blocks[result, stage, process])))
-            timed.setdefault(results[result][0], []).append(times)
+        for (result, stage, process), times in sorted(blocks.items()):
+            timed.setdefault(results[result][0], []).append(Timed(_STAGES[stage], process, tuple(sorted(times))))
         return timed
 
     @reads
@@ -337,42 +329,36 @@ class Reading(Database):
         """Return the config and the row of each result of a subject."""
         of_study = db.Results.c.study_id.in_(_study_ids(subject).where(db.Studies.c.kind == str(subject.kind)))
         query = select(db.Results, db.Configs.c.text.label("config")).join(db.Configs).where(of_study)
-        rows = self._connection.execute(query.order_by(db.Results.c.id))
-        return {row.id: (_parsed("configs", row.config_id, row.config), row) for row in rows}
-
-    # All trials
+        with _damage("configs"):
+            rows = self._connection.execute(query.order_by(db.Results.c.id))
+            return {row.id: (parse_named_ints(row.config), row) for row in rows}
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial with its samples, in the order of the studies."""
         with self.transaction() as connection:
             names = Names(connection)
-            studies, codes = _matching(names, kernel, arch), _codes(connection)
-            processes = {row.id: row for row in checked_rows(connection, db.Processes)}
+            studies, codes = names.matching(kernel, arch), _codes(connection)
             query = select(db.Results, db.Trials, *(c for c in db.TrialDetails.c if c.name not in db.Trials.c))
             query = query.join_from(db.Results, db.Trials).outerjoin(db.TrialDetails).order_by(db.Results.c.id)
             result, of, trial = connection.execute(query.execution_options(yield_per=1000)), db.Results.c, db.Trials.c
             for row in result.mappings():
                 if (study := studies.get(row[of.study_id])) is None:
                     continue
-                config, process = names.configs[row[of.config_id]], processes[row[trial.process_id]]
+                config, process = names.configs[row[of.config_id]], names.processes[row[trial.process_id]]
+                values = {name: row[name] for name in Telemetry.__dataclass_fields__}
+                telemetry = {n: v if v is None or n == "power_w" else int(v) for n, v in values.items()}
                 outcome = Outcome(
                     Status(row[trial.status]),
                     row[trial.time_us],
                     row[trial.reason],
                     tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
-                    _facts(row, codes.get(row[of.id])),
-                    Telemetry(*(_whole(name, row[name]) for name in Telemetry.__dataclass_fields__)),
+                    Facts(*(row[name] for name in db.FACTS), codes.get(row[of.id])),
+                    Telemetry(**telemetry),
                 )
                 yield Row(
-                    problem=study.problem,
                     config=None if study.kind is Kind.PUBLISHED and not config else config,
-                    device=study.device,
-                    kind=study.kind,
                     outcome=outcome,
-                    version=study.version,
-                    lookup_key=study.lookup_key,
-                    bytes_moved=study.bytes_moved,
                     commit=process.git_commit,
                     source=row[of.source],
                     note=row[of.note],
@@ -380,24 +366,8 @@ class Reading(Database):
                     round=row[trial.round],
                     process=process.name,
                     position=row[trial.position],
+                    **{name: getattr(study, name) for name in _OF_STUDY},
                 )
-
-    # Everything else
-
-    @reads
-    def published(self) -> list[Published]:
-        """Return whole operations as others printed them, in the order stored."""
-        names, of = Names(self._connection), db.PublishedOperations.c
-        printed = ("recipe", "source", "note", *db.PUBLISHED)
-        return [
-            Published(
-                names.problems[row.problem_id].kernel,
-                names.problems[row.problem_id].shape,
-                device=names.devices[row.device_id],
-                **{name: getattr(row, name) for name in printed},
-            )
-            for row in self._connection.execute(select(db.PublishedOperations).order_by(of.id)).all()
-        ]
 
     @reads
     def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
@@ -407,7 +377,8 @@ class Reading(Database):
         rows = self._connection.execute(query.order_by(db.Problems.c.id)).all()
         for row in rows:
             parse_document(row.document)
-        return {_problem(row): row.document for row in rows}
+        with _damage("problems"):
+            return {_problem(row): row.document for row in rows}
 
     @reads
     def arches(self) -> list[str]:
@@ -418,18 +389,6 @@ class Reading(Database):
     def kernels(self) -> list[str]:
         """Return the kernels that have rows, sorted."""
         return sorted(self._connection.scalars(select(db.Problems.c.kernel).distinct().join(db.Studies)))
-
-    @reads
-    def counts(self, keep: Callable[[Study], bool] = lambda study: True) -> dict[tuple[str, Kind], int]:
-        """Return the number of trials by arch and kind, pruned ones included, of the studies that ``keep`` keeps."""
-        studies, counts = Names(self._connection).studies, Counter[tuple[str, Kind]]()
-        of, removed = db.Results.c.study_id, db.RemovedTrials.c
-        stored = select(of, func.count()).join_from(db.Trials, db.Results).group_by(of)
-        for query in (stored, select(removed.study_id, removed.trials)):
-            for id, number in self._connection.execute(query):
-                if keep(studies[id]):
-                    counts[studies[id].device.arch, studies[id].kind] += number
-        return dict(sorted(counts.items()))
 
     @reads
     def integrity(self) -> list[str]:
@@ -445,122 +404,118 @@ class Reading(Database):
         return []
 
 
-class _Results:
-    """Reader of the results of some studies."""
+_OF_STUDY = ("problem", "device", "kind", "version", "lookup_key", "bytes_moved")
 
-    def __init__(self, names: Names, studies: Mapping[int, Study]) -> None:
-        self.names, self.studies, connection = names, studies, names.connection
-        self.connection = connection
-        self.codes = _codes(connection)
-        self.processes = {row.id: row for row in checked_rows(connection, db.Processes)}
-        self.calibrations: dict[tuple[str, int | None, int], float] = {}
-        for row in _by_age(checked_rows(connection, db.Calibrations)):
-            device = names.sweeps[row.sweep_id].device_id
-            self.calibrations[row.name, row.sweep_id, device] = self.calibrations[row.name, None, device] = row.value
-        self._fastest: dict[tuple[str, str], float] = {}
 
-    def read(self) -> list[Study]:
-        """Return the studies with their results, in the order they were begun."""
-        few = list(self.studies) if len(self.studies) <= FEW else None
-        blocks, results, failures = self._blocks(few), dict[int, list[Result]](), dict[int, dict[NamedInts, Status]]()
-        untimed, unknown = dict[int, list[NamedInts]](), Facts()
-        shared, counts = {id: self._shared(id) for id in self.studies}, Counter[int]()
-        for row in checked_rows(self.connection, db.Results, blocks, few):
-            id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
-            if id not in self.studies:
-                continue
-            counts[id] += 1
-            status, config = _STATUSES[status_text], self.names.configs[config_id]
-            if status is not Status.OK:
-                failures.setdefault(id, {})[config] = status
-            run, of_study = shared[id]
-            of_result = blocks.get(result_id)
-            by_stage = self._finals(of_result, run) if of_result else {}
-            finals = by_stage.get(db.FINAL, ())
-            is_timed = self.studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
-            if is_timed and (status is not Status.OK or (not finals and coarse_us is None)):
-                if status is Status.OK and config:
-                    untimed.setdefault(id, []).append(config)
-                continue
-            facts.append(self.codes.get(result_id))
-            result = Result(
-                config=None if source and not config else config,  # a publication that names none
-                status=status,
-                coarse_us=coarse_us,
-                figures=len(finals) or max(1, processes),
-                finals=finals,
-                control=by_stage.get(db.CONTROL, ()),
-                source=source,
-                note=note,
-                facts=unknown if facts == _NO_FACTS else Facts(*facts),
-                **of_study,
-            )
-            results.setdefault(id, []).append(result)
-        for id in self.studies:  # checksums notice no row that is missing
-            stored = self.names.rows[id]
-            if (counts[id], len(self.names.runs.get(id, ()))) != (stored.results, stored.runs):
-                raise damaged("studies", id, "rows of it are missing")
-        studies = []
-        for id, study in self.studies.items():
-            ordered, no_time = tuple(sorted(results.get(id, ()), key=result_order)), tuple(untimed.get(id, ()))
-            studies.append(replace(study, results=ordered, failures=failures.get(id, {}), untimed=no_time))
-        return studies
+def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
+    """Return the studies with their results, in the order they were begun."""
+    few = list(studies) if len(studies) <= FEW else None
+    blocks, codes, common = _blocks(names.connection, few), _codes(names.connection), _common(names, studies)
+    statuses, unknown = {str(status): status for status in Status}, Facts()
+    results = {id: list[Result]() for id in studies}
+    failures, untimed = {id: dict[NamedInts, Status]() for id in studies}, {id: list[NamedInts]() for id in studies}
+    counts, runs = Counter[int](), {id: names.finals(id) for id in studies}
+    for row in checked_rows(names.connection, db.Results, blocks, few):
+        id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
+        if id not in studies:
+            continue
+        counts[id] += 1
+        status, config, finals, control = statuses[status_text], names.configs[config_id], (), ()
+        if status is not Status.OK:
+            failures[id][config] = status
+        if (of_result := blocks.get(result_id)) and (run := runs[id]):
+            finals, control = (_process_times(of_result, names, *run, stage) for stage in (db.FINAL, db.CONTROL))
+        is_timed = studies[id].kind not in (Kind.STATIC, Kind.INTERPRETER)
+        if is_timed and (status is not Status.OK or (not finals and coarse_us is None)):
+            if status is Status.OK and config:
+                untimed[id].append(config)
+            continue
+        code = codes.get(result_id)
+        result = Result(
+            config=None if source and not config else config,  # a publication that names none
+            status=status,
+            coarse_us=coarse_us,
+            figures=len(finals) or max(1, processes),
+            finals=finals,
+            control=control,
+            source=source,
+            note=note,
+            facts=unknown if code is None and not any(fact is not None for fact in facts) else Facts(*facts, code),
+            **common[id],
+        )
+        results[id].append(result)
+    for id in studies:  # checksums notice no row that is missing
+        if (counts[id], len(names.runs.get(id, ()))) != (names.rows[id].results, names.rows[id].runs):
+            raise damaged("studies", id, "rows of it are missing")
+    return [
+        replace(
+            study,
+            results=tuple(sorted(results[id], key=result_order)),
+            failures=failures[id],
+            untimed=tuple(untimed[id]),
+        )
+        for id, study in studies.items()
+    ]
 
-    def _blocks(self, studies: Sequence[int] | None) -> dict[int, list[Any]]:
-        """Return the final blocks of each result: stage, process, round, time."""
-        of = db.Trials.c
-        query = select(of.result_id, of.stage, of.process_id, of.round, of.time_us)
-        query = query.where(of.stage != db.COARSE, of.time_us.is_not(None))
-        if studies is not None:
-            query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
-        blocks: dict[int, list[Any]] = {}
-        for result, *block in self.connection.execute(query).all():
-            blocks.setdefault(result, []).append(tuple(block))
-        return blocks
 
-    def _shared(self, id: int) -> tuple[tuple[int, FinalsRun] | None, dict[str, Any]]:
-        """Return the finals of a study that count, and the fields that all of its results have in common."""
-        study, runs, device_id = self.studies[id], self.names.runs.get(id, []), self.names.rows[id].device_id
+def _blocks(connection: Connection, studies: Sequence[int] | None) -> dict[int, list[Any]]:
+    """Return the final blocks of each result: stage, process, round, time."""
+    of = db.Trials.c
+    query = select(of.result_id, of.stage, of.process_id, of.round, of.time_us)
+    query = query.where(of.stage != db.COARSE, of.time_us.is_not(None))
+    if studies is not None:
+        query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
+    blocks: dict[int, list[Any]] = {}
+    for result, *block in connection.execute(query).all():
+        blocks.setdefault(result, []).append(tuple(block))
+    return blocks
+
+
+def _process_times(
+    blocks: Sequence[Any], names: Names, sweep: int, run: FinalsRun, stage: int
+) -> tuple[ProcessTimes, ...]:
+    """Return the blocks of a stage in a sweep, by process."""
+    by_process: dict[str, list[tuple[int, float]]] = {}
+    for block_stage, process_id, round, time_us in blocks:
+        process = names.processes[process_id]
+        if block_stage == stage and process.sweep_id == sweep:
+            by_process.setdefault(process.name, []).append((round, time_us))
+    return tuple(ProcessTimes(run, name, tuple(sorted(times))) for name, times in sorted(by_process.items()))
+
+
+def _common(names: Names, studies: Mapping[int, Study]) -> dict[int, dict[str, Any]]:
+    """Return the fields that all results of a study have in common: its check and the rates of its device."""
+    values: dict[tuple[str, int | None, int], float] = {}
+    for row in _calibrations(names.connection):
+        device = names.sweeps[row.sweep_id].device_id
+        values[row.name, row.sweep_id, device] = values[row.name, None, device] = row.value
+    fastest: dict[tuple[str, str], float] = {}
+    common = {}
+    for id, study in studies.items():
+        runs, device, place = names.runs.get(id, []), names.rows[id].device_id, (study.device.name, str(study.kind))
         sweep = runs[0].sweep_id if len(runs) == 1 else None
 
-        def calibrated(name: str) -> float | None:
-            newest = self.calibrations.get((name, None, device_id))
-            return self.calibrations.get((name, sweep, device_id), newest)
+        def calibrated(name: str, device: int = device, sweep: int | None = sweep) -> float | None:
+            return values.get((name, sweep, device), values.get((name, None, device)))
 
         copy, checks = calibrated(COPY_CEILING), {run.check_used for run in runs} or {CHECKS[0]}
-        return self.names.finals(id), {
-            # Of several checks the least strict counts.
-            "check": max(checks, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check)),
-            "ceiling_gb_per_s": copy and self._ceiling(copy, study),
-            "copy_gb_per_s": copy,
-            "peak_flop_per_s": None if study.flops is None else calibrated(FLOP_PER_S + study.problem.in_dtype),
-        }
-
-    def _finals(self, blocks: Sequence[Any], run: tuple[int, FinalsRun] | None) -> dict[int, tuple[ProcessTimes, ...]]:
-        by_process: dict[tuple[int, str], list[tuple[int, float]]] = {}
-        for stage, process_id, round, time_us in blocks:
-            process = self.processes[process_id]
-            if run is not None and process.sweep_id == run[0]:
-                by_process.setdefault((stage, process.name), []).append((round, time_us))
-        by_stage: dict[int, list[ProcessTimes]] = {}
-        for (stage, name), of_process in sorted(by_process.items()):
-            assert run is not None
-            by_stage.setdefault(stage, []).append(ProcessTimes(run[1], name, tuple(sorted(of_process))))
-        return {stage: tuple(times) for stage, times in by_stage.items()}
-
-    def _ceiling(self, copy_gb_per_s: float, study: Study) -> float:
-        """Return the copy rate, or the highest rate of any kernel on devices of this name; see fp8tune.ceiling."""
-        place = study.device.name, str(study.kind)
-        if place not in self._fastest:
-            on = [id for id, device in self.names.devices.items() if device.name == study.device.name]
-            rates = [rate for id in on if (rate := self.calibrations.get((COPY_CEILING, None, id))) is not None]
+        if copy and place not in fastest:  # the highest rate of any kernel on devices of this name; see fp8tune.ceiling
+            on = [other for other, named in names.devices.items() if named.name == study.device.name]
+            rates = [rate for other in on if (rate := values.get((COPY_CEILING, None, other))) is not None]
             mb_per_s: Any = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
             query = select(func.max(mb_per_s)).join_from(db.Results, db.Studies).join(db.Problems)
             query = query.where(db.Studies.c.device_id.in_(on), db.Studies.c.kind == place[1])
             query = query.where(db.Results.c.status == Status.OK, mb_per_s <= 1e3 * CACHED_RATE * max(rates))
             query = query.where(~db.Problems.c.input_layout.startswith(RECORDED))
-            self._fastest[place] = (self.connection.scalar(query) or 0.0) / 1e3
-        return ceiling_gb_per_s(copy_gb_per_s, [self._fastest[place]])
+            fastest[place] = (names.connection.scalar(query) or 0.0) / 1e3
+        common[id] = {
+            # Of several checks the least strict counts.
+            "check": max(checks, key=lambda check: ([*CHECKS, name := check.partition(" ")[0]].index(name), check)),
+            "ceiling_gb_per_s": copy and ceiling_gb_per_s(copy, [fastest[place]]),
+            "copy_gb_per_s": copy,
+            "peak_flop_per_s": None if study.flops is None else calibrated(FLOP_PER_S + study.problem.in_dtype),
+        }
+    return common
 
 
 def checked_rows(
@@ -577,7 +532,7 @@ def checked_rows(
         blocks: Blocks of each result, which its checksum covers.
         studies: Studies to read; None for all.
     """
-    names, others = checked_columns(table), [name for name in ("id", "finished_at") if name in table.c]
+    names, others = db.checked_columns(table), [name for name in ("id", "finished_at") if name in table.c]
     texts = [(place, name) for place, name in enumerate(names) if isinstance(table.c[name].type, Text)]
     query = select(*(table.c[name] for name in (*names, "crc", *others))).order_by(*table.primary_key)
     if studies is not None:
@@ -590,7 +545,7 @@ def checked_rows(
             raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")
         for place, name in texts:  # a file that another program wrote need not have our constraints
             if row[place]:
-                checked(name, row[place])
+                check_text(name, row[place])
     return list(rows)
 
 
@@ -598,31 +553,21 @@ def damaged(table: str, id: object, fault: str) -> DatabaseError:
     """Return the error for a row that no program of ours wrote so."""
     where = f"{table}:{id}" if id != "" else f"a row of {table}"
     remedy = "restore the database from git or a copy"
-    if table in ("results", "studies"):
+    if id != "" and table in ("results", "studies"):
         remedy += f", or run fp8tune db forget {where}"
     return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
 
 
-def _matching(
-    names: Names,
-    kernel: str | None = None,
-    arch: str | None = None,
-    kinds: Collection[Kind] | None = None,
-    *,
-    problems: Collection[Problem] | None = None,
-    device: Device | None = None,
-) -> dict[int, Study]:
-    """Return the studies of a kernel, an arch and kinds that meet conditions, by id; None means any."""
-    problems = None if problems is None else set(problems)
-    return {
-        id: study
-        for id, study in names.studies.items()
-        if (kernel is None or study.problem.kernel == kernel)
-        and (arch is None or study.device.arch == arch)
-        and (kinds is None or study.kind in kinds)
-        and (problems is None or study.problem in problems)
-        and (device is None or study.device == device)
-    }
+@contextlib.contextmanager
+def _damage(table: str) -> Iterator[None]:
+    """Report values that no program of ours writes, and references to missing rows."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        fault = f"it refers to row {error}, which is missing" if isinstance(error, KeyError) else str(error)
+        raise DatabaseError(
+            f"a row of {table} is damaged, {fault[:100]}: restore the database from git or a copy"
+        ) from error
 
 
 def identity(of: Study | Row | Subject) -> tuple[object, ...]:
@@ -647,13 +592,17 @@ def result_order(result: Result) -> tuple[object, ...]:
     return not result.finals, value_us, config, result.source, result.note
 
 
-def _by_age(calibrations: Iterable[Any]) -> list[Any]:
-    return sorted(calibrations, key=lambda row: (row.created_at, row.value))
+def _by_id(connection: Connection, table: Table) -> dict[int, Any]:
+    return {row.id: row for row in checked_rows(connection, table)}
+
+
+def _calibrations(connection: Connection) -> list[Any]:
+    return sorted(checked_rows(connection, db.Calibrations), key=lambda row: (row.created_at, row.value))
 
 
 def _outcome(trials: Sequence[Trial], row: Any) -> Outcome:
     """Return the outcome of a config from its trials, else from the summary of its result."""
-    facts = _facts(row._mapping)
+    facts = Facts(*(getattr(row, name) for name in db.FACTS))
     if not trials:
         return Outcome(Status(row.status), row.coarse_us, facts=facts)
     status = last_status(trials)
@@ -669,39 +618,24 @@ def _codes(connection: Connection) -> dict[int, Code]:
     return {row.result_id: Code(*(getattr(row, name) or 0 for name in db.CODE)) for row in rows}
 
 
-def _parsed(table: str, id: int, text: str) -> NamedInts:
-    try:
-        return parse_named_ints(text)
-    except ValueError as error:
-        raise damaged(table, id, str(error)) from None
-
-
-def _record(record: type[Any], row: Any) -> Any:
-    return record(**{name: getattr(row, name) for name in record.__dataclass_fields__})
+def _record(record: type[Any], row: Any, **values: Any) -> Any:
+    names = [name for name in record.__dataclass_fields__ if name not in values]
+    return record(**values, **{name: getattr(row, name) for name in names})
 
 
 def _problem(row: Any) -> Problem:
-    names = [name for name in Problem.__dataclass_fields__ if name not in ("shape", "seed")]
-    shape = _parsed("problems", row.id, row.shape)
-    return Problem(shape=shape, seed=row.seed, **{name: checked(name, getattr(row, name)) for name in names})
-
-
-def _facts(row: Any, code: Code | None = None) -> Facts:
-    return Facts(row["registers"], row["spill_bytes"], row["shared_bytes"], row["compile_s"], code)
-
-
-def _whole(name: str, value: float | None) -> Any:
-    return value if value is None or name == "power_w" else int(value)
-
-
-def _same(table: Table, values: Mapping[str, Any]) -> Select[Any]:
-    return select(table.c.id).where(*(table.c[name] == value for name, value in values.items()))
+    problem: Problem = _record(Problem, row, shape=parse_named_ints(row.shape))
+    return problem
 
 
 def _study_ids(subject: Subject) -> Select[Any]:
     problem, version, of = subject.problem, subject.version, db.Studies.c
+
+    def same(table: Table, values: Mapping[str, Any]) -> Select[Any]:
+        return select(table.c.id).where(*(table.c[name] == value for name, value in values.items()))
+
     values = {**vars(problem), "canonical": problem.shape.canonical}
-    problems = _same(db.Problems, {name: value for name, value in values.items() if name != "shape"})
-    versions = _same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
+    problems = same(db.Problems, {name: value for name, value in values.items() if name != "shape"})
+    versions = same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
     query = select(of.id).where(of.problem_id.in_(problems), of.version_id.in_(versions))
-    return query.where(of.device_id.in_(_same(db.Devices, vars(subject.device))))
+    return query.where(of.device_id.in_(same(db.Devices, vars(subject.device))))

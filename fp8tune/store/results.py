@@ -6,9 +6,8 @@ from fp8tune.store.frames import Framing
 from fp8tune.store.merge import Merging
 from fp8tune.store.picks import Deciding
 from fp8tune.store.prune import Pruning
-from fp8tune.store.read import Tally
+from fp8tune.store.read import COPY_CEILING, Tally
 from fp8tune.store.units import Queueing
-from fp8tune.store.write import COPY_CEILING
 
 __all__ = ["COPY_CEILING", "Store", "Tally"]
 

@@ -176,14 +176,6 @@ RecordedLaunches = _table(
     _document("document"),
 )
 
-SharedLaunches = _table(
-    "shared_launches",
-    "Problems that must share one launch config, by the name of their group; the weight is their share of launches.",
-    _text("name", primary_key=True),
-    _refers("problem_id", "problems", primary_key=True),
-    _real("weight", null=False),
-)
-
 Sweeps = _table(
     "sweeps",
     "Sweeps. The uid is the same in every copy, so importing a database twice adds nothing.",
@@ -302,15 +294,6 @@ TrialDetails = _table(
     rowid=False,
 )
 
-RemovedTrials = _table(
-    "removed_trials",
-    "Number of trials that pruning removed, so that counts by status stay complete.",
-    _refers("study_id", "studies", primary_key=True),
-    _choice("status", Status, primary_key=True),
-    _integer("trials"),
-    rowid=False,
-)
-
 Decisions = _table(
     "decisions",
     "Pick of each study as it was decided last, beside the config that launches used until then and its origin.",
@@ -335,18 +318,6 @@ Calibrations = _table(
     _real("created_at", null=False),
     _crc(),
     rowid=False,
-)
-
-PUBLISHED = ("bf16_fwd_us", "scaled_fwd_us", "bf16_fwd_bwd_us", "scaled_fwd_bwd_us")
-PublishedOperations = _table(
-    "published_operations",
-    "Whole operations as others printed them. All columns are the identity: rows that contradict each other stay.",
-    _id(),
-    _refers("problem_id", "problems"),
-    _refers("device_id", "devices"),
-    *(_text(name) for name in ("recipe", "source", "note")),
-    *(_duration(name, null=False) for name in PUBLISHED),
-    UniqueConstraint("problem_id", "device_id", "recipe", "source", "note", *PUBLISHED),
 )
 
 QueuedSweeps = _table(

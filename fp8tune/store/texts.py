@@ -9,8 +9,7 @@ import math
 import re
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Kind, NamedInts, Status
-from fp8tune.stats.study import Verdict
+from fp8tune.records import NamedInts
 from fp8tune.text import KERNEL_NAME, NAME, WORD, visible
 
 UNSTATED = "unstated"
@@ -22,10 +21,8 @@ LARGEST_DOCUMENT = 2**20
 ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
-_PATTERNS = {"kernel": KERNEL_NAME, "arch": ARCH, "source_hash": WORD, "routing": WORD, "input_layout": WORD}
-_PATTERNS |= {"in_dtype": WORD, "fp8_dtype": WORD, "scale_mode": WORD}
-_PATTERNS |= {"kind": re.compile("|".join(Kind)), "status": re.compile("|".join(Status))}
-_PATTERNS |= {"verdict": re.compile("|".join(Verdict))}
+_WORDS = ("source_hash", "routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+_PATTERNS = {"kernel": KERNEL_NAME, "arch": ARCH, **dict.fromkeys(_WORDS, WORD)}
 
 
 @functools.lru_cache(8192)  # trials repeat a few hundred configs
@@ -60,39 +57,23 @@ def check_sizes(shape: NamedInts) -> None:
 
 
 @functools.lru_cache(8192)
-def checked(column: str, text: str) -> str:
-    """Return a text of a column that may be shown and used in names.
-
-    Raises:
-        DatabaseError: It holds control characters, or is no name of this kind.
-    """
+def check_text(column: str, text: str) -> None:
+    """Raise DatabaseError for a text that may not be shown, or is no name of its column's kind."""
     pattern = _PATTERNS.get(column)
     if not (visible(text) == text if pattern is None else pattern.fullmatch(text)):
         raise DatabaseError(f"refused {column.replace('_', ' ')} {text[:80]!a}: it holds unexpected characters")
-    return text
 
 
 def parse_axes(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Parse a declared grid: ``[["BLOCK_SIZE", [32, 64]], ...]``.
-
-    Raises:
-        ValueError: The text is no grid.
-    """
-    try:
-        axes = tuple((name, tuple(values)) for name, values in json.loads(text))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    """Parse a declared grid: ``[["BLOCK_SIZE", [32, 64]], ...]``. Raises ValueError or TypeError."""
+    axes = tuple((name, tuple(values)) for name, values in json.loads(text))
     if not all(NAME.fullmatch(name) and all(type(v) is int and 0 <= v <= LARGEST for v in vs) for name, vs in axes):
         raise ValueError("not a grid of names and integers")
     return axes
 
 
 def parse_document(text: str) -> dict[str, object]:
-    """Parse a JSON object of at most one MiB.
-
-    Raises:
-        DatabaseError: The text is too long, nested too deep, or no object.
-    """
+    """Parse a JSON object of at most one MiB. Raises DatabaseError if it is too long, nested too deep, or no object."""
     if len(text) <= LARGEST_DOCUMENT:
         try:
             document = json.loads(text)

@@ -16,6 +16,8 @@ from fp8tune.store import schema as db
 STAGES = {"screen": db.COARSE, "final": db.FINAL, "duplicate": db.CONTROL}
 """Stage of a row -> its number in the database."""
 
+LIMITS = tuple(ClockLimits.__dataclass_fields__)
+
 _CHUNK = 10_000  # ids in one statement: SQLite takes 32,766 values, PostgreSQL 65,535
 
 
@@ -59,23 +61,21 @@ class Trial(NamedTuple):
 
 def read_trials(connection: Connection, results: Iterable[int], **values: Any) -> Iterator[Trial]:
     """Yield the trials of results, oldest first: of each sweep and process in the order they were stored."""
-    trials, processes = db.Trials.c, db.Processes.c
-    columns = [trials[name] for name in Trial._fields[:7]]
-    limits = [db.Sweeps.c[name] for name in vars(ClockLimits())]
-    limits = [db.Sweeps.c[name] for name in vars(ClockLimits())]
-    same_study = db.StudyRuns.c.study_id == db.Results.c.study_id
+    of, processes = db.Trials.c, db.Processes.c
+    same_run = (db.StudyRuns.c.study_id == db.Results.c.study_id) & (db.StudyRuns.c.sweep_id == processes.sweep_id)
     query = (
-        select(*columns, processes.name, processes.sweep_id, db.Sweeps.c.started_at, db.StudyRuns.c.reference, *limits)
-        .join_from(db.Trials, db.Processes, processes.id == trials.process_id)
+        select(*(of[name] for name in Trial._fields[:7]), processes.name, processes.sweep_id, db.Sweeps.c.started_at)
+        .add_columns(db.StudyRuns.c.reference, *(db.Sweeps.c[name] for name in LIMITS))
+        .join_from(db.Trials, db.Processes, processes.id == of.process_id)
         .join(db.Sweeps, db.Sweeps.c.id == processes.sweep_id)
-        .join(db.Results, db.Results.c.id == trials.result_id)
-        .outerjoin(db.StudyRuns, same_study & (db.StudyRuns.c.sweep_id == processes.sweep_id))
-        .order_by(processes.started_at, processes.id, trials.stage, trials.round, trials.position)
+        .join(db.Results, db.Results.c.id == of.result_id)
+        .outerjoin(db.StudyRuns, same_run)
+        .order_by(processes.started_at, processes.id, of.stage, of.round, of.position)
     )
-    places = {"stage": trials.stage, "round": trials.round, "sweep": processes.sweep_id}
+    places = {"stage": of.stage, "sweep": processes.sweep_id}
     query = query.where(*(places[name] == value for name, value in values.items() if value is not None))
     for ids in chunks(results):
-        yield from map(Trial._make, connection.execute(query.where(trials.result_id.in_(ids))).all())
+        yield from map(Trial._make, connection.execute(query.where(of.result_id.in_(ids))).all())
 
 
 def last_status(trials: Sequence[Trial]) -> Status:
@@ -101,37 +101,29 @@ def last_status(trials: Sequence[Trial]) -> Status:
 
 
 def summary(trials: Sequence[Trial], *, is_published: bool, limits: ClockLimits = ClockLimits()) -> dict[str, Any]:
-    """Return what a result keeps of its trials, with times at ``limits``.
-
-    A pruned result without trials keeps what it has.
-    """
+    """Return what a result keeps of its trials, with times at ``limits``; a pruned one keeps what it has."""
     values: dict[str, Any] = {"status": str(last_status(trials))} if trials else {}
-    if not all(trial.is_comparable(limits) for trial in trials):
+    comparable = [trial for trial in trials if trial.is_comparable(limits)]
+    if len(comparable) < len(trials):
         values |= {"coarse_us": None, "coarse_processes": 0, "final_us": None}
-        trials = [trial for trial in trials if trial.is_comparable(limits)]
-    if coarse := _coarse_times(trials, is_published=is_published):
-        values |= {"coarse_us": median(coarse), "coarse_processes": len(coarse)}
-    finals = [trial for trial in trials if trial.stage == db.FINAL and trial.time_us is not None]
-    newest = max(((t.started_at, t.sweep_id) for t in finals), default=None)
+    timed = [(trial, trial.time_us) for trial in comparable if trial.time_us is not None]
+    # One time a process, or one in all if one sweep's worker was replaced; figures of publications are not one run.
+    coarse = [(trial, time_us) for trial, time_us in timed if trial.stage == db.COARSE]
+    is_one = not is_published and len({trial.sweep_id for trial, _ in coarse}) == 1
     by_process: dict[int, list[float]] = {}
-    for t in finals:
-        if (t.started_at, t.sweep_id) == newest and t.time_us is not None:
-            by_process.setdefault(t.process_id, []).append(t.time_us)
+    for trial, time_us in coarse:
+        by_process.setdefault(0 if is_one else trial.process_id, []).append(time_us)
+    if by_process:
+        values |= {"coarse_us": median(map(_middle_mean, by_process.values())), "coarse_processes": len(by_process)}
+    finals = [(trial, time_us) for trial, time_us in timed if trial.stage == db.FINAL]
+    newest = max(((trial.started_at, trial.sweep_id) for trial, _ in finals), default=None)
+    by_process = {}
+    for trial, time_us in finals:
+        if (trial.started_at, trial.sweep_id) == newest:
+            by_process.setdefault(trial.process_id, []).append(time_us)
     if by_process:
         values["final_us"] = geometric_mean(map(trimmed_mean, by_process.values()))
     return values
-
-
-def _coarse_times(trials: Iterable[Trial], *, is_published: bool) -> list[float]:
-    """Return the times of the coarse pass: one a process, or one in all if one sweep's worker was replaced."""
-    sweeps, by_process = set(), dict[int, list[float]]()
-    for trial in trials:
-        if trial.stage == db.COARSE and trial.time_us is not None:
-            sweeps.add(trial.sweep_id)
-            by_process.setdefault(trial.process_id, []).append(trial.time_us)
-    if len(by_process) > 1 == len(sweeps) and not is_published:  # figures of publications are not one run
-        by_process = {0: list(itertools.chain(*by_process.values()))}
-    return sorted(_middle_mean(times) for times in by_process.values())
 
 
 def _middle_mean(times_us: Iterable[float]) -> float:

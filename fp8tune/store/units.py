@@ -130,17 +130,13 @@ class Queueing(Database):
         parse_document(sweep.document)
         row = {**vars(sweep), "command": stored_command(sweep.command), "created_at": self._now()}
         self._connection.execute(insert_ignoring(self._connection, QueuedSweeps), row)
-        failed = update(Units).where(Units.c.sweep_key == sweep.key, Units.c.state == "failed")
-        self._connection.execute(failed.values(**_NOT_TAKEN, attempts=0))
-        if not units:
-            return 0
-        of = [column.name for column in Units.c if column.name in Unit.__dataclass_fields__]
-        rows = [
-            {name: getattr(unit, name) for name in of} | {"problems": _document(unit), "worth": 0} for unit in units
-        ]
-        counted = {"preserve_rowcount": True}
-        adding = insert_ignoring(self._connection, Units)
-        return self._connection.execute(adding, rows, execution_options=counted).rowcount
+        failed = (Units.c.sweep_key == sweep.key, Units.c.state == "failed")
+        self._connection.execute(update(Units).where(*failed).values(**_NOT_TAKEN, attempts=0))
+        documents = [json.dumps({"keys": unit.problems, "shapes": unit.shapes}) for unit in units]
+        rows = [{**vars(unit), "problems": text, "worth": 0} for unit, text in zip(units, documents, strict=True)]
+        rows = [{name: value for name, value in row.items() if name != "shapes"} for row in rows]
+        adding, counted = insert_ignoring(self._connection, Units), {"preserve_rowcount": True}
+        return self._connection.execute(adding, rows, execution_options=counted).rowcount if rows else 0
 
     @writes
     def take_unit(
@@ -155,14 +151,7 @@ class Queueing(Database):
         """Lease the next unit for a device name; None if none is waiting.
 
         The longest comes first; of several one of ``last_kernel``, whose configs the worker has compiled, else of the
-        kernel that the fewest workers do.
-
-        Args:
-            device: Name of the device.
-            worker: Name of the worker.
-            last_kernel: Kernel of the worker's last unit.
-            without: Keys of sweeps that the worker cannot do.
-            lease_s: Seconds until the unit comes back unless the lease is renewed.
+        kernel that the fewest workers do. Sweeps whose keys are in ``without`` are those that the worker cannot do.
         """
         self.return_expired_units()
         now, of = self._now(), QueuedSweeps.c
@@ -170,10 +159,9 @@ class Queueing(Database):
         workers = {row[0]: row[1] for row in self._connection.execute(running)}
         order = [Units.c.expected_s.desc(), Units.c.kernel != last_kernel]
         order += [case(workers, value=Units.c.kernel, else_=0)] if workers else []
-        order += [of.created_at, Units.c.position]
         query = select(*Units.c, of.device, of.document, of.command, of.created_at).join(QueuedSweeps)
-        waiting = (of.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
-        row = self._connection.execute(query.where(*waiting).order_by(*order).limit(1)).first()
+        query = query.where(of.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
+        row = self._connection.execute(query.order_by(*order, of.created_at, Units.c.position).limit(1)).first()
         if row is None:
             return None
         token, attempt = uuid.uuid4().hex, int(row.attempts) + 1
@@ -186,40 +174,40 @@ class Queueing(Database):
     @writes
     def renew_lease(self, lease: Lease) -> None:
         """Extend a lease from now on. Raises LeaseLostError."""
-        self._as_owner(lease, expires_at=self._now() + lease.seconds)
+        self._as_owner(lease, "", expires_at=self._now() + lease.seconds)
 
     @writes
     def finish_unit(self, lease: Lease, finding: str = "") -> None:
         """Mark a unit as done, with what was found of its problems. Raises LeaseLostError."""
-        self._as_owner(lease, expires_at=None, ended_at=self._now(), state="done", reason=_reason(finding))
+        self._as_owner(lease, finding, expires_at=None, ended_at=self._now(), state="done")
 
     @writes
     def fail_unit(self, lease: Lease, reason: str) -> UnitState:
         """Return a unit for another attempt, or mark it as failed after the last. Raises LeaseLostError."""
         state = UnitState.WAITING if lease.attempt < MAX_ATTEMPTS else UnitState.FAILED
-        self._as_owner(lease, expires_at=None, ended_at=self._now(), state=str(state), reason=_reason(reason))
+        self._as_owner(lease, reason, expires_at=None, ended_at=self._now(), state=str(state))
         return state
 
     @writes
     def give_back_unit(self, lease: Lease, reason: str) -> None:
         """Return a unit without counting the attempt. Raises LeaseLostError."""
-        self._as_owner(lease, **_NOT_TAKEN, attempts=lease.attempt - 1, reason=_reason(reason))
+        self._as_owner(lease, reason, **_NOT_TAKEN, attempts=lease.attempt - 1)
 
-    @writes
     def return_units_of(self, worker: str, reason: str, *, counts: bool = True) -> int:
         """Return the units of a worker that is known to be gone, without waiting for its leases to end."""
-        values: dict[str, Any] = {**_NOT_TAKEN, "ended_at": self._now(), "reason": _reason(reason)}
-        values |= {"state": _GIVEN_UP} if counts else {"attempts": Units.c.attempts - 1}
-        gone = update(Units).where(Units.c.state == "running", Units.c.worker == worker)
-        return self._connection.execute(gone.values(**values)).rowcount
+        attempts = {"state": _GIVEN_UP} if counts else {"attempts": Units.c.attempts - 1}
+        return self._return_units(Units.c.worker == worker, reason, attempts)
 
-    @writes
     def return_expired_units(self) -> int:
         """Return the units whose leases have ended, as taking does. Returns how many there were."""
-        now, reason = self._now(), "its worker gave no sign of life until its lease ended"
-        values = {**_NOT_TAKEN, "state": _GIVEN_UP, "ended_at": now, "reason": reason}
-        expired = update(Units).where(Units.c.state == "running", Units.c.expires_at < now)
-        return self._connection.execute(expired.values(**values)).rowcount
+        reason = "its worker gave no sign of life until its lease ended"
+        return self._return_units(Units.c.expires_at < self.run(self._now), reason, {"state": _GIVEN_UP})
+
+    @writes
+    def _return_units(self, gone: Any, reason: str, attempts: Mapping[str, Any]) -> int:
+        values = {**_NOT_TAKEN, "ended_at": self._now(), "reason": _reason(reason), **attempts}
+        units = update(Units).where(Units.c.state == "running", gone)
+        return self._connection.execute(units.values(**values)).rowcount
 
     @writes
     def forget_units(self, sweep_key: str | None = None) -> int:
@@ -252,35 +240,37 @@ class Queueing(Database):
     @contextlib.contextmanager
     def fenced(self, leases: Collection[Lease]) -> Iterator[None]:
         """Make every write raise LeaseLostError, and store nothing, once one of the leases, read anew, is lost."""
-        self._fence = lambda connection: _check(connection, leases)
+
+        def check(connection: Connection) -> None:
+            tokens = {lease.token: lease for lease in leases}
+            owned = select(Units.c.token).where(Units.c.token.in_(list(tokens)), Units.c.state == "running")
+            if lost := tokens.keys() - set(connection.scalars(owned)):
+                raise _lost(tokens[min(lost)])
+
+        before, self._fence = self._fence, check
         try:
             yield
         finally:
-            self._fence = None
+            self._fence = before
 
     def _now(self) -> float:
         if not self.is_server:
             return time.time()
         return float(self._connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
 
-    def _as_owner(self, lease: Lease, **values: Any) -> None:
-        owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == "running")
-        if self._connection.execute(update(Units).where(*owned).values(**values)).rowcount != 1:
+    def _as_owner(self, lease: Lease, reason: str, **values: Any) -> None:
+        owned = (Units.c.key == lease.unit.key, Units.c.token == lease.token)
+        values |= {"reason": _reason(reason)} if "state" in values else {}
+        running = update(Units).where(*owned, Units.c.state == "running")
+        if self._connection.execute(running.values(**values)).rowcount != 1:
             # A commit whose answer was lost is repeated: a unit that is already so is not lost.
-            same = (Units.c.key == lease.unit.key, Units.c.token == lease.token, Units.c.state == values.get("state"))
-            if self._connection.scalar(select(Units.c.key).where(*same)) is None:
+            same = select(Units.c.key).where(*owned, Units.c.state == values.get("state"))
+            if self._connection.scalar(same) is None:
                 raise _lost(lease)
 
 
 _NOT_TAKEN: Mapping[str, Any] = {"state": "waiting", "token": "", "taken_at": None, "expires_at": None}
 _GIVEN_UP = case((Units.c.attempts >= MAX_ATTEMPTS, "failed"), else_="waiting")
-
-
-def _check(connection: Connection, leases: Collection[Lease]) -> None:
-    tokens = {lease.token: lease for lease in leases}
-    owned = select(Units.c.token).where(Units.c.token.in_(list(tokens)), Units.c.state == "running")
-    if lost := tokens.keys() - set(connection.scalars(owned)):
-        raise _lost(tokens[min(lost)])
 
 
 def _lost(lease: Lease) -> LeaseLostError:
@@ -290,10 +280,6 @@ def _lost(lease: Lease) -> LeaseLostError:
 
 def _reason(text: str) -> str:
     return visible(redacted(text))[:2000]
-
-
-def _document(unit: Unit) -> str:
-    return json.dumps({"keys": unit.problems, "shapes": unit.shapes})
 
 
 def _unit(row: Any) -> Unit:
