@@ -110,10 +110,11 @@ def opened_databases(databases: Databases, notice: Callable[[str], None]) -> Ite
         DatabaseError: A database cannot be used.
     """
     with contextlib.ExitStack() as stack:
-        reader: Reader = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
+        own = stack.enter_context(Store.open(databases.own or databases.base or "", writable=False))
+        reader: Reader = own
         if databases.own is not None and databases.base is not None:
             try:
-                reader = Layers(reader, stack.enter_context(Store.open(databases.base, writable=False)))
+                reader = Layers(own, stack.enter_context(Store.open(databases.base, writable=False)))
             except DatabaseError as error:
                 notice(f"left out the results that come with fp8tune: {error}")
         yield reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import delete, func, insert, select
 
@@ -53,15 +54,11 @@ class Deciding(Writing):
         names, picks = Names(self._connection), []
         for row in checked_rows(self._connection, db.Decisions):
             study, value = names.studies[row.study_id], row._mapping
-            configs = {name: value[column] for name, column in _CONFIGS.items()}
-            picks.append(
-                Pick(
-                    is_complete=study.complete,
-                    **{name: getattr(study, name) for name in _OF_STUDY},
-                    **{name: None if id is None else names.configs[id] for name, id in configs.items()},
-                    **{name: bool(value[name]) if name.startswith("is_") else value[name] for name in _COLUMNS},
-                )
-            )
+            values: dict[str, Any] = {name: value[column] for name, column in _CONFIGS.items()}
+            values = {name: None if id is None else names.configs[id] for name, id in values.items()}
+            values |= {name: bool(value[name]) if name.startswith("is_") else value[name] for name in _COLUMNS}
+            values |= {name: getattr(study, name) for name in _OF_STUDY}
+            picks.append(Pick(is_complete=study.complete, **values))
         return picks
 
     def _evidence(self) -> str:

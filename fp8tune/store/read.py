@@ -353,7 +353,7 @@ class Reading(Database):
                     row[trial.reason],
                     tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
-                    Facts(*(row[name] for name in db.FACTS), codes.get(row[of.id])),
+                    Facts(*(row[name] for name in db.FACTS), code=codes.get(row[of.id])),
                     Telemetry(**telemetry),
                 )
                 yield Row(
@@ -420,7 +420,8 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
         if id not in studies:
             continue
         counts[id] += 1
-        status, config, finals, control = statuses[status_text], names.configs[config_id], (), ()
+        status, config = statuses[status_text], names.configs[config_id]
+        finals, control = tuple[ProcessTimes, ...](), tuple[ProcessTimes, ...]()
         if status is not Status.OK:
             failures[id][config] = status
         if (of_result := blocks.get(result_id)) and (run := runs[id]):
@@ -440,7 +441,7 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
             control=control,
             source=source,
             note=note,
-            facts=unknown if code is None and not any(fact is not None for fact in facts) else Facts(*facts, code),
+            facts=unknown if code is None and not any(fact is not None for fact in facts) else Facts(*facts, code=code),
             **common[id],
         )
         results[id].append(result)

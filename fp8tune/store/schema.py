@@ -377,7 +377,7 @@ def unique_names(table: Table) -> list[str]:
 
 
 @functools.cache
-def defaults(table: Table) -> Mapping[str, Any]:
+def defaults(table: Table) -> dict[str, Any]:
     """Return the value of each column that a row may leave out."""
     rows = {c.name: None if c.server_default is None else str(c.server_default.arg) for c in table.c}  # type: ignore[attr-defined]
     texts = {c.name for c in table.c if isinstance(c.type, Text)}

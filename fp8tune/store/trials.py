@@ -42,7 +42,8 @@ class Trial(NamedTuple):
 
     def is_comparable(self, limits: ClockLimits) -> bool:
         """Return False for a time at other clock or power limits."""
-        return self.time_us is None or not limits.difference(ClockLimits(*self[-3:]))
+        is_unknown = self.time_us is None or self[-3:] == (None, None, None)
+        return is_unknown or not limits.difference(ClockLimits(*self[-3:]))
 
     @property
     def is_block(self) -> bool:

@@ -211,17 +211,17 @@ class Writing(Reading):
         places = [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
         stored = self._stored(table, list(new.values()))
-        if missing := {identity(row): db.defaults(table) | row for row in new.values() if identity(row) not in stored}:
-            for row in missing.values():  # the checksum of a result covers its blocks: summarize() makes it
-                row["crc"] = 0 if table is db.Results else row_checksum(table, row)
-            query, values = insert(table), list(missing.values())  # no other writer has come between
-            ids: Sequence[int] = [0] * len(values)
-            if "id" in table.c:
-                query = query.returning(table.c["id"], sort_by_parameter_order=True)  # type: ignore[assignment]
-                ids = self._connection.scalars(query, values).all()
-            else:
-                self._connection.execute(query, values)
-            stored |= {key: {**row, "id": id} for (key, row), id in zip(missing.items(), ids, strict=True)}
+        if missing := {
+            identity(row): {**db.defaults(table), **row} for row in new.values() if identity(row) not in stored
+        }:
+            newest = 0
+            if "id" in table.c:  # no other writer comes between
+                newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
+            for id, row in enumerate(missing.values(), newest + 1):
+                row["crc"] = row_checksum(table, row, *([[]] if table is db.Results else []))
+                row |= {"id": id} if "id" in table.c else {}
+            self._connection.execute(insert(table), list(missing.values()))
+            stored |= missing
         for place, row in new.items():
             old = stored[identity(row)]
             known[place] = old.get("id", 0)
@@ -292,37 +292,45 @@ class Writing(Reading):
 
     # Results and trials
 
-    def _store_rows(self, rows: Sequence[tuple[int, Row]], *, once: bool = False) -> int:
+    def _store_rows(self, sweeps_and_rows: Sequence[tuple[int, Row]], *, once: bool = False) -> int:
+        sweeps, rows = [sweep for sweep, _ in sweeps_and_rows], [row for _, row in sweeps_and_rows]
         begun: dict[tuple[object, ...], int] = {}  # many rows are of few studies
-        studies, trials, timed = [], list[dict[str, Any]](), set[int]()
-        for sweep_id, row in rows:
-            place = (sweep_id, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
+        studies, trials, now = list[int](), list(map(_trial, rows)), time.time()
+        for sweep, row in sweeps_and_rows:
+            place = (sweep, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             if place not in begun:
                 subject: Any = Subject(row.version, row.device, row.kind, row.problem)  # type: ignore[arg-type]
-                begun[place] = self._study(subject, sweep_id, row)
+                begun[place] = self._study(subject, sweep, row)
             studies.append(begun[place])
-        configs = self._ids(db.Configs, [config_row(row.config) for _, row in rows])
-        results = self._ids(db.Results, list(map(_result, studies, configs, (row for _, row in rows))))
-        begun_at = {"started_at": time.time()}
-        of_rows = [
-            {"sweep_id": sweep, "name": row.process, "git_commit": row.commit, **begun_at} for sweep, row in rows
-        ]
-        processes = self._ids(db.Processes, of_rows)
-        for (sweep_id, row), study, result, process in zip(rows, studies, results, processes, strict=True):
-            trials.append({**_trial(row), "result_id": result, "process_id": process, "sweep_id": sweep_id})
-            if row.outcome.time_us is not None or row.kind in (Kind.STATIC, Kind.INTERPRETER):
-                timed.add(study)
-            if (code := row.outcome.facts.code) is not None:
-                self._replace(db.Codes, {"result_id": result, **vars(code)})
+        configs = self._ids(db.Configs, [config_row(row.config) for row in rows])
+        of_results = list(map(_result, studies, configs, rows))
+        newest, is_published = -1, all(row.kind is Kind.PUBLISHED for row in rows)
+        if is_published:  # new results of publications have all their figures here: they need not be read again
+            newest = self._connection.scalar(select(func.max(db.Results.c.id))) or 0
+            of_results = _with_figures(of_results, trials)
+        results = self._ids(db.Results, of_results)
+        names = ("sweep_id", "name", "git_commit", "started_at")
+        named = [(sweep, row.process, row.commit, now) for sweep, row in sweeps_and_rows]
+        processes = self._ids(db.Processes, [dict(zip(names, values, strict=True)) for values in named])
+        for trial, sweep, result, process in zip(trials, sweeps, results, processes, strict=True):
+            trial |= {"result_id": result, "process_id": process, "sweep_id": sweep}
+        codes = {
+            id: code for id, row in zip(results, rows, strict=True) if (code := row.outcome.facts.code) is not None
+        }
+        for result, code in codes.items():
+            self._replace(db.Codes, {"result_id": result, **vars(code)})
         if once:  # leave out trials in whose round of the sweep some process came to the same status
             place_of = operator.itemgetter("result_id", "stage", "round", "status", "sweep_id")
-            known = {place_of(t._asdict()) for t in read_trials(self._connection, {t["result_id"] for t in trials})}
+            known = {place_of(trial._asdict()) for trial in read_trials(self._connection, set(results))}
             first = {place_of(trial): trial for trial in reversed(trials)}
             trials = [trial for place, trial in first.items() if place not in known][::-1]
         stored = self._insert(db.Trials, trials)
         self._insert(db.TrialDetails, [t for t in trials if any(t[name] is not None for name in _DETAILS)])
-        self.summarize(set(results))
+        self.summarize({id for id in results if not is_published or id <= newest})
         if stored:
+            untimed = (Kind.STATIC, Kind.INTERPRETER)
+            of_rows = zip(studies, rows, strict=True)
+            timed = {id for id, row in of_rows if row.outcome.time_us is not None or row.kind in untimed}
             self._update_studies(set(studies), timed)
         return stored
 
@@ -406,10 +414,22 @@ def _result(study: int, config: int, row: Row) -> Values:
     return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
 
+def _with_figures(results: Sequence[Values], trials: Sequence[Values]) -> list[Values]:
+    """Return the rows of results with the summary of the figures that a publication prints of each."""
+    figures: dict[tuple[object, ...], list[Trial]] = {}
+    places = [tuple(result.values()) for result in results]
+    for place, trial in zip(places, trials, strict=True):
+        known = trial["stage"], trial["process"], trial["round"], trial["status"], trial["time_us"]
+        figures.setdefault(place, []).append(Trial(0, *known, "", "", 0, 0.0, ""))
+    summaries = {place: summary(of_result, is_published=True) for place, of_result in figures.items()}
+    return [{**result, **summaries[place]} for place, result in zip(places, results, strict=True)]
+
+
 def _trial(row: Row) -> dict[str, Any]:
     outcome = row.outcome
     return {
         "stage": STAGES[row.stage],
+        "process": row.process,
         "round": row.round,
         "position": row.position,
         "status": str(outcome.status),

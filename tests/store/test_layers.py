@@ -56,7 +56,6 @@ def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: lo
         finished_sweep(own, {problem(K=1024): {config(64): 90.0}})
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0, (2048, H100.name): 200.0, (1024, H200.name): 70.0}
-        assert reader.counts() == {("sm_90", Kind.MEASURED): 3}
         assert sorted(one.outcome.time_us or 0 for one in reader.rows()) == [70.0, 90.0, 200.0]
         assert set(reader.tally(subject(problem(K=1024))).outcomes) == {config(64)}
         assert set(reader.tally(subject(problem(K=2048))).outcomes) == {config(32)}
@@ -72,7 +71,6 @@ def test_what_was_imported_counts_once(databases: location.Databases) -> None:
         own.merge(base)
     with read(databases) as reader, Store.open(str(databases.base), writable=False) as base:
         assert reader.studies() == base.studies()
-        assert reader.counts() == base.counts()
         assert list(reader.rows()) == list(base.rows())
 
 
@@ -83,7 +81,6 @@ def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Data
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
         assert set(reader.tried(subject(problem(K=1024)))) == {config(32)}
-        assert reader.counts() == {("sm_90", Kind.MEASURED): 1}
         assert [one.config for one in reader.rows()] == [config(32)]
 
 
