@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
 from fp8tune import names
 from fp8tune.errors import UsageError
-from fp8tune.records import Kind, NamedInts, Status, Subject
+from fp8tune.records import Device, Kind, NamedInts, Status, Subject
 from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.means import group_by
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
-from fp8tune.store.layers import Reader
-from fp8tune.studies import decided, read_studies
+from fp8tune.store import database, location
+from fp8tune.store.layers import Layers, Reader
+from fp8tune.studies import decided, is_stale, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import DIFF, Options, diff, load
@@ -25,7 +26,7 @@ from fp8tune.tables.select import Selection, select
 from fp8tune.text import visible
 
 # verdicts of picks that are not exported unless they are asked for, or already in the table
-UNCONFIRMED = ("quick", "stale")
+UNCONFIRMED = (Verdict.QUICK, Verdict.STALE)
 
 
 def select_rows(
@@ -35,6 +36,7 @@ def select_rows(
     tables: CurrentTables = SHIPPED,
     *,
     allow_quick: bool = True,
+    here: Device | None = None,
 ) -> Selection:
     """Select the rows of an arch's table.
 
@@ -45,11 +47,12 @@ def select_rows(
         tables: Tables whose configs stay until beaten.
         allow_quick: Also select picks that were not confirmed. Otherwise they keep the rows that they have, and neither
             add nor change one.
+        here: GPU of this machine, whose picks by other code, Triton or driver are not confirmed any more.
     """
     studies = store.studies(arch=arch, keep=competing)
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
-    picked, current = decided(studies, tables), tables.current(arch)
+    picked, current = _with_stale(decided(studies, tables), here), tables.current(arch)
     if allow_quick:
         return select(picked, compiled, arch, current)
     quick = [study for study in picked if _is_unconfirmed(study)]
@@ -67,13 +70,29 @@ def select_rows(
 
     kept = tuple(entry for entry in selection.table.entries if is_kept(entry))
     left_out = len(new) + len(selection.table.entries) - len(kept)
-    notices = (quick_notice(left_out), *selection.notices) if left_out else selection.notices
+    notices = (left_out_notice(left_out, quick), *selection.notices) if left_out else selection.notices
     return replace(selection, table=replace(selection.table, entries=kept), notices=notices)
 
 
-def quick_notice(count: int) -> str:
-    """Return the warning that unconfirmed picks were left out."""
-    return f"{count} quick picks left out: confirm them with fp8tune sweep, or add --allow-quick"
+def left_out_notice(count: int, studies: Iterable[Study]) -> str:
+    """Return the warning that so many unconfirmed picks were left out."""
+    verdicts = sorted({str(study.choice.verdict) for study in studies})
+    return f"{count} {' and '.join(verdicts)} picks left out: confirm them with fp8tune sweep, or add --allow-quick"
+
+
+def own_kernels(reader: Reader) -> list[str]:
+    """Return the kernels that the user has rows of; none where only the shipped results are read."""
+    if isinstance(reader, Layers):
+        return reader.own.kernels()
+    base = location.base()
+    return [] if base is not None and reader.label == database.label(base) else reader.kernels()
+
+
+def _with_stale(studies: Iterable[Study], here: Device | None) -> list[Study]:
+    return [
+        replace(study, decision=replace(study.choice, verdict=Verdict.STALE)) if is_stale(study, here) else study
+        for study in studies
+    ]
 
 
 def _is_unconfirmed(study: Study) -> bool:
@@ -91,7 +110,7 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
         raise UsageError(f"no problem of {kernel} was swept to the end on {place}: run fp8tune sweep again")
     if not allow_quick and (quick := [study for study in usable if _is_unconfirmed(study)]):
         usable = [study for study in usable if study not in quick]
-        notices.append(quick_notice(len(quick)))
+        notices.append(left_out_notice(len(quick), quick))
         if not usable:
             raise UsageError(
                 f"nothing to export of {kernel} for {place}: no pick is proven, open or published; sweep without "
@@ -117,8 +136,10 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
     return KernelPicks(kernel, newest.device, tuple(picks), recorded, tuple(dict.fromkeys(notices)))
 
 
-def read_for_format(store: Reader, arch: str, kernels: Sequence[str], *, allow_quick: bool = True) -> list[KernelPicks]:
-    """Read the picks of one kernel on each device of an arch, that with the most first.
+def read_for_format(
+    store: Reader, arch: str, kernels: Sequence[str], *, allow_quick: bool = True, here: Device | None = None
+) -> list[KernelPicks]:
+    """Read the picks of one kernel on each device of an arch, that with the most first; see :func:`select_rows`.
 
     Raises:
         UsageError: No device has a pick.
@@ -126,9 +147,10 @@ def read_for_format(store: Reader, arch: str, kernels: Sequence[str], *, allow_q
     names.check_arch(arch, store)
     (kernel,) = names.stored_kernels(kernels, store)
     picks, refused = [], []
-    for _, here in sorted(group_by(_named_studies(store, arch, kernel), lambda study: study.device.name).items()):
+    studies = _with_stale(_named_studies(store, arch, kernel), here)
+    for _, of_device in sorted(group_by(studies, lambda study: study.device.name).items()):
         try:
-            picks.append(_device_picks(store, kernel, here, allow_quick=allow_quick))
+            picks.append(_device_picks(store, kernel, of_device, allow_quick=allow_quick))
         except UsageError as error:
             refused.append(str(error))
     if not picks:

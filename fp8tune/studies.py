@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Unpack
 
 from fp8tune.ceiling import ceiling_of
-from fp8tune.errors import DatabaseError
-from fp8tune.records import Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
+from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.study import Study, process_us
 from fp8tune.store.layers import Reader
@@ -143,3 +145,26 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def is_stale(pick: Pick | Study, here: Device | None) -> bool:
+    """Return True if the GPU that measured a pick is here, and runs other code, Triton or driver now.
+
+    Args:
+        pick: Pick or decided study of any device.
+        here: GPU of this machine; None if it has none.
+    """
+    if here is None or pick.kind is not Kind.MEASURED or pick.device.name != here.name or pick.version is None:
+        return False
+    if (pick.device.triton, pick.device.driver) != (here.triton, here.driver):
+        return True
+    return _installed_hash(pick.version.kernel) not in ("", pick.version.source_hash)
+
+
+@functools.cache
+def _installed_hash(kernel: str) -> str:
+    """Return the hash of a kernel's code on this machine, without importing it; empty if it is not here."""
+    try:
+        return source.source_hash(kernel, source.installed(kernel))
+    except UsageError:
+        return ""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from fp8tune.importing import archives
+from fp8tune.importing.files import ImportReport, load
+from fp8tune.importing.published import LookupKey
 from fp8tune.records import (
     Device,
     Facts,
@@ -34,6 +38,12 @@ H200 = Device("sm_90", "NVIDIA H200", "fedcba9876543210", 132, "580.1", "cuda 13
 STUDY_FIELDS = {field.name for field in fields(Study)}
 AXES = (("BLOCK_SIZE", (32, 64, 128)), ("num_warps", (4, 8)), ("num_stages", (1, 2)))
 KERNEL = KernelVersion("colwise", "aaaa", NamedInts(BLOCK_SIZE=64, num_warps=4, num_stages=2), AXES, ("K", "G"))
+
+
+def import_file(store: Store, path: Path, lookup_key: LookupKey = lambda problem: None) -> ImportReport:
+    """Load a file and store it."""
+    with archives.unpacked(path) as file:
+        return load(file, lookup_key).store(store)
 
 
 def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> CurrentTables:

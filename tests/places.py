@@ -5,4 +5,3 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = ROOT / "tests" / "planted"
 PUBLISHED = ROOT / "sweeps" / "published" / "kernels.csv"
-PUBLISHED_OPERATIONS = ROOT / "sweeps" / "published" / "grouped_mm.csv"

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from places import PUBLISHED, PUBLISHED_OPERATIONS, ROOT
+from database_rows import import_file
+from places import PUBLISHED, ROOT
 
 import fp8tune
 import fp8tune_kernels
-from fp8tune.importing.files import import_file
 from fp8tune.store.results import Store
 from fp8tune_kernels import catalog
 
@@ -55,14 +55,13 @@ for module in modules:
 
 
 def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_path: Path) -> None:
-    path, new = str(tmp_path / "published.db"), str(tmp_path / "new.db")
+    path = str(tmp_path / "published.db")
     with Store.open(path, create=True) as store:
         import_file(store, PUBLISHED, lookup_key=lambda problem: None)
     light = [
         ["--help"],
         ["show", "--help"],
         ["export", "--help"],
-        ["db", "import", str(PUBLISHED_OPERATIONS), "--db", new],
     ]
     readers = ["show", "show colwise", "export --arch gfx942 --check", "doctor"]
     commands = [

@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, finished_sweep, key_of, problem, row, table_text
+from database_rows import H100, KERNEL, begin, config, finished_sweep, import_file, key_of, problem, row, table_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import PUBLISHED_OPERATIONS
@@ -28,7 +28,6 @@ from sqlalchemy import String
 from fp8tune import cli
 from fp8tune.check import databases
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing.files import import_file
 from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.store.results import Store

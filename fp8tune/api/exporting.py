@@ -10,6 +10,7 @@ from fp8tune import names
 from fp8tune.api.results import Names, Results, open, several
 from fp8tune.errors import UsageError
 from fp8tune.exporting import format_files, read_for_format, select_rows
+from fp8tune.measure.device import probe
 from fp8tune.tables import files
 from fp8tune.tables.formats import check_options, parse_options
 
@@ -61,7 +62,7 @@ def export(
     if format != "table":
         check_options(format, requested, several(kernel))
         with results.reading() as reader:
-            picks = read_for_format(reader, arch, several(kernel), allow_quick=allow_quick)
+            picks = read_for_format(reader, arch, several(kernel), allow_quick=allow_quick, here=probe())
         written, notices = format_files(picks, format, options)
         return Export({str(file.path): file.text for file in written}, tuple(notices))
     if requested:
@@ -69,7 +70,7 @@ def export(
     with results.reading() as reader:
         names.check_arch(arch, reader)
         kernels = names.stored_kernels(several(kernel), reader) if kernel else ()
-        selection = select_rows(reader, arch, kernels, allow_quick=allow_quick)
+        selection = select_rows(reader, arch, kernels, allow_quick=allow_quick, here=probe())
     if not selection.table.entries:
         why = "no pick is proven, open or published; sweep on such a GPU, or pass allow_quick=True"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")

@@ -78,7 +78,7 @@ def import_(options: ImportOptions) -> None:
 def prune(options: PruneOptions) -> None:
     """Make a database small enough to commit.
 
-    Keeps picks, confirmations, the 20 fastest others of each size, and counts.
+    Keeps picks, confirmations, and the 28 fastest others of each size.
     """
     from fp8tune.importing import archives
     from fp8tune.store import database, location

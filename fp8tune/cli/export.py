@@ -41,7 +41,8 @@ def export(options: ExportOptions) -> None:
 
 def _export_table(options: ExportOptions) -> None:
     from fp8tune import names
-    from fp8tune.exporting import select_rows
+    from fp8tune.exporting import own_kernels, select_rows
+    from fp8tune.measure.device import probe
     from fp8tune.output.tables import warning
     from fp8tune.output.text import path_here
     from fp8tune.tables.current import INSTALLED, SHIPPED
@@ -58,9 +59,14 @@ def _export_table(options: ExportOptions) -> None:
         if arch == "simulated" and output is None:
             raise UsageError("simulated picks are not for lookups: name a file for them with -o PATH")
         path = output or default_path(arch)
-        kernels = names.stored_kernels(options.kernel, store) if options.kernel else ()
-        tables = INSTALLED if output is None and path != shipped_path(arch) else SHIPPED
-        selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick)
+        kernels = names.stored_kernels(options.kernel, store) if options.kernel else []
+        tables, is_shipped = SHIPPED, path == shipped_path(arch)
+        if output is None and not is_shipped:
+            tables = INSTALLED
+            if options.db is None and not (kernels := own_kernels(store)):  # those of others are in the shipped table
+                raise UsageError("nothing to export: you have no results of your own; run fp8tune sweep, or name --db")
+        here = None if is_shipped else probe()  # the shipped table is for other machines, too
+        selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick, here=here)
     if not selection.table.entries and not (options.check and selection.known):
         why = "no pick is proven, open or published; sweep on such a GPU, or add --allow-quick"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
@@ -80,6 +86,7 @@ def _export_table(options: ExportOptions) -> None:
 
 def _export_for(options: ExportOptions, name: str) -> None:
     from fp8tune.exporting import format_files, read_for_format
+    from fp8tune.measure.device import probe
     from fp8tune.output.tables import notice, warning
     from fp8tune.output.text import path_here
     from fp8tune.tables import files
@@ -93,7 +100,8 @@ def _export_for(options: ExportOptions, name: str) -> None:
     if is_diff and output is not None and output.is_dir():
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
     with databases.opened(options.db) as (store, _):
-        picks = read_for_format(store, _arch(options, store), options.kernel, allow_quick=options.allow_quick)
+        arch, quick = _arch(options, store), options.allow_quick
+        picks = read_for_format(store, arch, options.kernel, allow_quick=quick, here=probe())
     written, notices = format_files(picks, name, form)
     warning(notices)
     folder = output or Path()

@@ -18,26 +18,23 @@ LARGEST_DATABASE = 2**32
 _CHUNK = 2**20
 
 
-def copy(database: Path, target: Path) -> None:
-    """Copy a database, even one that is written to, into one plain new file."""
-    _check_new(target)
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            connection.execute("VACUUM INTO ?", (str(target),))
-    except sqlite3.Error as error:
-        raise DatabaseError(f"{database} cannot be copied ({error}): run fp8tune doctor --db {database}") from None
-
-
 def write(database: Path, archive: Path) -> int:
-    """Compress a database into a new archive. Returns its size in bytes."""
-    _check_new(archive)
+    """Compress a database, even one that is written to, into a new archive. Returns its size in bytes."""
+    if archive.exists():
+        raise UsageError(f"{archive} is there already: give another name, or remove it")
+    if not archive.parent.is_dir():
+        raise UsageError(f"{archive} cannot be made, its folder does not exist: make the folder first")
+    part = archive.with_name(f".{archive.name}.new")
     with scratch.folder("archive") as folder:
-        copy(database, folder / "plain.db")
-        part = archive.with_name(f".{archive.name}.new")
         try:
+            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+                connection.execute("VACUUM INTO ?", (str(folder / "plain.db"),))
             with (folder / "plain.db").open("rb") as source, lzma.open(part, "wb") as target:
                 shutil.copyfileobj(source, target, _CHUNK)
             part.replace(archive)
+        except sqlite3.Error as error:
+            line = f"{database} cannot be copied ({error}): run fp8tune doctor --db {database}"
+            raise DatabaseError(line) from None
         finally:
             part.unlink(missing_ok=True)
     return archive.stat().st_size
@@ -65,10 +62,3 @@ def unpacked(path: Path) -> Iterator[Path]:
         except (lzma.LZMAError, EOFError):
             raise DatabaseError(f"{path} is damaged (cut off or overwritten): fetch it again") from None
         yield database
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise UsageError(f"{path} is there already: give another name, or remove it")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be made, its folder does not exist: make the folder first")

@@ -6,6 +6,7 @@ without these it has the file's own words.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,19 +82,19 @@ def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
     Raises:
         UsageError: Nothing can be read.
     """
-    picks: list[ForeignPick] = []
-    faults: list[str] = []
+    picks, faults = list[ForeignPick](), list[str]()
     for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
         source = visible(str(Path(path.name, file.relative_to(path))) if path.is_dir() else path.name)
-        is_damaged = f"{visible(str(file))} is damaged: "
+        place = ""
         try:
-            for name, read_entry in _entries(file, source):
+            for name, make in _entries(file, source):
+                place = f"{name[:40]!r}: " if name else ""
                 try:
-                    picks.append(read_entry())
+                    picks.append(make())
                 except _FAULTS as error:
-                    faults.append(f"{is_damaged}{name}{visible(one_line(error))}")
+                    faults.append(f"{visible(str(file))} is damaged: {place}{visible(one_line(error))}")
         except _FAULTS as error:
-            faults.append(f"{is_damaged}{visible(one_line(error))}")
+            faults.append(f"{visible(str(file))} is damaged: {visible(one_line(error))}")
     if not picks and faults and not path.is_dir():
         raise UsageError(faults[0])
     for fault in faults:
@@ -107,7 +108,7 @@ def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
 
 
 def _entries(path: Path, source: str) -> Iterator[tuple[str, Callable[[], ForeignPick]]]:
-    """Yield the name of each entry of a file, and a function that reads it."""
+    """Yield the size of each entry of a file, and a function that reads the entry."""
     is_cache = path.name.endswith(".autotune.json")
     if not path.is_file() or not (is_cache or "device_name=" in path.name):
         return
@@ -120,9 +121,9 @@ def _entries(path: Path, source: str) -> Iterator[tuple[str, Callable[[], Foreig
         yield "", lambda: _cached_pick(path, source, document)
         return
     of_file = _pick_of_name(path, source)
-    for size in document:
+    for size, arguments in document.items():
         if size != "triton_version":
-            yield f"{size[:40]!r}: ", lambda size=size: _sized_pick(of_file, size, document[size])  # type: ignore[misc]
+            yield size, functools.partial(_sized_pick, of_file, size, arguments)
 
 
 def _pick_of_name(path: Path, source: str) -> ForeignPick:
@@ -149,8 +150,13 @@ def _sized_pick(of_file: ForeignPick, size: str, arguments: Any) -> ForeignPick:
 
 
 def _cached_pick(path: Path, source: str, document: Mapping[str, Any]) -> ForeignPick:
-    """Return the config of a Triton cache with the least time, which Triton would launch."""
-    timed = [(_time_us(time), config) for config, time in document["configs_timings"]]
+    """Return the config of a Triton cache with the least median time, which Triton would launch."""
+    timed = []
+    for timing, config in document["configs_timings"]:
+        ms = timing[0] if isinstance(timing, list) else timing
+        if ms is not None and (isinstance(ms, bool) or not isinstance(ms, int | float) or not ms >= 0):
+            raise ValueError(f"{ms!r:.40} instead of a time in ms")
+        timed.append(((ms or 0.0) * 1000.0, config))
     time_us, config = min(timed, key=lambda item: item[0])
     if time_us == float("inf"):
         raise ValueError("no config ran")
@@ -160,16 +166,6 @@ def _cached_pick(path: Path, source: str, document: Mapping[str, Any]) -> Foreig
     kwargs = {name: {"tuple": value} if isinstance(value, list) else value for name, value in config["kwargs"].items()}
     options = {name: config[name] for name in CONFIG_OPTIONS if name in config}
     return ForeignPick(name, tuple(key), _config({**kwargs, **options}), source, time_us or None)
-
-
-def _time_us(timing: Any) -> float:
-    """Return the median, which comes first, in microseconds; 0 without a time."""
-    ms = timing[0] if isinstance(timing, list) else timing
-    if ms is None:
-        return 0.0
-    if isinstance(ms, bool) or not isinstance(ms, int | float) or not ms >= 0:
-        raise ValueError(f"{ms!r:.40} instead of a time in ms")
-    return ms * 1000.0
 
 
 def _config(arguments: Any) -> Config:
@@ -182,6 +178,15 @@ def _config(arguments: Any) -> Config:
     return Config({name: value for name, value in arguments.items() if name not in CONFIG_OPTIONS}, **options)
 
 
+@dataclass(frozen=True)
+class _StoredKernel:
+    """The contents of the database for one kernel, with the recorded launch of each problem."""
+
+    name: str
+    problems: Mapping[Problem, Launch | None]
+    recorded: Kernel | None
+
+
 class RowMaker:
     """Makes rows of configs by the contents of a database. Reads each kernel once."""
 
@@ -190,7 +195,7 @@ class RowMaker:
         self._store, self._device, self._notice = store, device, notice
         self._subjects = subjects_of(store.pools())
         self._names = {*store.kernels(), *(problem.kernel for problem in store.recorded_launches())}
-        self._kernels: dict[str, _StoredKernel] = {}
+        self._stored = functools.cache(self._read)
 
     def rows(self, picks: Sequence[ForeignPick]) -> list[Row]:
         """Return the rows of all configs that can be stored; one notice for each reason why others cannot."""
@@ -208,9 +213,7 @@ class RowMaker:
     def _rows(self, pick: ForeignPick) -> list[Row]:
         if not pick.kernel:
             raise ValueError("the file does not say which kernel its configs are of: give --kernel")
-        if pick.kernel not in self._kernels:
-            self._kernels[pick.kernel] = self._read(pick.kernel)
-        kernel = self._kernels[pick.kernel]
+        kernel = self._stored(pick.kernel)
         row = Row(
             problem=Problem(kernel.name, NamedInts()),
             config=parse_named_ints(str(named_config(pick.config, kernel.recorded))),
@@ -220,8 +223,8 @@ class RowMaker:
             source=pick.source[:500],
             process="not timed" if pick.time_us is None else f"figure {pick.time_us!r}",
         )
-        problems = [problem for problem in kernel.problems if kernel.is_for(pick, problem)]
-        return [replace(row, problem=problem) for problem in problems or [kernel.new_problem(pick)]]
+        problems = [problem for problem, launch in kernel.problems.items() if _is_for(pick, problem, launch)]
+        return [replace(row, problem=problem) for problem in problems or [_new_problem(pick, kernel)]]
 
     def _read(self, text: str) -> _StoredKernel:
         alike = sorted(name for name in self._names if text in (name, name.rpartition(":")[2].rpartition(".")[2]))
@@ -230,12 +233,11 @@ class RowMaker:
         name = alike[0] if len(alike) == 1 else text
         if not KERNEL.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
-        documents = self._store.recorded_launches(name)
-        launches = {problem: recorded_launch(document) for problem, document in documents.items()}
+        launches = {of: recorded_launch(document) for of, document in self._store.recorded_launches(name).items()}
+        problems: dict[Problem, Launch | None] = {problem: launch for problem, (_, launch) in launches.items()}
+        tried = (subject.problem for subject in self._subjects if subject.problem.kernel == name)
         recorded = next((kernel for kernel, _ in launches.values()), None)
-        tried = [subject.problem for subject in self._subjects if subject.problem.kernel == name]
-        of_problem = {problem: launch for problem, (_, launch) in launches.items()}
-        return _StoredKernel(name, tuple(dict.fromkeys([*launches, *tried])), recorded, of_problem)
+        return _StoredKernel(name, problems | {problem: problems.get(problem) for problem in tried}, recorded)
 
     def _device_of(self, text: str) -> Device:
         text = self._device or text
@@ -247,45 +249,32 @@ class RowMaker:
         return Device(next(arches, UNSTATED), visible(text.replace("_", " "))[:200])
 
 
-@dataclass(frozen=True)
-class _StoredKernel:
-    """The contents of the database for one kernel."""
+def _is_for(pick: ForeignPick, problem: Problem, launch: Launch | None) -> bool:
+    """Return True if a config is for a problem: by all sizes that the file names, or by the recorded key."""
+    if pick.dtype and problem.in_dtype not in (pick.dtype, *_FUSED_MOE_DTYPES.get(pick.dtype, ())):
+        return False
+    if pick.shape:
+        return pick.shape.items() <= problem.shape.items()
+    return launch is not None and _plain(launch.key) == _plain(pick.key)
 
-    name: str
-    problems: Sequence[Problem]
-    recorded: Kernel | None
-    launches: Mapping[Problem, Launch]
 
-    def is_for(self, pick: ForeignPick, problem: Problem) -> bool:
-        """Return True if a config is for a problem: by all sizes that the file names, or by the recorded key."""
-        if pick.dtype and problem.in_dtype not in (pick.dtype, *_FUSED_MOE_DTYPES.get(pick.dtype, ())):
-            return False
-        if pick.shape:
-            return pick.shape.items() <= problem.shape.items()
-        launch = self.launches.get(problem)
-        return launch is not None and _plain(launch.key) == _plain(pick.key)
+def _new_problem(pick: ForeignPick, kernel: _StoredKernel) -> Problem:
+    """Return the problem in the file's words. Sizes of a key are named as the recorded key, else ``key_0``.
 
-    def new_problem(self, pick: ForeignPick) -> Problem:
-        """Return the problem in the file's words. Sizes of a key are named as the recorded key, else ``key_0``.
-
-        Raises:
-            ValueError: The file has no sizes that can be stored.
-        """
-        names = self.recorded.key if self.recorded else ()
-        sizes = {
-            names[place] if place < len(names) else f"key_{place}": value
-            for place, value in enumerate(pick.key)
-            if type(value) is int
-        }
-        shape = pick.shape or NamedInts(sizes)
-        for name, size in shape.items():
-            if not NAME.fullmatch(name) or size < 0:
-                raise ValueError(f"{name}={size} is no size")
-        check_sizes(shape)
-        dtypes = [value for value in pick.key if isinstance(value, str) and value.startswith("torch.")]
-        dtype = pick.dtype or (dtypes[0].removeprefix("torch.") if dtypes else UNSTATED)
-        in_dtype = dtype if WORD.fullmatch(dtype) else UNSTATED
-        return Problem(self.name, shape, UNSTATED, UNSTATED, in_dtype, fp8_dtype="", scale_mode="")
+    Raises:
+        ValueError: The file has no sizes that can be stored.
+    """
+    names = dict(enumerate(kernel.recorded.key if kernel.recorded else ()))
+    sizes = {names.get(at, f"key_{at}"): value for at, value in enumerate(pick.key) if type(value) is int}
+    shape = pick.shape or NamedInts(sizes)
+    for name, size in shape.items():
+        if not NAME.fullmatch(name) or size < 0:
+            raise ValueError(f"{name}={size} is no size")
+    check_sizes(shape)
+    dtypes = [value for value in pick.key if isinstance(value, str) and value.startswith("torch.")]
+    dtype = pick.dtype or (dtypes[0].removeprefix("torch.") if dtypes else UNSTATED)
+    in_dtype = dtype if WORD.fullmatch(dtype) else UNSTATED
+    return Problem(kernel.name, shape, UNSTATED, UNSTATED, in_dtype, fp8_dtype="", scale_mode="")
 
 
 def named_config(config: Config, recorded: Kernel | None) -> NamedInts:

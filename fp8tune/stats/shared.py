@@ -109,22 +109,6 @@ class HeldOut:
     nearest: float | None
 
 
-@dataclass(frozen=True)
-class Regret:
-    """Summary of held-out slowdowns under one lookup rule. Values are None if no problem has a time."""
-
-    mean: float | None  # geometric mean
-    worst: float | None
-    unknown: int  # number of problems without a time for the config
-
-
-def regret(slowdowns: Iterable[float | None]) -> Regret:
-    """Summarize the held-out slowdowns of one lookup rule."""
-    values = list(slowdowns)
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return Regret(geomean(finite) if finite else None, max(finite, default=None), len(values) - len(finite))
-
-
 def hold_out(studies: Iterable[Study], others: Iterable[Study], nearest: Nearest) -> list[HeldOut]:
     """Return the slowdowns that each study would have if its shape had never been measured.
 

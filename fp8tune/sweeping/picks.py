@@ -19,6 +19,7 @@ from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.studies import finalists_of, pick_of, read_studies, with_words
+from fp8tune.studies import is_stale as is_stale
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import table
@@ -127,26 +128,3 @@ def wrong(reader: Reader, kernels: Names = None, arches: Names = None) -> list[S
 
 def _place(pool: Study) -> Hashable:
     return pool.problem, pool.device.arch, pool.device.name
-
-
-def is_stale(pick: Pick, here: Device | None) -> bool:
-    """Return True if the GPU that measured a pick is here, and runs other code, Triton or driver now.
-
-    Args:
-        pick: Pick of any device.
-        here: GPU of this machine; None if it has none.
-    """
-    if here is None or pick.kind is not Kind.MEASURED or pick.device.name != here.name or pick.version is None:
-        return False
-    if (pick.device.triton, pick.device.driver) != (here.triton, here.driver):
-        return True
-    return _installed_hash(pick.version.kernel) not in ("", pick.version.source_hash)
-
-
-@functools.cache
-def _installed_hash(kernel: str) -> str:
-    """Return the hash of a kernel's code on this machine, without importing it; empty if it is not here."""
-    try:
-        return source.source_hash(kernel, source.installed(kernel))
-    except UsageError:
-        return ""

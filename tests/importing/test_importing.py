@@ -4,15 +4,15 @@ import csv
 from pathlib import Path
 
 import pytest
-from database_rows import H200, config, finished_sweep, problem, stored_results
+from database_rows import H200, config, finished_sweep, import_file, problem, stored_results
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PUBLISHED
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.importing import published
-from fp8tune.importing.files import ImportReport, import_file, load
-from fp8tune.importing.published import KERNEL_COLUMNS as COLUMNS
+from fp8tune.importing.files import ImportReport, load
+from fp8tune.importing.published import COLUMNS
 from fp8tune.records import Kind, NamedInts, Problem
 from fp8tune.store.results import Store
 
@@ -53,7 +53,7 @@ def test_the_published_file_is_imported_once(store):
 
 
 def test_a_published_row_says_what_its_source_says(tmp_path):
-    (row,) = published.read(write(tmp_path / "x.csv", GOOD))[0]
+    (row,) = published.read(write(tmp_path / "x.csv", GOOD))
     assert row.problem == Problem(
         "colwise",
         NamedInts(M=16640, K=5120, G=64),
@@ -77,17 +77,17 @@ def test_rows_alike_in_all_but_note_or_time_are_two(tmp_path, store):
 
 
 def test_a_row_without_a_config_names_none(tmp_path):
-    (row,) = published.read(write(tmp_path / "x.csv", GOOD | {"config": ""}))[0]
+    (row,) = published.read(write(tmp_path / "x.csv", GOOD | {"config": ""}))
     assert row.config is None
 
 
 def test_lookup_keys_come_from_the_caller(tmp_path):
-    (row,) = published.read(write(tmp_path / "x.csv", GOOD), lambda problem: NamedInts(K=problem.shape["K"]))[0]
+    (row,) = published.read(write(tmp_path / "x.csv", GOOD), lambda problem: NamedInts(K=problem.shape["K"]))
     assert row.lookup_key == NamedInts(K=5120)
 
 
 def test_an_unknown_arch_leaves_the_dtype_unstated(tmp_path):
-    (row,) = published.read(write(tmp_path / "x.csv", GOOD | {"arch": "gfx1201"}))[0]
+    (row,) = published.read(write(tmp_path / "x.csv", GOOD | {"arch": "gfx1201"}))
     assert row.problem.fp8_dtype == "unstated"
 
 

@@ -15,6 +15,7 @@ from database_rows import (
     config,
     end_finals,
     finished_sweep,
+    import_file,
     problem,
     row,
     subject,
@@ -22,7 +23,6 @@ from database_rows import (
 )
 from places import ROOT
 
-from fp8tune.importing.files import import_file
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from database_rows import H100, KERNEL, begin, config, end_finals, problem, row, subject, table_text
+from database_rows import H100, KERNEL, begin, config, end_finals, import_file, problem, row, subject, table_text
 
 from fp8tune.errors import DatabaseError
-from fp8tune.importing.files import import_file
 from fp8tune.records import Device
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study
@@ -140,7 +139,6 @@ ARCHIVED = {
     "floor_us FROM new.study_runs",
     "results": "id, study_id, config_id, source, note, registers, spill_bytes, shared_bytes, compile_s "
     "FROM new.results",
-    "removed_trials": "* FROM new.removed_trials",
     "trials": "result_id, CASE stage WHEN 0 THEN 'coarse' WHEN 1 THEN 'final' ELSE 'control' END AS stage, process_id, "
     "round, position, status, reason, time_us FROM new.trials",
 }

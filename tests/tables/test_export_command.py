@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import runpy
@@ -19,6 +20,9 @@ from command_line import Ended, fp8tune
 from places import ROOT
 from recorded_rows import CONFIGS, NAME, TIMES
 
+from fp8tune.errors import UsageError
+from fp8tune.exporting import read_for_format, select_rows
+from fp8tune.records import FinalsRun
 from fp8tune.store.results import Store
 
 H200 = rows.H200.name
@@ -175,3 +179,52 @@ def test_a_package_adds_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "format absent cannot be imported" in export(folder, "absent").stderr
     assert "format other is no" in export(folder, "other").stderr
     assert "known: absent, diff" in export(folder, "yaml").stderr
+
+
+# The own table
+
+
+def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
+    """Store a confirmed sweep of one problem of a kernel."""
+    of, version = replace(rows.problem(K), kernel=kernel), replace(rows.KERNEL, kernel=kernel)
+    with Store.open(str(path), create=True) as store:
+        sweep = rows.begin(store, request=f"{kernel} {K}")
+        for number, block in itertools.product(range(6), (32, 64)):
+            name, time_us = f"final {number:02}", 100.0 + block
+            row = rows.row(time_us, of=of, config=rows.config(block), version=version, stage="final", process=name)
+            store.add(sweep, row)
+        subject = rows.subject(of, version=version)
+        store.mark_complete(sweep, subject, 2)
+        store.end_finals(sweep, subject, FinalsRun("", 0.01, 0.015))
+        store.finish_sweep(sweep)
+
+
+def test_the_own_table_gets_kernels_with_own_results_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, table = tmp_path / "base.db", tmp_path / "tables" / "sm_90.py"
+    sweep_of(base, "colwise")
+    sweep_of(base, "rowwise-2d")
+    monkeypatch.setenv("FP8TUNE_BASE", str(base))
+    monkeypatch.setenv("FP8TUNE_TABLES", str(table.parent))
+    ended = fp8tune("export", "--arch", "sm_90", cwd=tmp_path)
+    assert (ended.returncode, table.exists()) == (2, False)
+    assert "you have no results of your own" in ended.stderr
+    sweep_of(tmp_path / "fp8tune.db", "colwise", K=2048)
+    assert fp8tune("export", "--arch", "sm_90", cwd=tmp_path).returncode == 0
+    assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == {"colwise"}
+    assert fp8tune("export", "--arch", "sm_90", "--db", base, cwd=tmp_path).returncode == 0
+    assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == {"colwise", "rowwise-2d"}
+
+
+def test_stale_picks_are_left_out_where_that_is_decided(tmp_path: Path) -> None:
+    sweep_of(tmp_path / "results.db", "colwise")
+    updated = replace(rows.H100, driver="590.1")
+    with Store.open(str(tmp_path / "results.db")) as store:
+        assert len(select_rows(store, "sm_90", allow_quick=False).table.entries) == 2
+        stale = select_rows(store, "sm_90", allow_quick=False, here=updated)
+        assert stale.table.entries == ()
+        assert stale.notices[0].startswith("1 stale picks left out")
+        elsewhere = replace(updated, name="another")
+        assert len(select_rows(store, "sm_90", allow_quick=False, here=elsewhere).table.entries) == 2
+        assert read_for_format(store, "sm_90", ["colwise"], allow_quick=False)[0].picks
+        with pytest.raises(UsageError, match="no pick is proven"):
+            read_for_format(store, "sm_90", ["colwise"], allow_quick=False, here=updated)
