@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from fp8tune.errors import DatabaseError, UsageError
+from fp8tune.errors import DatabaseError
 from fp8tune.lookups import Declared, look_up
-from fp8tune.records import Device, Finalist, Kind, Pick, Subject, is_recorded
-from fp8tune.revisions import source
+from fp8tune.records import Finalist, Pick, Subject, is_recorded
 from fp8tune.stats.rank import TIMED_KINDS, display_order, joined
 from fp8tune.stats.study import Origin, Study
 from fp8tune.store.layers import Layers, Reader
