@@ -68,10 +68,10 @@ def select_rows(
         key = None if entry.key is None else NamedInts(entry.key)
         return (entry.kernel, key) not in keys or row(entry.kernel, entry.device, key) == NamedInts(entry.config)
 
-    kept = tuple(entry for entry in selection.table.entries if is_kept(entry))
-    left_out = len(new) + len(selection.table.entries) - len(kept)
+    entries = tuple(entry for entry in selection.table.entries if is_kept(entry))
+    left_out = len(new) + len(selection.table.entries) - len(entries)
     notices = (left_out_notice(left_out, quick), *selection.notices) if left_out else selection.notices
-    return replace(selection, table=replace(selection.table, entries=kept), notices=notices)
+    return replace(selection, table=replace(selection.table, entries=entries), notices=notices)
 
 
 def left_out_notice(count: int, studies: Iterable[Study]) -> str:
@@ -120,8 +120,8 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
     newest = max(usable, key=lambda study: study.newest)
     recorded = launches[newest.problem][0] if newest.problem in launches else None
     alike = [study for study in usable if _is_of(recorded, launches.get(study.problem))]
-    other = "left out, recorded of a kernel with other configs or another key: record and sweep it again"
-    notices += [f"{study.problem.shape} {other}" for study in usable if recorded and study not in alike]
+    reason = "left out, recorded of a kernel with other configs or another key: record and sweep it again"
+    notices += [f"{study.problem.shape} {reason}" for study in usable if recorded and study not in alike]
     places = {problem: place for place, problem in enumerate(launches)}
     alike.sort(key=lambda study: places.get(study.problem, len(places)))
     picks = []

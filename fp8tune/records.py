@@ -14,12 +14,12 @@ RECORDED = "recorded-"
 
 
 def is_recorded(problem: Problem) -> bool:
-    """Whether a problem is a recorded launch: it moves at most its tensors, and may address a part of them."""
+    """Return True for a recorded launch: it moves at most its tensors, and may address a part of them."""
     return problem.input_layout.startswith(RECORDED)
 
 
 class Kind(StrEnum):
-    """Where a row's knowledge comes from."""
+    """Source of a row's knowledge."""
 
     MEASURED = "measured"
     """Timed here, or on the machine that the database came from."""
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 
 class Status(StrEnum):
-    """How a trial ended. Everything but ``ok`` carries a reason."""
+    """Outcome of a trial. Everything but ``ok`` carries a reason."""
 
     OK = "ok"
     """Right by the kernel's check, and timed where the kind has times."""
@@ -122,7 +122,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Code:
-    """What the binary of one config says, where it was only compiled. Of several kernels the least favourable."""
+    """Facts of the binary of one config, where it was only compiled. Of several kernels the least favourable."""
 
     agprs: int = 0
     """Accumulation registers, which count among ``registers`` too; AMD."""
@@ -138,7 +138,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the compiler says of one config. None where it was not asked."""
+    """Facts that the compiler gives of one config. None where it was not asked."""
 
     registers: int | None = None
     """Per thread; VGPRs on AMD."""
@@ -187,7 +187,7 @@ class ClockLimits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one trial."""
+    """Result of one trial."""
 
     status: Status
     time_us: float | None = None

@@ -97,7 +97,7 @@ def prune(options: PruneOptions) -> None:
         pruned = store.prune(_configs_in_use(store))
         picks.keep_current(store)
     print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
-    print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
+    print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.remaining:,} results are kept")
     if archived is not None:
         print(f"{visible(str(options.archive))}: {_mb(archived)}, read it with fp8tune db import")
 

@@ -43,8 +43,8 @@ class Loaded:
     def store(self, store: Store, progress: Progress = lambda done, total: None) -> ImportReport:
         """Put it into an open store, all or nothing. Raises DatabaseError for a database that cannot be merged."""
         if self.is_database:
-            with Reading.open(str(self.path), writable=False, versions=READABLE) as other:
-                return ImportReport(*store.merge(other))
+            with Reading.open(str(self.path), writable=False, versions=READABLE) as database:
+                return ImportReport(*store.merge(database))
 
         def counted() -> Iterator[Row]:
             for done, row in enumerate(self.rows):

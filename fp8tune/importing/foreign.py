@@ -233,7 +233,9 @@ class RowMaker:
         name = alike[0] if len(alike) == 1 else text
         if not KERNEL.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of a kernel: give --kernel")
-        launches = {of: recorded_launch(document) for of, document in self._store.recorded_launches(name).items()}
+        launches = {
+            problem: recorded_launch(document) for problem, document in self._store.recorded_launches(name).items()
+        }
         problems: dict[Problem, Launch | None] = {problem: launch for problem, (_, launch) in launches.items()}
         tried = (subject.problem for subject in self._subjects if subject.problem.kernel == name)
         recorded = next((kernel for kernel, _ in launches.values()), None)

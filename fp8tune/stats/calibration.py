@@ -37,11 +37,11 @@ def calibration_of(device: Device, measured: Mapping[Device, Mapping[str, float]
     own = dict(measured.get(device, {}))
     if is_calibrated(own):
         return own, True
-    calibrations = {other: values for other, values in measured.items() if is_calibrated(values)}
-    earlier = [values for other, values in calibrations.items() if _is_same_gpu(other, device)]
+    calibrations = {peer: values for peer, values in measured.items() if is_calibrated(values)}
+    earlier = [values for peer, values in calibrations.items() if _is_same_gpu(peer, device)]
     if earlier:
         return {**earlier[-1], **own}, True
-    peers = [values for other, values in calibrations.items() if are_peers(other, device)]
+    peers = [values for peer, values in calibrations.items() if are_peers(peer, device)]
     # The largest values ask for more processes rather than for fewer.
     largest = {name: max((values.get(name, 0.0) for values in peers), default=0.0) for name in SHARED}
     return {**{name: value for name, value in largest.items() if value}, **own}, False

@@ -39,23 +39,23 @@ class Framing(Reading):
         import pandas
 
         ids = [id for id, study in Names(self._connection).studies.items() if keep(study)]
-        of, details = db.Results.c, (c for c in db.TrialDetails.c if c.name not in db.Trials.c)
+        c, details = db.Results.c, (column for column in db.TrialDetails.c if column.name not in db.Trials.c)
         query = (
-            select(of.study_id, of.source, of.note, *(of[name] for name in db.FACTS), *db.Trials.c[1:], *details)
+            select(c.study_id, c.source, c.note, *(c[name] for name in db.FACTS), *db.Trials.c[1:], *details)
             .add_columns(*(db.Problems.c[name] for name in ("kernel", "shape", *_MODES, "seed")))
             .add_columns(db.Devices.c.arch, db.Devices.c.name.label("device"), db.Configs.c.text.label("config"))
             .add_columns(db.Studies.c.kind, db.Studies.c.bytes_moved, db.Versions.c.source_hash)
             .add_columns(db.Processes.c.name.label("process"), db.Processes.c.git_commit)
             .join_from(db.Trials, db.Results)
-            .join(db.Studies, db.Studies.c.id == of.study_id)
+            .join(db.Studies, db.Studies.c.id == c.study_id)
             .join(db.Problems)
             .join(db.Versions, db.Versions.c.id == db.Studies.c.version_id)
             .join(db.Devices, db.Devices.c.id == db.Studies.c.device_id)
-            .join(db.Configs, db.Configs.c.id == of.config_id)
+            .join(db.Configs, db.Configs.c.id == c.config_id)
             .join(db.Processes, db.Processes.c.id == db.Trials.c.process_id)
             .outerjoin(db.TrialDetails)
         )
-        result = self._connection.execute(query.where(of.study_id.in_(ids)) if len(ids) <= FEW else query)
+        result = self._connection.execute(query.where(c.study_id.in_(ids)) if len(ids) <= FEW else query)
         columns, values = list(result.keys()), list(zip(*result.all(), strict=True))
         # pandas takes columns ten times as fast as SQLAlchemy's rows, which it looks into one by one.
         rows = pandas.DataFrame(dict(zip(columns, values or [()] * len(columns), strict=True)))

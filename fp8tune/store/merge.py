@@ -33,18 +33,18 @@ Ids = Mapping[str, Mapping[int, int]]
 class Merging(Writing):
     """Method that merges."""
 
-    def merge(self, other: Reading) -> tuple[int, int]:
+    def merge(self, source: Reading) -> tuple[int, int]:
         """Take over every row of another database, all or nothing. Returns (trials added, trials already there).
 
         Raises:
             DatabaseError: A row of the other database is damaged.
         """
-        if other.version != FULL:
-            other.studies()  # checks all rows
+        if source.version != FULL:
+            source.studies()  # checks all rows
         self._is_merging = True
         try:
-            with other.transaction() as source:
-                added, total = self.run(lambda: self._merge(source), write=True)
+            with source.transaction() as connection:
+                added, total = self.run(lambda: self._merge(connection), write=True)
         finally:
             self._is_merging = False
         if added >= 10_000:  # the planner goes by what was there before

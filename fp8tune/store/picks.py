@@ -45,8 +45,8 @@ class Deciding(Writing):
     @reads
     def has_kept_picks(self, by: str) -> bool:
         """Return True if the kept picks were decided from the rows as they are now, and by this."""
-        kept = self._connection.scalar(select(db.Meta.c.value).where(db.Meta.c.name == _DECIDED_BY))
-        return bool(kept == f"{by} {self._evidence()}")
+        stored = self._connection.scalar(select(db.Meta.c.value).where(db.Meta.c.name == _DECIDED_BY))
+        return bool(stored == f"{by} {self._evidence()}")
 
     @reads
     def kept_picks(self) -> list[Pick]:

@@ -27,7 +27,7 @@ class Pruned:
 
     results: int
     trials: int
-    kept: int
+    remaining: int
 
 
 class Pruning(Writing):
@@ -64,5 +64,5 @@ class Pruning(Writing):
         for ids in chunks(gone):
             connection.execute(delete(db.Results).where(results.id.in_(ids)))
         self._update_studies(names.studies)
-        kept = connection.scalar(select(func.count()).select_from(db.Results)) or 0
-        return Pruned(len(gone), removed, kept)
+        remaining = connection.scalar(select(func.count()).select_from(db.Results)) or 0
+        return Pruned(len(gone), removed, remaining)

@@ -193,8 +193,8 @@ class Reading(Database):
         names = Names(self._connection)
         studies = names.matching(kernel, arch, kinds, **conditions)
         if keep is not None:
-            kept = {identity(study) for study in keep(list(studies.values()))}
-            studies = {id: study for id, study in studies.items() if identity(study) in kept}
+            chosen = {identity(study) for study in keep(list(studies.values()))}
+            studies = {id: study for id, study in studies.items() if identity(study) in chosen}
         with _damage("results"):
             return _with_results(names, studies)
 
@@ -236,13 +236,13 @@ class Reading(Database):
         return self.calibrations(device).get(device, {})
 
     @reads
-    def calibrations(self, of: Device | None = None) -> dict[Device, dict[str, float]]:
+    def calibrations(self, like: Device | None = None) -> dict[Device, dict[str, float]]:
         """Return the newest values of each device by name, the device measured last at the end; of one name or all."""
         devices, sweeps = _by_id(self._connection, db.Devices), _by_id(self._connection, db.Sweeps)
         values: dict[Device, dict[str, float]] = {}
         for row in _calibrations(self._connection):
             device = _record(Device, devices[sweeps[row.sweep_id].device_id])
-            if of is None or (device.arch, device.name) == (of.arch, of.name):
+            if like is None or (device.arch, device.name) == (like.arch, like.name):
                 values[device] = {**values.pop(device, {}), row.name: row.value}
         return values
 
@@ -338,13 +338,15 @@ class Reading(Database):
         with self.transaction() as connection:
             names = Names(connection)
             studies, codes = names.matching(kernel, arch), _codes(connection)
-            query = select(db.Results, db.Trials, *(c for c in db.TrialDetails.c if c.name not in db.Trials.c))
+            query = select(
+                db.Results, db.Trials, *(column for column in db.TrialDetails.c if column.name not in db.Trials.c)
+            )
             query = query.join_from(db.Results, db.Trials).outerjoin(db.TrialDetails).order_by(db.Results.c.id)
-            result, of, trial = connection.execute(query.execution_options(yield_per=1000)), db.Results.c, db.Trials.c
+            result, c, trial = connection.execute(query.execution_options(yield_per=1000)), db.Results.c, db.Trials.c
             for row in result.mappings():
-                if (study := studies.get(row[of.study_id])) is None:
+                if (study := studies.get(row[c.study_id])) is None:
                     continue
-                config, process = names.configs[row[of.config_id]], names.processes[row[trial.process_id]]
+                config, process = names.configs[row[c.config_id]], names.processes[row[trial.process_id]]
                 values = {name: row[name] for name in Telemetry.__dataclass_fields__}
                 telemetry = {n: v if v is None or n == "power_w" else int(v) for n, v in values.items()}
                 outcome = Outcome(
@@ -353,15 +355,15 @@ class Reading(Database):
                     row[trial.reason],
                     tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
-                    Facts(*(row[name] for name in db.FACTS), code=codes.get(row[of.id])),
+                    Facts(*(row[name] for name in db.FACTS), code=codes.get(row[c.id])),
                     Telemetry(**telemetry),
                 )
                 yield Row(
                     config=None if study.kind is Kind.PUBLISHED and not config else config,
                     outcome=outcome,
                     commit=process.git_commit,
-                    source=row[of.source],
-                    note=row[of.note],
+                    source=row[c.source],
+                    note=row[c.note],
                     stage=_STAGES[row[trial.stage]],
                     round=row[trial.round],
                     process=process.name,
@@ -461,9 +463,9 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
 
 def _blocks(connection: Connection, studies: Sequence[int] | None) -> dict[int, list[Any]]:
     """Return the final blocks of each result: stage, process, round, time."""
-    of = db.Trials.c
-    query = select(of.result_id, of.stage, of.process_id, of.round, of.time_us)
-    query = query.where(of.stage != db.COARSE, of.time_us.is_not(None))
+    c = db.Trials.c
+    query = select(c.result_id, c.stage, c.process_id, c.round, c.time_us)
+    query = query.where(c.stage != db.COARSE, c.time_us.is_not(None))
     if studies is not None:
         query = query.join(db.Results).where(db.Results.c.study_id.in_(studies))
     blocks: dict[int, list[Any]] = {}
@@ -501,8 +503,8 @@ def _common(names: Names, studies: Mapping[int, Study]) -> dict[int, dict[str, A
 
         copy, checks = calibrated(COPY_CEILING), {run.check_used for run in runs} or {CHECKS[0]}
         if copy and place not in fastest:  # the highest rate of any kernel on devices of this name; see fp8tune.ceiling
-            on = [other for other, named in names.devices.items() if named.name == study.device.name]
-            rates = [rate for other in on if (rate := values.get((COPY_CEILING, None, other))) is not None]
+            on = [number for number, named in names.devices.items() if named.name == study.device.name]
+            rates = [rate for number in on if (rate := values.get((COPY_CEILING, None, number))) is not None]
             mb_per_s: Any = db.Studies.c.bytes_moved / func.coalesce(db.Results.c.final_us, db.Results.c.coarse_us)
             query = select(func.max(mb_per_s)).join_from(db.Results, db.Studies).join(db.Problems)
             query = query.where(db.Studies.c.device_id.in_(on), db.Studies.c.kind == place[1])
@@ -571,9 +573,9 @@ def _damage(table: str) -> Iterator[None]:
         ) from error
 
 
-def identity(of: Study | Row | Subject) -> tuple[object, ...]:
+def identity(record: Study | Row | Subject) -> tuple[object, ...]:
     """Return what makes results comparable: problem, device, kind, and the kernel's code."""
-    return of.problem, of.device, of.kind, None if of.version is None else of.version.source_hash
+    return record.problem, record.device, record.kind, None if record.version is None else record.version.source_hash
 
 
 def subjects_of(studies: Iterable[Study]) -> list[Subject]:
@@ -630,7 +632,7 @@ def _problem(row: Any) -> Problem:
 
 
 def _study_ids(subject: Subject) -> Select[Any]:
-    problem, version, of = subject.problem, subject.version, db.Studies.c
+    problem, version, c = subject.problem, subject.version, db.Studies.c
 
     def same(table: Table, values: Mapping[str, Any]) -> Select[Any]:
         return select(table.c.id).where(*(table.c[name] == value for name, value in values.items()))
@@ -638,5 +640,5 @@ def _study_ids(subject: Subject) -> Select[Any]:
     values = {**vars(problem), "canonical": problem.shape.canonical}
     problems = same(db.Problems, {name: value for name, value in values.items() if name != "shape"})
     versions = same(db.Versions, {"kernel": version.kernel, "source_hash": version.source_hash})
-    query = select(of.id).where(of.problem_id.in_(problems), of.version_id.in_(versions))
-    return query.where(of.device_id.in_(same(db.Devices, vars(subject.device))))
+    query = select(c.id).where(c.problem_id.in_(problems), c.version_id.in_(versions))
+    return query.where(c.device_id.in_(same(db.Devices, vars(subject.device))))

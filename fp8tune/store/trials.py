@@ -62,21 +62,21 @@ class Trial(NamedTuple):
 
 def read_trials(connection: Connection, results: Iterable[int], **values: Any) -> Iterator[Trial]:
     """Yield the trials of results, oldest first: of each sweep and process in the order they were stored."""
-    of, processes = db.Trials.c, db.Processes.c
+    c, processes = db.Trials.c, db.Processes.c
     same_run = (db.StudyRuns.c.study_id == db.Results.c.study_id) & (db.StudyRuns.c.sweep_id == processes.sweep_id)
     query = (
-        select(*(of[name] for name in Trial._fields[:7]), processes.name, processes.sweep_id, db.Sweeps.c.started_at)
+        select(*(c[name] for name in Trial._fields[:7]), processes.name, processes.sweep_id, db.Sweeps.c.started_at)
         .add_columns(db.StudyRuns.c.reference, *(db.Sweeps.c[name] for name in LIMITS))
-        .join_from(db.Trials, db.Processes, processes.id == of.process_id)
+        .join_from(db.Trials, db.Processes, processes.id == c.process_id)
         .join(db.Sweeps, db.Sweeps.c.id == processes.sweep_id)
-        .join(db.Results, db.Results.c.id == of.result_id)
+        .join(db.Results, db.Results.c.id == c.result_id)
         .outerjoin(db.StudyRuns, same_run)
-        .order_by(processes.started_at, processes.id, of.stage, of.round, of.position)
+        .order_by(processes.started_at, processes.id, c.stage, c.round, c.position)
     )
-    places = {"stage": of.stage, "sweep": processes.sweep_id}
+    places = {"stage": c.stage, "sweep": processes.sweep_id}
     query = query.where(*(places[name] == value for name, value in values.items() if value is not None))
     for ids in chunks(results):
-        yield from map(Trial._make, connection.execute(query.where(of.result_id.in_(ids))).all())
+        yield from map(Trial._make, connection.execute(query.where(c.result_id.in_(ids))).all())
 
 
 def last_status(trials: Sequence[Trial]) -> Status:

@@ -154,14 +154,14 @@ class Queueing(Database):
         kernel that the fewest workers do. Sweeps whose keys are in ``without`` are those that the worker cannot do.
         """
         self.return_expired_units()
-        now, of = self._now(), QueuedSweeps.c
+        now, c = self._now(), QueuedSweeps.c
         running = select(Units.c.kernel, func.count()).where(Units.c.state == "running").group_by(Units.c.kernel)
         workers = {row[0]: row[1] for row in self._connection.execute(running)}
         order = [Units.c.expected_s.desc(), Units.c.kernel != last_kernel]
         order += [case(workers, value=Units.c.kernel, else_=0)] if workers else []
-        query = select(*Units.c, of.device, of.document, of.command, of.created_at).join(QueuedSweeps)
-        query = query.where(of.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
-        row = self._connection.execute(query.order_by(*order, of.created_at, Units.c.position).limit(1)).first()
+        query = select(*Units.c, c.device, c.document, c.command, c.created_at).join(QueuedSweeps)
+        query = query.where(c.device == device, Units.c.state == "waiting", Units.c.sweep_key.not_in(list(without)))
+        row = self._connection.execute(query.order_by(*order, c.created_at, Units.c.position).limit(1)).first()
         if row is None:
             return None
         token, attempt = uuid.uuid4().hex, int(row.attempts) + 1
@@ -229,12 +229,12 @@ class Queueing(Database):
     @reads
     def queue(self, sweep_keys: Collection[str] | None = None) -> Queue:
         """Return sweeps and units as they are; changes nothing, also if leases have ended."""
-        now, of = self._now(), QueuedSweeps.c
-        query = select(QueuedSweeps).order_by(of.created_at, of.key)
-        query = query if sweep_keys is None else query.where(of.key.in_(list(sweep_keys)))
+        now, c = self._now(), QueuedSweeps.c
+        query = select(QueuedSweeps).order_by(c.created_at, c.key)
+        query = query if sweep_keys is None else query.where(c.key.in_(list(sweep_keys)))
         sweeps = tuple(QueuedSweep(**row) for row in self._connection.execute(query).mappings())
         units = select(*Units.c).join(QueuedSweeps).where(Units.c.sweep_key.in_([sweep.key for sweep in sweeps]))
-        rows = self._connection.execute(units.order_by(of.created_at, of.key, Units.c.position))
+        rows = self._connection.execute(units.order_by(c.created_at, c.key, Units.c.position))
         return Queue(sweeps, tuple(_status(row, now) for row in rows), now)
 
     @contextlib.contextmanager

@@ -70,9 +70,9 @@ class Writing(Reading):
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
         """
-        of, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
-        same = (of.request == request, of.device_id == device_id, of.again == int(again), of.finished_at.is_(None))
-        unfinished = select(of.id, *(of[name] for name in LIMITS)).where(*same).order_by(of.id.desc())
+        c, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
+        same = (c.request == request, c.device_id == device_id, c.again == int(again), c.finished_at.is_(None))
+        unfinished = select(c.id, *(c[name] for name in LIMITS)).where(*same).order_by(c.id.desc())
         for id, *stored in self._connection.execute(unfinished) if uid is None else ():
             if not ClockLimits(*stored).difference(limits):
                 return int(id)
@@ -190,9 +190,9 @@ class Writing(Reading):
         left = {trial.result_id for trial in read_trials(self._connection, touched)}
         gone = [*dict.fromkeys(rows), *(("results", id) for id in touched - left)]
         for name in dict.fromkeys(table for table, _ in gone):
-            of = db.METADATA.tables[name]
+            table = db.METADATA.tables[name]
             for ids in chunks({id for table, id in gone if table == name}):
-                count = self._connection.execute(delete(of).where(of.c["id"].in_(ids))).rowcount
+                count = self._connection.execute(delete(table).where(table.c["id"].in_(ids))).rowcount
                 removed[name] = removed.get(name, 0) + count
         self.summarize(left)
         self._update_studies(self._connection.scalars(select(db.Studies.c.id)).all())

@@ -86,8 +86,8 @@ def _assign_device(entry: Entry, before: Mapping[tuple[str, str, Key | None], En
     return entry._replace(device=own)
 
 
-def _has_same_config(entry: Entry, other: Entry) -> bool:
-    return dict(entry.config) == dict(other.config)
+def _has_same_config(entry: Entry, rival: Entry) -> bool:
+    return dict(entry.config) == dict(rival.config)
 
 
 def _has_results(entry: Entry, selection: Selection) -> bool:
