@@ -65,8 +65,8 @@ def store(tmp_path):
 def rows(store: Store, path: Path, kernel: str = "", device: str = ""):
     """The rows of a path, and the notices."""
     notices: list[str] = []
-    found = foreign.read(path, notices.append, kernel)
-    return foreign.RowMaker(store, device, notices.append).rows(found), notices
+    result = foreign.read(path, notices.append, kernel)
+    return foreign.RowMaker(store, device, notices.append).rows(result), notices
 
 
 def test_a_file_by_sizes_becomes_rows_without_a_time(tmp_path, store):
@@ -79,8 +79,8 @@ def test_a_file_by_sizes_becomes_rows_without_a_time(tmp_path, store):
 
 
 def test_the_kernel_must_be_said_where_the_file_does_not(tmp_path, store):
-    found, (notice,) = rows(store, gemm(tmp_path))
-    assert not found
+    result, (notice,) = rows(store, gemm(tmp_path))
+    assert not result
     assert "give --kernel" in notice
 
 
@@ -139,16 +139,16 @@ def test_damaged_files_are_named_and_the_others_read(tmp_path, store):
     write(folder / "metadata.json", {"name": "a kernel's metadata"})
     (folder / "device_name=broken.json").write_text("{")
     triton(folder, kwargs=7)
-    found, notices = rows(store, folder, NAME)
-    assert len(found) == 1
+    result, notices = rows(store, folder, NAME)
+    assert len(result) == 1
     assert len(notices) == 3
     assert all("\n" not in notice for notice in notices)
 
 
 def test_a_bad_entry_is_named_and_the_others_of_its_file_are_read(tmp_path, store):
     path = gemm(tmp_path, **{"16": ONE, "512": None, "one": ONE, "32": {"num_warps": 0}, "64": ONE})
-    found, notices = rows(store, path, NAME)
-    assert [row.problem.shape["M"] for row in found] == [16, 64]
+    result, notices = rows(store, path, NAME)
+    assert [row.problem.shape["M"] for row in result] == [16, 64]
     assert len(notices) == 3
     for entry, notice in zip(("512", "one", "32"), notices, strict=True):
         assert f"{path} is damaged: {entry!r}: " in notice
@@ -190,14 +190,14 @@ def test_whatever_a_file_holds_can_be_stored_or_is_left_out(tmp_path_factory, ke
     triton(folder, key, "x", kwargs=kwargs)
     with Store.open(str(folder / "results.db"), create=True) as store:
         try:
-            found, notices = rows(store, folder, kernel)
+            result, notices = rows(store, folder, kernel)
         except UsageError as error:
             assert "\n" not in str(error)
             return
         sweep = store.begin_sweep("x", H100, command="", commit="", timer="", seed=0)
-        assert store.add_many(sweep, found) == len(found)
-        assert len(found) + len(notices) == 1
-        assert [row.config for row in store.rows()] == [row.config for row in found]
+        assert store.add_many(sweep, result) == len(result)
+        assert len(result) + len(notices) == 1
+        assert [row.config for row in store.rows()] == [row.config for row in result]
 
 
 # The command
@@ -205,11 +205,11 @@ def test_whatever_a_file_holds_can_be_stored_or_is_left_out(tmp_path_factory, ke
 
 def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
     db = tmp_path / "results.db"
-    other = NamedInts(ONE | {"BLOCK_SIZE_M": 128})
+    second = NamedInts(ONE | {"BLOCK_SIZE_M": 128})
     with Store.open(str(db), create=True) as store:
         recorded(store)
         sweep = begin(store)
-        timed = {CONFIG: 12.0, other: 10.0}
+        timed = {CONFIG: 12.0, second: 10.0}
         store.add_many(
             sweep,
             [
@@ -224,7 +224,7 @@ def test_imported_once_and_shown_beside_what_was_measured(tmp_path):
     assert "0 results added, 2 already there" in fp8tune("db", "import", path, "--kernel", NAME, "--db", db).stdout
     with Store.open(str(db)) as store:
         (pick,) = picks.read(store)  # a file without times decides nothing
-    assert (pick.kind, pick.config) == (Kind.MEASURED, other)
+    assert (pick.kind, pick.config) == (Kind.MEASURED, second)
 
 
 def test_several_paths_and_what_is_wrong_with_them(tmp_path):

@@ -92,8 +92,8 @@ def test_an_unknown_arch_leaves_the_dtype_unstated(tmp_path):
 
 
 def test_a_database_is_merged_once(tmp_path, store):
-    with Store.open(str(tmp_path / "other.db"), create=True) as other:
-        finished_sweep(other, {problem(): {config(32): 100.0, config(64): 90.0}}, H200)
+    with Store.open(str(tmp_path / "other.db"), create=True) as second:
+        finished_sweep(second, {problem(): {config(32): 100.0, config(64): 90.0}}, H200)
     assert import_file(store, tmp_path / "other.db") == ImportReport(2, 0)
     assert import_file(store, tmp_path / "other.db") == ImportReport(0, 2)
     assert len(stored_results(store)) == 2

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SimulatedProblem:
-    """What the configs of a problem really take."""
+    """True times of the configs of a problem."""
 
     logs: Floats
     """(config,): true log microseconds, the mean over processes."""
@@ -58,7 +58,7 @@ class SimulatedProblem:
         return cls(logs, bimodal, default, noise)
 
     def slowdown(self, config: NamedInts, rival: NamedInts | None = None) -> float:
-        """How much slower than ``rival`` (than the best of all) a config is in truth: 0.01 is one percent."""
+        """Return the true slowdown of a config against ``rival``, or against the best: 0.01 is one percent."""
         best = self.logs.min() if rival is None else self.logs[PLACES[rival]]
         return math.expm1(self.logs[PLACES[config]] - best)
 
@@ -80,7 +80,7 @@ class Process:
         given."""
         noise, count = self.noise, len(configs)
         drawn = [(self.random.permutation(count), self.random.standard_normal(count)) for _ in range(rounds)]
-        order, own = (np.array(each) for each in zip(*drawn, strict=True))
+        order, own = (np.array(item) for item in zip(*drawn, strict=True))
         drift = self.wall(noise.block_s * np.arange(self.blocks, self.blocks + rounds * count, dtype=np.float64))
         after = self.carry_over[configs[np.roll(order, 1, axis=1)]]
         self.blocks += rounds * count

@@ -51,8 +51,8 @@ def test_a_screen_leaves_the_committed_config_its_place_within_the_keep_band(tim
     rows = [evidence(time_us, config=config(block)) for block, time_us in times_us.items()]
     table = installed((KERNEL.kernel, "", tuple(sorted(rows[0].lookup_key.items())), tuple(config(128).items())))
     published_rows = [replace(row, kind=Kind.PUBLISHED) for row in rows]
-    for of, pick in ((rows, config(128 if stays else 32)), (published_rows, config(32))):
-        (study,) = studies_of(of, table)
+    for size, pick in ((rows, config(128 if stays else 32)), (published_rows, config(32))):
+        (study,) = studies_of(size, table)
         assert study.pick.config == pick
 
 
@@ -89,13 +89,13 @@ def test_the_newest_complete_version_wins_and_versions_do_not_mix():
 
 
 def test_each_device_has_its_own_winner():
-    found = studies_of([evidence(80.0), evidence(70.0, device=H200)])
-    assert [(item.device.name, item.choice.time_us) for item in found] == [(H100.name, 80.0), (H200.name, 70.0)]
+    result = studies_of([evidence(80.0), evidence(70.0, device=H200)])
+    assert [(item.device.name, item.choice.time_us) for item in result] == [(H100.name, 80.0), (H200.name, 70.0)]
 
 
 def published(time_us: float, **others: object):
-    of = replace(problem(), routing="unstated", scale_mode="unstated")
-    return evidence(time_us, of=of, kind=Kind.PUBLISHED, version=None, device=replace(H100, name="other"), **others)
+    size = replace(problem(), routing="unstated", scale_mode="unstated")
+    return evidence(time_us, of=size, kind=Kind.PUBLISHED, version=None, device=replace(H100, name="other"), **others)
 
 
 def test_published_rows_rank_below_measured_ones_of_the_same_shape():
@@ -132,11 +132,11 @@ def test_any_order_of_rows_gives_the_same_winners(measured, generator):
         evidence(*values, of=problem(K=K), config=config(block, warps, stages), device=device, version=version)
         for (block, warps, stages, K, version, device), values in measured.items()
     ]
-    found, again = studies_of(rows), studies_of(generator.sample(rows, len(rows)))
-    assert [(s.problem, s.device, s.version, s.choice) for s in found] == [
+    result, again = studies_of(rows), studies_of(generator.sample(rows, len(rows)))
+    assert [(s.problem, s.device, s.version, s.choice) for s in result] == [
         (s.problem, s.device, s.version, s.choice) for s in again
     ]
-    assert choose_shared(again) == choose_shared(found)
+    assert choose_shared(again) == choose_shared(result)
 
 
 def shape_times(**times_us: tuple[float, ...]):

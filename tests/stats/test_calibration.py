@@ -55,9 +55,9 @@ def test_enough_is_measured_to_tell_that_two_equal_configs_are_a_near_tie(proces
 
 @given(sds, sds, sds)
 def test_more_noise_never_asks_for_less(process: float, block: float, more: float) -> None:
-    one, other = plan_for(measured(process, block)), plan_for(measured(process + more, block))
-    assert other.keep_band >= one.keep_band
-    assert other.screen_band >= one.screen_band
+    single, second = plan_for(measured(process, block)), plan_for(measured(process + more, block))
+    assert second.keep_band >= single.keep_band
+    assert second.screen_band >= single.screen_band
 
 
 def test_the_floor_follows_the_finest_tick() -> None:

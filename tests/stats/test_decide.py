@@ -163,7 +163,7 @@ times = st.dictionaries(
 
 @given(times, st.randoms(use_true_random=False))
 def test_any_order_of_configs_and_processes_gives_the_same_decision(logs, generator):
-    timed = {item: {f"p{number}": value for number, value in enumerate(found)} for item, found in logs.items()}
+    timed = {item: {f"p{number}": value for number, value in enumerate(result)} for item, result in logs.items()}
     shuffled = {
         item: dict(generator.sample(list(timed[item].items()), 3)) for item in generator.sample(list(timed), len(timed))
     }
@@ -172,7 +172,7 @@ def test_any_order_of_configs_and_processes_gives_the_same_decision(logs, genera
 
 @given(times)
 def test_the_bounds_hold_the_measured_ratio(logs):
-    decision = decided({item: {f"p{n}": value for n, value in enumerate(found)} for item, found in logs.items()})
+    decision = decided({item: {f"p{n}": value for n, value in enumerate(result)} for item, result in logs.items()})
     assert decision.pick in logs
     if decision.ratio is not None:
         assert decision.lower <= 1 / decision.ratio - 1 + 1e-9
@@ -183,24 +183,24 @@ def test_the_bounds_hold_the_measured_ratio(logs):
 
 
 def blocks(process: str, *rounds: dict[NamedInts, float]) -> list[Block]:
-    return [Block(process, number, item, us) for number, found in enumerate(rounds) for item, us in found.items()]
+    return [Block(process, number, item, us) for number, result in enumerate(rounds) for item, us in result.items()]
 
 
 def test_drift_from_round_to_round_cancels():
     drifting = [{FIRST: 100 * drift, SECOND: 110 * drift} for drift in (1.0, 1.5, 0.7, 1.1, 2.0, 0.9)]
-    found = process_values(blocks("a", *drifting))
-    assert found[SECOND]["a"] - found[FIRST]["a"] == pytest.approx(math.log(1.1))
+    result = process_values(blocks("a", *drifting))
+    assert result[SECOND]["a"] - result[FIRST]["a"] == pytest.approx(math.log(1.1))
 
 
 def test_one_disturbed_round_of_six_is_cut():
     calm = [{FIRST: 100.0, SECOND: 110.0}] * 5
-    found = process_values(blocks("a", *calm, {FIRST: 100.0, SECOND: 165.0}))
-    assert found[SECOND]["a"] - found[FIRST]["a"] == pytest.approx(math.log(1.1))
+    result = process_values(blocks("a", *calm, {FIRST: 100.0, SECOND: 165.0}))
+    assert result[SECOND]["a"] - result[FIRST]["a"] == pytest.approx(math.log(1.1))
 
 
 def test_a_value_is_the_log_time_of_its_process():
-    found = process_values([*blocks("a", {FIRST: 100.0}, {FIRST: 100.0}), *blocks("b", {FIRST: 120.0})])
-    assert {name: math.exp(value) for name, value in found[FIRST].items()} == pytest.approx({"a": 100, "b": 120})
+    result = process_values([*blocks("a", {FIRST: 100.0}, {FIRST: 100.0}), *blocks("b", {FIRST: 120.0})])
+    assert {name: math.exp(value) for name, value in result[FIRST].items()} == pytest.approx({"a": 100, "b": 120})
 
 
 def test_a_round_that_was_stopped_does_not_count():
@@ -258,8 +258,8 @@ def test_a_config_left_out_of_later_rounds_is_compared_by_its_own_rounds():
 
 @given(st.dictionaries(st.sampled_from(CONFIGS), st.lists(st.floats(50, 60), min_size=1, max_size=3), min_size=1))
 def test_finalists_are_bounded_timed_and_include_the_fastest_and_the_kept(times_us):
-    kept = CONFIGS[:2]
-    chosen = choose_finalists(times_us, AXES, kept, MeasuringPlan(finalists=4))
-    assert set(kept) & set(times_us) <= set(chosen) <= set(times_us)
+    holder = CONFIGS[:2]
+    chosen = choose_finalists(times_us, AXES, holder, MeasuringPlan(finalists=4))
+    assert set(holder) & set(times_us) <= set(chosen) <= set(times_us)
     assert 1 <= len(chosen) <= 4
     assert list(chosen) == sorted(chosen, key=canonical_order(AXES))

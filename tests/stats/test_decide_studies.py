@@ -41,10 +41,10 @@ def test_finals_decide_and_say_how_sure_they_are():
 
 
 def test_the_current_config_stays_until_it_is_proven_slower_than_the_keep_band():
-    for slower, kept in ((1.012, True), (1.03, False)):
+    for slower, stays in ((1.012, True), (1.03, False)):
         times = {DEFAULT: timed(150.0), FAST: timed(100.0), SLOW: timed(100.0 * slower)}
         decision = decided(times, current=SLOW)
-        assert (decision.pick == SLOW) is kept
+        assert (decision.pick == SLOW) is stays
         assert decision.verdict is Verdict.PROVEN
 
 
@@ -76,7 +76,7 @@ def test_proof_beats_the_floor():
 
 
 def test_a_tick_widens_the_bounds_of_a_tie():
-    """The same 0.3 % are a tie by a fine timer, and cannot be told by a coarse one; today's config is replaced."""
+    """A difference of 0.3 % is a tie by a fine timer, and unknown by a coarse one; today's config is replaced."""
     for tick_us, verdict in ((0.05, Verdict.PROVEN), (0.2, Verdict.OPEN)):
         decision = below_the_floor(tick_us, default=9.25, fast=7.65, slow=7.67)
         assert (decision.pick, decision.verdict) == (FAST, verdict)
@@ -96,8 +96,8 @@ def test_the_noise_floor_is_what_the_duplicate_is_off_by():
     assert control_difference(timed(100.0), []) is None
 
 
-def entry(time_us: float, of: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None, **others):
-    return evidence(screen_us or time_us, config=of, finals=tuple(timed(time_us, session)), **others)
+def entry(time_us: float, size: NamedInts, session: FinalsRun = FIRST, screen_us: float | None = None, **others):
+    return evidence(screen_us or time_us, config=size, finals=tuple(timed(time_us, session)), **others)
 
 
 def test_a_study_with_finals_has_its_verdict_and_noise():

@@ -1,4 +1,4 @@
-"""How far picks hold, and what they lose, on the simulated GPU: true times are known, so each target is exact.
+"""Stability and loss of picks on the simulated GPU: true times are known, so each target is exact.
 
 A table is 20 independent problems. Each is swept twice from scratch, and once more with the first pick as the committed
 table's entry. A finer answer takes more tables: 1,000 are ten minutes.
@@ -56,8 +56,8 @@ def row(problem: SimulatedProblem, random: np.random.Generator, plan: MeasuringP
     )
 
 
-def is_met(count: int, of: int, target: float, alternative: str) -> bool:
-    return binomtest(count, of, target, alternative=alternative).pvalue > IMPROBABLE
+def is_met(count: int, total: int, target: float, alternative: str) -> bool:
+    return binomtest(count, total, target, alternative=alternative).pvalue > IMPROBABLE
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def rows() -> list[Row]:
 
 @pytest.mark.slow
 def test_a_second_sweep_with_the_committed_table_changes_nothing(rows: list[Row]) -> None:
-    """Of tables, 98 % stay as they are."""
+    """A table stays as it is in 98 % of cases."""
     assert is_met(sum(not row.is_kept for row in rows), len(rows), 1 - 0.98 ** (1 / ROWS), "greater")
 
 
@@ -97,7 +97,7 @@ def test_the_plan_of_a_calibrated_device_holds_its_picks(device: str) -> None:
 
 
 def test_few_processes_would_not_do() -> None:
-    """The same problems, decided from two processes: fewer rows agree, so the targets tell good from bad."""
+    """Problems are decided from two processes: fewer rows agree, so the targets tell good from bad."""
     single = MeasuringPlan(processes=2, more_processes=())
     few = [row for number in range(2) for row in table((17, number), replace(Noise(), process_sd=0.01), single)]
     agreed = sum(row.is_agreed for row in few)

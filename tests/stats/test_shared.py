@@ -54,10 +54,10 @@ def test_a_shape_is_left_out_with_all_its_routings():
 
 
 def test_one_shape_leaves_nothing_to_choose_from():
-    one = measured_at({1024: (100.0,)})
+    single = measured_at({1024: (100.0,)})
     assert not held([])
     assert not held(measured_at({1024: (100.0, 101.0)}))
-    assert not held(one + measured_at({1024: (100.0,)}, "zipf"))
+    assert not held(single + measured_at({1024: (100.0,)}, "zipf"))
 
 
 def test_shapes_under_one_key_are_left_out_together():
@@ -139,15 +139,15 @@ def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
 def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
     """A tile of 64 holds what is reduced over up to 64 groups, and is no answer for 256; 32 read twice all along."""
     monkeypatch.setitem(select.SPANS, "colwise", Span("BLOCK_SIZE", "G"))
-    of = {G: replace(problem(), shape=NamedInts(problem().shape, G=G)) for G in (16, 64, 256)}
+    size = {G: replace(problem(), shape=NamedInts(problem().shape, G=G)) for G in (16, 64, 256)}
     rows = [
-        evidence(time_us, of=one, config=config(block))
-        for one in of.values()
+        evidence(time_us, of=single, config=config(block))
+        for single in size.values()
         for block, time_us in ((8, 110.0), (64, 100.0))
     ]
     table = [
-        ("colwise", "", tuple(sorted(key_of(one).items())), tuple(config(8 if G == 16 else 64).items()))
-        for G, one in of.items()
+        ("colwise", "", tuple(sorted(key_of(single).items())), tuple(config(8 if G == 16 else 64).items()))
+        for G, single in size.items()
     ]
     near = {item.study.problem.shape["G"]: item.nearest for item in hold_out(studies_of(rows), (), nearest_of(table))}
     assert near == {16: 1.0, 64: 1.1, 256: 1.1}
@@ -231,10 +231,10 @@ def test_the_fewest_configs_within_the_bound():
     st.floats(0, 0.5),
 )
 def test_every_problem_has_a_config_within_the_bound_and_none_is_redundant(problems, within):
-    found = cover(problems, within, BLOCKS)
-    assert found.worst <= within + 1e-9
-    for config_ in found.configs:
-        rest = [c for c in found.configs if c != config_]
+    result = cover(problems, within, BLOCKS)
+    assert result.worst <= within + 1e-9
+    for config_ in result.configs:
+        rest = [c for c in result.configs if c != config_]
         assert any(all(row.get(c, 9.0) > (1 + within) * min(row.values()) for c in rest) for row in problems)
 
 

@@ -215,9 +215,9 @@ def test_a_file_with_a_trigger_is_refused(path):
 
 def test_the_log_of_another_file_is_found(path, filled):
     shutil.copy(filled, path)
-    with contextlib.closing(sqlite3.connect(path.with_name("other.db"))) as other:
-        other.execute("PRAGMA journal_mode = WAL")
-        other.execute("CREATE TABLE birds (name TEXT)")
+    with contextlib.closing(sqlite3.connect(path.with_name("other.db"))) as neighbour:
+        neighbour.execute("PRAGMA journal_mode = WAL")
+        neighbour.execute("CREATE TABLE birds (name TEXT)")
         shutil.copy(path.with_name("other.db-wal"), path.with_name("results.db-wal"))
     before = path.read_bytes()
     with pytest.raises(database.ForeignLogError, match="was replaced"):

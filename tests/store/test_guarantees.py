@@ -209,7 +209,7 @@ def test_6_a_flipped_byte_is_reported_or_harmless(tmp_path: Path) -> None:
     with Store.open(str(path), create=True) as store:
         sweep_id = begin(store)
         rows = [row(100.0 + block, config=config(block)) for block in (32, 64, 128)]
-        rows += [replace(of, stage="final", process=f"final {n}", round=n) for of in rows for n in range(3)]
+        rows += [replace(size, stage="final", process=f"final {n}", round=n) for size in rows for n in range(3)]
         store.add_many(sweep_id, rows)
         store.mark_complete(sweep_id, subject(), 3)
         end_finals(store, sweep_id)

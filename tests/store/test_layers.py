@@ -45,7 +45,8 @@ def read(databases: location.Databases) -> Iterator[Reader]:
 def picks(reader: Reader) -> dict[tuple[int, str], float]:
     evidence = reader.studies(keep=competing)
     return {
-        (one.problem.shape["K"], one.device.name): round(one.choice.time_us, 9) for one in studies_of(evidence)
+        (single.problem.shape["K"], single.device.name): round(single.choice.time_us, 9)
+        for single in studies_of(evidence)
     }  # of logarithms
 
 
@@ -56,7 +57,7 @@ def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: lo
         finished_sweep(own, {problem(K=1024): {config(64): 90.0}})
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0, (2048, H100.name): 200.0, (1024, H200.name): 70.0}
-        assert sorted(one.outcome.time_us or 0 for one in reader.rows()) == [70.0, 90.0, 200.0]
+        assert sorted(single.outcome.time_us or 0 for single in reader.rows()) == [70.0, 90.0, 200.0]
         assert set(reader.tally(subject(problem(K=1024))).outcomes) == {config(64)}
         assert set(reader.tally(subject(problem(K=2048))).outcomes) == {config(32)}
         assert len(subjects_of(reader.pools())) == 3
@@ -81,34 +82,34 @@ def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Data
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
         assert set(reader.tried(subject(problem(K=1024)))) == {config(32)}
-        assert [one.config for one in reader.rows()] == [config(32)]
+        assert [single.config for single in reader.rows()] == [config(32)]
 
 
 def test_own_results_win_whatever_the_code(databases: location.Databases) -> None:
-    of = problem(K=1024)
-    newer = replace(subject(of).version, source_hash="bbbb")
+    size = problem(K=1024)
+    newer = replace(subject(size).version, source_hash="bbbb")
     with both(databases) as (own, base):
-        finished_sweep(base, {of: {config(32): 10.0}})
+        finished_sweep(base, {size: {config(32): 10.0}})
         sweep = begin(own)
-        own.add(sweep, row(90.0, of=of, version=newer))
-        own.mark_complete(sweep, subject(of, version=newer), 1)
+        own.add(sweep, row(90.0, of=size, version=newer))
+        own.mark_complete(sweep, subject(size, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
-        assert {one.version.source_hash for one in reader.studies() if one.version} == {"bbbb"}
+        assert {single.version.source_hash for single in reader.studies() if single.version} == {"bbbb"}
 
 
 def test_what_was_not_timed_is_read_of_one_database(databases: location.Databases) -> None:
-    of = problem(K=1024)
+    size = problem(K=1024)
     with both(databases) as (own, base):
-        checked = [row(None, of=of, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
+        checked = [row(None, of=size, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
         base.add_many(begin(base), checked)
-        wrong = row(None, of=of, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
+        wrong = row(None, of=size, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
         own.add(begin(own), wrong)
     with read(databases) as reader:
         (study,) = reader.studies()
         assert study.failures == {config(64): Status.WRONG}
-        outcomes = reader.tally(replace(subject(of), kind=Kind.INTERPRETER)).outcomes
-        assert {of: outcome.status for of, outcome in outcomes.items()} == {config(64): "wrong"}
+        outcomes = reader.tally(replace(subject(size), kind=Kind.INTERPRETER)).outcomes
+        assert {size: outcome.status for size, outcome in outcomes.items()} == {config(64): "wrong"}
         assert len(list(reader.rows())) == 1
 
 
@@ -133,14 +134,14 @@ def test_recorded_launches_are_the_own_ones_over_the_bases(databases: location.D
 
 
 def test_rows_that_are_stored_while_both_are_open_are_seen(databases: location.Databases) -> None:
-    of = problem(K=1024)
+    size = problem(K=1024)
     with both(databases) as (_, base):
-        finished_sweep(base, {of: {config(32): 100.0}})
+        finished_sweep(base, {size: {config(32): 100.0}})
     with read(databases) as reader:
-        assert set(reader.tally(subject(of)).outcomes) == {config(32)}
+        assert set(reader.tally(subject(size)).outcomes) == {config(32)}
         with Store.open(str(databases.own)) as own:
-            finished_sweep(own, {of: {config(64): 90.0}})
-        assert set(reader.tally(subject(of)).outcomes) == {config(64)}
+            finished_sweep(own, {size: {config(64): 90.0}})
+        assert set(reader.tally(subject(size)).outcomes) == {config(64)}
 
 
 def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Databases) -> None:
@@ -148,10 +149,10 @@ def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Data
         finished_sweep(own, {problem(K=1024): {config(32): 100.0}})
     with closing(sqlite3.connect(str(databases.base), isolation_level=None)) as newer:
         newer.execute("UPDATE meta SET value = '999' WHERE name = 'schema_version'")
-    said: list[str] = []
-    with layers.opened_databases(databases, said.append) as reader:
+    lines: list[str] = []
+    with layers.opened_databases(databases, lines.append) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
-    (line,) = said
+    (line,) = lines
     assert line.startswith("left out the results that come with fp8tune: ")
     assert "newer fp8tune" in line
     with (

@@ -38,7 +38,7 @@ def through(proxy: Proxy, postgresql: Server, url: str) -> str:
 
 def processes(url: str) -> list[str]:
     with Store.open(url, writable=False) as store:
-        return sorted(found.process for found in store.rows())
+        return sorted(result.process for result in store.rows())
 
 
 def test_a_store_goes_on_after_its_connection_was_ended(postgresql: Server, url: str) -> None:

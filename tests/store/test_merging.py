@@ -14,7 +14,7 @@ import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, import_file, problem, row, subject, table_text
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device
+from fp8tune.records import Device, Kind
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
@@ -35,25 +35,25 @@ def sweep_with_finals(
     device: Device = H100,
 ):
     """A finished sweep of one problem: a screen, and six processes of three rounds; a block is off by up to 0.05 %."""
-    noise, of = random.Random(f"{times_us} {seed}"), problem(K=K)
+    noise, size = random.Random(f"{times_us} {seed}"), problem(K=K)
     sweep = begin(store, device, request, again=True)
     store.record_ceiling(sweep, device, 3000.0 + seed)
     rows = []
     for time_us, config_ in zip(times_us, CONFIGS, strict=True):
-        rows.append(row(time_us, of=of, config=config_, device=device))
+        rows.append(row(time_us, of=size, config=config_, device=device))
         for process, round in itertools.product(range(6), range(3)):
             block_us = time_us * noise.uniform(0.9995, 1.0005)
-            made = row(block_us, of=of, config=config_, stage="final", process=f"final {process:02d}", round=round)
+            made = row(block_us, of=size, config=config_, stage="final", process=f"final {process:02d}", round=round)
             rows.append(replace(made, device=device))
     store.add_many(sweep, rows)
-    store.mark_complete(sweep, subject(of, device), len(CONFIGS))
-    end_finals(store, sweep, of, device)
+    store.mark_complete(sweep, subject(size, device), len(CONFIGS))
+    end_finals(store, sweep, size, device)
     store.finish_sweep(sweep)
 
 
 def winner(store: Store) -> Study:
-    (found,) = decided(store.studies(keep=competing))
-    return found
+    (result,) = decided(store.studies(keep=competing))
+    return result
 
 
 def opened(path: Path | str) -> Store:
@@ -114,7 +114,7 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
             for name in order[1:]:
                 import_file(store, tmp_path / f"{name}.db")
             outcomes.append(outcome(store))
-    assert all(each == outcomes[0] for each in outcomes)
+    assert all(item == outcomes[0] for item in outcomes)
 
 
 def outcome(store: Store) -> tuple[object, object]:
@@ -158,6 +158,19 @@ def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> Non
     with opened(tmp_path / "again.db") as store:
         report = import_file(store, tmp_path / "full.db")
         assert (report.added, report.already_there) == (3 + 3 * 6 * 3, 0)
-        found = winner(store)
-        assert (found.pick.config, found.decision.verdict) == (expected.pick.config, expected.decision.verdict)
+        result = winner(store)
+        assert (result.pick.config, result.decision.verdict) == (expected.pick.config, expected.decision.verdict)
         assert import_file(store, tmp_path / "full.db").added == 0
+
+
+def test_every_row_is_merged_once(tmp_path: Path) -> None:
+    with opened(tmp_path / "ours.db") as ours, opened(tmp_path / "theirs.db") as theirs:
+        sweep_with_finals(theirs, (100.0, 90.0, 110.0), device=ANOTHER_H100)
+        theirs.add(begin(theirs, request="unfinished"), row(80.0, config=config(16), device=ANOTHER_H100))
+        ours.add(begin(ours), row(None, kind=Kind.STATIC))
+        count = 3 + 3 * 6 * 3 + 1
+        assert [ours.merge(theirs), ours.merge(theirs)] == [(count, 0), (0, count)]
+        same = [replace(study, newest=0) for study in ours.studies(device=ANOTHER_H100)]
+        assert same == [replace(study, newest=0) for study in theirs.studies()]
+        assert len(list(ours.rows())) == count + 1
+        assert ours.integrity() == []

@@ -44,8 +44,8 @@ def test_text_may_be_as_long_as_in_a_file(url: str) -> None:
     values |= {"device": device, "source": "s" * 500, "note": "n" * 500, "process": "p" * 400}
     with Store.open(url, create=True) as store:
         assert store.add(begin(store, device), type(names)(**values))
-        (found,) = store.rows()
-    assert (found.device, found.source, found.note, found.process) == (device, "s" * 500, "n" * 500, "p" * 400)
+        (result,) = store.rows()
+    assert (result.device, result.source, result.note, result.process) == (device, "s" * 500, "n" * 500, "p" * 400)
 
 
 def test_eight_sweeps_begun_at_once_in_an_empty_database_are_one(url: str) -> None:
@@ -60,7 +60,7 @@ def test_eight_sweeps_begun_at_once_in_an_empty_database_are_one(url: str) -> No
     assert together(8, sweep) == [0] * 8
     with Store.open(url, writable=False) as store:
         assert len(store.unfinished_sweeps()) == 1
-        assert sorted(found.round for found in store.rows()) == list(range(10))
+        assert sorted(result.round for result in store.rows()) == list(range(10))
 
 
 def test_readers_beside_writers_see_one_moment(url: str) -> None:

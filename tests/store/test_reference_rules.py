@@ -1,4 +1,4 @@
-"""Which trials say whether a config's bytes are right, where references change."""
+"""Trials that say whether a config's bytes are right, where references change."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def status(store: Store) -> Status:
 
 
 def tried(store: Store, today: str, number: int = 0) -> Status | None:
-    found = store.tried_in_rounds(subject(), reference=today).get(number, {})
-    return found[config()].status if found else None
+    result = store.tried_in_rounds(subject(), reference=today).get(number, {})
+    return result[config()].status if result else None
 
 
 def test_what_another_reference_judged_is_judged_anew(store: Store) -> None:
@@ -82,8 +82,8 @@ def test_a_failure_that_no_reference_judged_stands(store: Store) -> None:
 
 def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None:
     judged(store, "aaaa", WRONG)
-    with Store.open(str(tmp_path / "other.db"), create=True) as other:
-        judged(other, "bbbb", OK)
-        other.merge(store)
-        store.merge(other)
-        assert status(store) is status(other) is OK
+    with Store.open(str(tmp_path / "other.db"), create=True) as second:
+        judged(second, "bbbb", OK)
+        second.merge(store)
+        store.merge(second)
+        assert status(store) is status(second) is OK

@@ -186,14 +186,14 @@ def test_a_package_adds_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
     """Store a confirmed sweep of one problem of a kernel."""
-    of, version = replace(rows.problem(K), kernel=kernel), replace(rows.KERNEL, kernel=kernel)
+    size, version = replace(rows.problem(K), kernel=kernel), replace(rows.KERNEL, kernel=kernel)
     with Store.open(str(path), create=True) as store:
         sweep = rows.begin(store, request=f"{kernel} {K}")
         for number, block in itertools.product(range(6), (32, 64)):
             name, time_us = f"final {number:02}", 100.0 + block
-            row = rows.row(time_us, of=of, config=rows.config(block), version=version, stage="final", process=name)
+            row = rows.row(time_us, of=size, config=rows.config(block), version=version, stage="final", process=name)
             store.add(sweep, row)
-        subject = rows.subject(of, version=version)
+        subject = rows.subject(size, version=version)
         store.mark_complete(sweep, subject, 2)
         store.end_finals(sweep, subject, FinalsRun("", 0.01, 0.015))
         store.finish_sweep(sweep)

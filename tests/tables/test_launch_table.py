@@ -83,15 +83,15 @@ def test_a_table_that_is_cut_is_refused(place: int, monkeypatch: pytest.MonkeyPa
 
 def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_url: str) -> None:
     """In two files and on a server."""
-    trials = [(of, config(block), 100.0 + block) for of in {r.problem for r in many_rows()} for block in (32, 64)]
+    trials = [(size, config(block), 100.0 + block) for size in {r.problem for r in many_rows()} for block in (32, 64)]
     texts = set()
     for number, database in enumerate((tmp_path / "0.db", tmp_path / "1.db", postgresql_url)):
         random.Random(number).shuffle(trials)
         with Store.open(str(database), create=True) as store:
             sweep = begin(store)
-            store.add_many(sweep, [row(time_us, of=of, config=name) for of, name, time_us in trials])
-            for of in {of for of, _, _ in trials}:
-                store.mark_complete(sweep, subject(of), 2)
+            store.add_many(sweep, [row(time_us, of=size, config=name) for size, name, time_us in trials])
+            for size in {size for size, _, _ in trials}:
+                store.mark_complete(sweep, subject(size), 2)
             texts.add(select_rows(store, "sm_90").table.render())
     assert len(texts) == 1
 
@@ -120,7 +120,7 @@ def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> 
 
 
 def coarse(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Study]:
-    """The same, without finals."""
+    """Return the same without finals."""
     return [
         replace(study, results=(replace(study.results[0], finals=()),), has_finals=False)
         for study in with_finals(times_us, draw)

@@ -99,7 +99,7 @@ def test_it_is_imported_without_anything_installed(tmp_path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "4\n"
 
 
-def one(config: Config, device: str = H200, key: tuple = (1,), evidence: str = "measured", name: str = "m:k"):
+def kernel_of(config: Config, device: str = H200, key: tuple = (1,), evidence: str = "measured", name: str = "m:k"):
     """One problem of a kernel with one config."""
     kernel = Kernel(name, key=("n",), configs=(config,))
     pick = made.pick({"n": 1}, (1.0,), kernel, key=key, evidence=evidence)
@@ -107,7 +107,7 @@ def one(config: Config, device: str = H200, key: tuple = (1,), evidence: str = "
 
 
 def test_dtypes_are_imported() -> None:
-    source = text(one(Config({"ACC": {"dtype": "tl.float32"}, "E": 1}), key=({"dtype": "torch.float8_e4m3fn"},)))
+    source = text(kernel_of(Config({"ACC": {"dtype": "tl.float32"}, "E": 1}), key=({"dtype": "torch.float8_e4m3fn"},)))
     assert "import torch\nimport triton.language as tl\n" in source
     assert '(torch.float8_e4m3fn,): {"kwargs": {"ACC": tl.float32' in source
 
@@ -115,11 +115,11 @@ def test_dtypes_are_imported() -> None:
 @pytest.mark.parametrize("value", [{"dtype": "torch.load"}, {"dtype": "tl.float32()"}, {"function": "os:system"}])
 def test_code_is_refused(value) -> None:
     with pytest.raises(UsageError, match=r"cannot be written as source: use fp8tune\.pin"):
-        text(one(Config({"A": value})))
+        text(kernel_of(Config({"A": value})))
 
 
 def test_configs_with_a_pre_hook_are_written_for_pin() -> None:
-    assert '{"kwargs": {"A": 1}, "num_warps": 4' in text(one(Config({"A": 1}, has_pre_hook=True)))
+    assert '{"kwargs": {"A": 1}, "num_warps": 4' in text(kernel_of(Config({"A": 1}, has_pre_hook=True)))
 
 
 texts = st.text() | st.sampled_from(['"', "\\", "'''", '"""', "\n", "\r", "\x0c", "\u2028", "{0}", "\\N{DASH}", "#"])
@@ -128,7 +128,7 @@ values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 
 @given(st.dictionaries(texts, values, max_size=3), texts, st.lists(values, min_size=1, max_size=3), texts, texts)
 def test_no_value_becomes_code(kwargs, device, key, evidence, name) -> None:
-    kernel = one(Config(kwargs), device, tuple(key), evidence, name)
+    kernel = kernel_of(Config(kwargs), device, tuple(key), evidence, name)
     kinds = [type(node).__name__ for node in ast.parse(text(kernel).encode()).body]
     assert {*kinds} == {"Expr", "Import", "Assign", "FunctionDef"}
     assert kinds.count("Expr") == 1

@@ -162,9 +162,9 @@ COMPLETED = NamedInts(BLOCK_SIZE=32, num_warps=8, num_stages=1)  # the first dec
 
 
 def published(time_us: float = 100.0, config: NamedInts | None = NamedInts(BLOCK_SIZE=32, num_warps=8), K: int = 5120):
-    of = replace(problem(K=K), routing="unstated", scale_mode="unstated")
+    size = replace(problem(K=K), routing="unstated", scale_mode="unstated")
     return evidence(
-        time_us, of=of, config=config, device=MI300X, kind=Kind.PUBLISHED, version=None, source="a/b#1", newest=1.0
+        time_us, of=size, config=config, device=MI300X, kind=Kind.PUBLISHED, version=None, source="a/b#1", newest=1.0
     )
 
 

@@ -97,8 +97,8 @@ def test_triton_launches_the_pick_of_any_key_and_times_nothing(key, launches, tm
 
 def test_launches_with_one_key_get_the_config_whose_largest_slowdown_is_least(launches, tmp_path) -> None:
     both = picks(ROW, ROW)
-    other = picks(ROW, times_us=(10.0, 40.0, 11.0, 14.0))
-    write_files(write([replace(both, picks=(both.picks[0], *other.picks))], Options()), tmp_path)
+    second = picks(ROW, times_us=(10.0, 40.0, 11.0, 14.0))
+    write_files(write([replace(both, picks=(both.picks[0], *second.picks))], Options()), tmp_path)
     launch(tmp_path, *ROW)
     assert (launches[-1]["BLOCK"], launches[-1]["num_warps"]) == (128, 4)
 
