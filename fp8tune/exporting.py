@@ -57,16 +57,14 @@ def select_rows(
         return select(picked, compiled, arch, current)
     quick = [study for study in picked if _is_unconfirmed(study)]
 
-    def row(kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
-        return current.config(kernel, device, key) or current.config(kernel, "", key)
-
-    new = [study for study in quick if row(study.problem.kernel, study.device.name, study.lookup_key) is None]
+    new = [study for study in quick if tables.config(study.problem.kernel, study.device, study.lookup_key) is None]
     selection = select([study for study in picked if study not in new], compiled, arch, current)
     keys = {(study.problem.kernel, study.lookup_key) for study in quick}
 
     def is_kept(entry: Entry) -> bool:
         key = None if entry.key is None else NamedInts(entry.key)
-        return (entry.kernel, key) not in keys or row(entry.kernel, entry.device, key) == NamedInts(entry.config)
+        in_use = tables.config(entry.kernel, Device(arch, entry.device), key)
+        return (entry.kernel, key) not in keys or in_use == NamedInts(entry.config)
 
     entries = tuple(entry for entry in selection.table.entries if is_kept(entry))
     left_out = len(new) + len(selection.table.entries) - len(entries)

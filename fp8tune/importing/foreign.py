@@ -152,7 +152,7 @@ def _sized_pick(of_file: ForeignPick, size: str, arguments: Any) -> ForeignPick:
 def _cached_pick(path: Path, source: str, document: Mapping[str, Any]) -> ForeignPick:
     """Return the config of a Triton cache with the least median time, which Triton would launch."""
     timed = []
-    for timing, config in document["configs_timings"]:
+    for config, timing in document["configs_timings"]:
         ms = timing[0] if isinstance(timing, list) else timing
         if ms is not None and (isinstance(ms, bool) or not isinstance(ms, int | float) or not ms >= 0):
             raise ValueError(f"{ms!r:.40} instead of a time in ms")

@@ -63,18 +63,15 @@ def to_read(db: str | None, notice: Callable[[str], None]) -> Databases:
 
     ``notice`` takes one line about an own database that is named and not there.
     """
-    if db is not None:
-        return Databases(db)
-    mine, below = own(), base()
+    mine, below = db or own(), None if db else base()
     if below is None or _is_same(mine, below):
         return Databases(mine)
     with contextlib.suppress(OSError):  # of a folder that may not be read
         if database.exists(mine):
             return Databases(mine, below)
     if os.environ.get(VARIABLE):
-        notice(
-            f"{database.label(mine)}, which {VARIABLE} names, is not there yet: only {database.label(below)} is read"
-        )
+        label = database.label(mine)
+        notice(f"{label}, which {VARIABLE} names, is not there yet: only {database.label(below)} is read")
     return Databases(None, below)
 
 
