@@ -167,8 +167,8 @@ def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) ->
     if name == DIFF:
         if len(kernels) > 1:
             notices.append(f"the diff is for {kernels[0].device.name}, which has the most sizes of {len(kernels)} GPUs")
-        shrunk = diff.shrink(kernels[0], options.within)
-        return [File(PurePosixPath("configs.diff"), shrunk.diff)], [*notices, *shrunk.notes]
+        text, notes = diff.shrink(kernels[0], options.within)
+        return [File(PurePosixPath("configs.diff"), text)], [*notices, *notes]
     form = load(name)
     groups = [kernels] if form.has_all_devices else [[kernel] for kernel in kernels]
     files = [file for group in groups for file in form.write(group, replace(options, notice=notices.append))]

@@ -355,7 +355,7 @@ class Reading(Database):
                     row[trial.reason],
                     tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
-                    Facts(*(row[name] for name in db.FACTS), code=codes.get(row[c.id])),
+                    Facts(**{name: row[name] for name in db.FACTS}, code=codes.get(row[c.id])),
                     Telemetry(**telemetry),
                 )
                 yield Row(
@@ -413,7 +413,7 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
     """Return the studies with their results, in the order they were begun."""
     few = list(studies) if len(studies) <= FEW else None
     blocks, codes, common = _blocks(names.connection, few), _codes(names.connection), _common(names, studies)
-    statuses, unknown = {str(status): status for status in Status}, Facts()
+    statuses, unknown, no_facts = {str(status): status for status in Status}, Facts(), [None] * (len(db.FACTS) + 1)
     results = {id: list[Result]() for id in studies}
     failures, untimed = {id: dict[NamedInts, Status]() for id in studies}, {id: list[NamedInts]() for id in studies}
     counts, runs = Counter[int](), {id: names.finals(id) for id in studies}
@@ -433,7 +433,7 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
             if status is Status.OK and config:
                 untimed[id].append(config)
             continue
-        code = codes.get(result_id)
+        facts.append(codes.get(result_id))
         result = Result(
             config=None if source and not config else config,  # a publication that names none
             status=status,
@@ -443,7 +443,7 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
             control=control,
             source=source,
             note=note,
-            facts=unknown if code is None and not any(fact is not None for fact in facts) else Facts(*facts, code=code),
+            facts=unknown if facts == no_facts else Facts(*facts),
             **common[id],
         )
         results[id].append(result)

@@ -217,9 +217,9 @@ class Writing(Reading):
             newest = 0
             if "id" in table.c:  # no other writer comes between
                 newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
-            for id, row in enumerate(missing.values(), newest + 1):
-                row["crc"] = row_checksum(table, row, *([[]] if table is db.Results else []))
-                row |= {"id": id} if "id" in table.c else {}
+            for id, complete in enumerate(missing.values(), newest + 1):
+                complete["crc"] = row_checksum(table, complete, *([[]] if table is db.Results else []))
+                complete |= {"id": id} if "id" in table.c else {}
             self._connection.execute(insert(table), list(missing.values()))
             stored |= missing
         for place, row in new.items():

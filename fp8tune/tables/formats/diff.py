@@ -10,42 +10,28 @@ import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePosixPath
 
 from fp8tune.errors import UsageError
-from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.records import Kind, Status
 from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
-from fp8tune.stats.shared import Cover, cover
+from fp8tune.stats.shared import cover
 from fp8tune.tables.files import File, read
 from fp8tune.tables.formats import Format
 from fp8tune.tables.literals import literal
-from fp8tune.tables.picks import KernelPicks, Pick
+from fp8tune.tables.picks import KernelPicks
 
-BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1)  # further bounds on the loss, for comparison in a pull request
 _DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
 
 
-@dataclass(frozen=True)
-class Shrunk:
-    """Shorter list of configs for a kernel, with its losses and the diff of the source file."""
+def shrink(kernel: KernelPicks, within: float) -> tuple[str, list[str]]:
+    """Choose few configs so that each problem has one at most ``within`` slower than its best; 0.02 is 2 %.
 
-    kernel: KernelPicks
-    picks: tuple[Pick, ...]  # measured picks, in the order of the cover's problems
-    cover: Cover
-    others: tuple[Cover, ...]  # one for each of BOUNDS
-    wrong: Mapping[NamedInts, tuple[Problem, ...]]  # excluded config -> problems where its output is wrong
-    before: int  # number of configs that the kernel declares
-    headline: str  # such as: 36 configs -> 3, worst loss 1.2 %
-    diff: str  # empty if nothing changes
-    notes: tuple[str, ...]  # one line each, for the maintainer of the kernel
-
-
-def shrink(kernel: KernelPicks, within: float) -> Shrunk:
-    """Choose few configs so that each problem has one at most ``within`` slower than its best; 0.02 is 2 %."""
+    Return the diff, which is empty if nothing changes, and notes for the maintainer of the kernel.
+    """
     recorded = kernel.recorded
     if recorded is None or not recorded.is_autotuned:
         raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
@@ -55,17 +41,14 @@ def shrink(kernel: KernelPicks, within: float) -> Shrunk:
     picks = tuple(pick for pick in kernel.picks if pick.study.kind is not Kind.PUBLISHED)
     if not picks:
         raise UsageError(f"nothing of {kernel.kernel} was measured: run fp8tune sweep")
-    wrong: dict[NamedInts, tuple[Problem, ...]] = {}
-    for pick in picks:
-        for config in (config for config, status in pick.study.failures.items() if status is Status.WRONG):
-            wrong[config] = (*wrong.get(config, ()), pick.problem)
+    failures = (item for pick in picks for item in pick.study.failures.items())
+    wrong = {config for config, status in failures if status is Status.WRONG}
     # Run-time tuning times every config of the list on every key, and would take a wrong one where it is the fastest.
     right = [{c: loss for c, loss in pick.study.slowdowns.items() if c not in wrong} for pick in picks]
     for pick, slowdowns in zip(picks, right, strict=True):
         if not slowdowns:
             raise UsageError(f"every config that is right on {pick.problem.shape} is wrong elsewhere: no list is right")
-    axes = picks[0].study.axes
-    chosen, *others = (cover(right, bound, axes) for bound in (within, *BOUNDS))
+    chosen = cover(right, within, picks[0].study.axes)
     path, name = source_file(recorded)
     text = read(path)
     if text is None:
@@ -76,12 +59,10 @@ def shrink(kernel: KernelPicks, within: float) -> Shrunk:
     if recorded.source_hash and code != recorded.source_hash:
         recorded_code = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
         notes.append(f"{recorded_code}: record and sweep it again")
-    before = len(recorded.configs)
-    headline = f"{before} configs -> {len(chosen.configs)}, worst loss {100 * chosen.worst:.1f} %"
+    place, counts = kernel.device.name or kernel.device.arch, f"{len(recorded.configs)} configs -> {len(configs)}"
     diff = unified(text, new, name)
-    if diff:
-        diff = f"{kernel.kernel} on {kernel.device.name or kernel.device.arch}: {headline}\n{diff}"
-    return Shrunk(kernel, picks, chosen, tuple(others), wrong, before, headline, diff, tuple(notes))
+    headline = f"{kernel.kernel} on {place}: {counts}, worst loss {100 * chosen.worst:.1f} %\n"
+    return headline + diff if diff else "", notes
 
 
 def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
@@ -226,7 +207,7 @@ class _ParsedSource:
 
 
 FORMAT = Format(
-    lambda kernels, options: [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within).diff)],
+    lambda kernels, options: [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within)[0])],
     "in the folder above the package: git apply FILE, or patch -p1 < FILE",
     ("within",),
 )
