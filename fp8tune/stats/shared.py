@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fp8tune.records import NamedInts
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.estimate import estimate
-from fp8tune.stats.means import geomean, group_by
+from fp8tune.stats.means import group_by
 from fp8tune.stats.pairs import Axes, canonical_order
 from fp8tune.stats.study import Study
 
@@ -168,22 +168,11 @@ def _key(study: Study) -> NamedInts:
 
 @dataclass(frozen=True)
 class Cover:
-    """A small set of configs, and the loss of each problem if launches use no others. A loss of 0.02 is 2 %."""
+    """A small set of configs, of which each problem has one that loses at most ``within``. A loss of 0.02 is 2 %."""
 
-    within: float  # bound on each problem's loss
+    within: float
     configs: tuple[NamedInts, ...]  # in canonical order
-    chosen: tuple[NamedInts, ...]  # fastest config of the set for each problem
-    slowdowns: tuple[float, ...]  # time of the chosen config over the best time, for each problem
-
-    @property
-    def worst(self) -> float:
-        """Largest loss of any problem."""
-        return max(self.slowdowns) - 1
-
-    @property
-    def mean(self) -> float:
-        """Geometric mean of the slowdowns, as a loss."""
-        return geomean(self.slowdowns) - 1
+    worst: float  # largest loss of any problem if launches use no others
 
 
 def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: Axes = ()) -> Cover:
@@ -208,6 +197,5 @@ def cover(slowdowns: Sequence[Mapping[NamedInts, float]], within: float, axes: A
         if not any(row.keys().isdisjoint(rest) for row in fits):
             picks = rest
     picks.sort(key=order)
-    best = [min((c for c in picks if c in row), key=lambda c: row[c]) for row in slowdowns]
-    losses = tuple(row[config] / min(row.values()) for row, config in zip(slowdowns, best, strict=True))
-    return Cover(within, tuple(picks), tuple(best), losses)
+    best = [min(row[config] for config in picks if config in row) / min(row.values()) for row in slowdowns]
+    return Cover(within, tuple(picks), max(best) - 1)

@@ -219,8 +219,7 @@ def test_the_fewest_configs_within_the_bound():
     problems = [{A: 1.0, C: 1.015}, {B: 1.0, C: 1.01}, {D: 1.0, C: 1.3, A: 1.05}]
     strict, loose, looser = (cover(problems, within, BLOCKS) for within in (0.0, 0.02, 0.3))
     assert (strict.configs, strict.worst) == ((A, B, D), 0)
-    assert (loose.configs, loose.chosen, loose.worst) == ((C, D), (C, C, D), pytest.approx(0.015))
-    assert 0 < loose.mean < loose.worst
+    assert (loose.configs, loose.worst) == ((C, D), pytest.approx(0.015))
     assert looser.configs == (C,)
     assert cover([{A: 1.02, B: 1.0}, {A: 1.0, B: 1.01}], 0.02).configs == (B,)  # of least worst loss
     assert cover([{A: 1.0, D: 1.0}], 0.02, BLOCKS).configs == (A,)  # then the first in canonical order
