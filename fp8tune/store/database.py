@@ -66,7 +66,7 @@ _READ_ONLY = "cannot be written: get the right to write it (a file's folder, too
 # Pattern in "PostgreSQL's code, space, text of the error" -> line. The first that fits counts.
 _LINES = {
     "^23|constraint|cannot store": _INVALID,
-    "^42p01|^42703|no such": _FOREIGN,
+    "^42p01|^42703|no such (table|column)": _FOREIGN,
     "^42501|^25006|readonly": _READ_ONLY,
     "^53100|is full": _FULL,
     "^57p04": "was removed while it was in use: make the database with createdb",

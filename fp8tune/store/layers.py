@@ -40,7 +40,9 @@ class Layers:
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial, the own ones first."""
-        yield from self._joined(lambda store: store.rows(kernel, arch))
+        is_own = self._is_own()  # no list is made: there may be millions
+        yield from (row for row in self.own.rows(kernel, arch) if is_own(row))
+        yield from (row for row in self.shipped.rows(kernel, arch) if not is_own(row))
 
     def trials_frame(self, keep: Callable[[Study], bool] = lambda study: True) -> DataFrame:
         """Return the trials of both."""

@@ -12,6 +12,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
@@ -211,9 +212,9 @@ class Writing(Reading):
         places = [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
         stored = self._stored(table, list(new.values()))
-        if missing := {
-            identity(row): {**db.defaults(table), **row} for row in new.values() if identity(row) not in stored
-        }:
+        defaults, known_rows = db.defaults(table), map(identity, new.values())
+        pairs = zip(known_rows, new.values(), strict=True)
+        if missing := {key: {**defaults, **row} for key, row in pairs if key not in stored}:
             newest = 0
             if "id" in table.c:  # no other writer comes between
                 newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
@@ -414,15 +415,23 @@ def _result(study: int, config: int, row: Row) -> Values:
     return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
 
+_NO_FIGURES: Values = {"coarse_us": None, "coarse_processes": 0}
+
+
 def _with_figures(results: Sequence[Values], trials: Sequence[Values]) -> list[Values]:
     """Return the rows of results with the summary of the figures that a publication prints of each."""
-    figures: dict[tuple[object, ...], list[Trial]] = {}
+    figures: dict[tuple[object, ...], dict[str, float]] = {}
     places = [tuple(result.values()) for result in results]
     for place, trial in zip(places, trials, strict=True):
-        known = trial["stage"], trial["process"], trial["round"], trial["status"], trial["time_us"]
-        figures.setdefault(place, []).append(Trial(0, *known, "", "", 0, 0.0, ""))
-    summaries = {place: summary(of_result, is_published=True) for place, of_result in figures.items()}
-    return [{**result, **summaries[place]} for place, result in zip(places, results, strict=True)]
+        of_result = figures.setdefault(place, {})
+        if trial["time_us"] is not None:
+            of_result[trial["process"]] = trial["time_us"]
+    summaries = {
+        place: {"coarse_us": median(times.values()), "coarse_processes": len(times)}
+        for place, times in figures.items()
+        if times
+    }
+    return [{**result, **summaries.get(place, _NO_FIGURES)} for place, result in zip(places, results, strict=True)]
 
 
 def _trial(row: Row) -> dict[str, Any]:
