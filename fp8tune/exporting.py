@@ -78,12 +78,11 @@ def left_out_notice(count: int, studies: Iterable[Study]) -> str:
     return f"{count} {' and '.join(verdicts)} picks left out: confirm them with fp8tune sweep, or add --allow-quick"
 
 
-def own_kernels(reader: Reader) -> list[str]:
-    """Return the kernels that the user has rows of; none where only the shipped results are read."""
-    if isinstance(reader, Layers):
-        return reader.own.kernels()
-    base = location.base()
-    return [] if base is not None and reader.label == database.label(base) else reader.kernels()
+def own_kernels(reader: Reader, arch: str) -> list[str]:
+    """Return the kernels that the user has rows of an arch of; none where only the shipped results are read."""
+    own, base = reader.own if isinstance(reader, Layers) else reader, location.base()
+    is_shipped = base is not None and own.label == database.label(base)
+    return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(arch=arch)})
 
 
 def _with_stale(studies: Iterable[Study], here: Device | None) -> list[Study]:

@@ -22,13 +22,12 @@ import pytest
 from database_rows import H100, KERNEL, begin, config, finished_sweep, import_file, key_of, problem, row, table_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from places import PUBLISHED_OPERATIONS
 from sqlalchemy import String
 
 from fp8tune import cli
 from fp8tune.check import databases
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.importing.published import KERNEL_COLUMNS, read_operations
+from fp8tune.importing.published import COLUMNS
 from fp8tune.records import Device, Facts, KernelVersion, Kind, NamedInts, Outcome, Row, Status, Subject
 from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
@@ -82,7 +81,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.record_ceiling(begin(store, request="second"), H100, 3000.0)
         store.record_launches({problem(): "{}"})
         store.record_check(1, KERNEL, "exact-inputs")
-        store.add_published(read_operations(PUBLISHED_OPERATIONS))
         store.add(begin(store, request="third"), row(None, status=Status.CRASHED, config=config(128)))
         picks.keep_current(store)
     return path
@@ -250,7 +248,7 @@ def test_a_csv_exports_what_it_says_or_is_refused(line: dict[str, str]) -> None:
         path = path.with_suffix(".csv")
         try:
             with path.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, KERNEL_COLUMNS)
+                writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerow(line)
             import_file(ours, path, lookup_key=lookup_key)

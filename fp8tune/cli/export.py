@@ -63,8 +63,11 @@ def _export_table(options: ExportOptions) -> None:
         tables, is_shipped = SHIPPED, path == shipped_path(arch)
         if output is None and not is_shipped:
             tables = INSTALLED
-            if options.db is None and not (kernels := own_kernels(store)):  # those of others are in the shipped table
-                raise UsageError("nothing to export: you have no results of your own; run fp8tune sweep, or name --db")
+            if options.db is None:  # kernels without own results are in the shipped table already
+                kernels = own_kernels(store, arch)
+                if not kernels:
+                    why = f"you have no results of your own for {arch}"
+                    raise UsageError(f"nothing to export: {why}; run fp8tune sweep, or name a database with --db")
         here = None if is_shipped else probe()  # the shipped table is for other machines, too
         selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick, here=here)
     if not selection.table.entries and not (options.check and selection.known):
