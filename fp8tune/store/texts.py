@@ -9,7 +9,8 @@ import math
 import re
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import NamedInts
+from fp8tune.records import Kind, NamedInts, Status
+from fp8tune.stats.study import Verdict
 from fp8tune.text import KERNEL_NAME, NAME, WORD, visible
 
 UNSTATED = "unstated"
@@ -22,7 +23,9 @@ ARCH = re.compile(r"[a-z][a-z0-9_]{1,31}")
 
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _WORDS = ("source_hash", "routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+_CHOICES = {"kind": Kind, "status": Status, "verdict": Verdict}
 _PATTERNS = {"kernel": KERNEL_NAME, "arch": ARCH, **dict.fromkeys(_WORDS, WORD)}
+_PATTERNS |= {name: re.compile("|".join(choices)) for name, choices in _CHOICES.items()}
 
 
 @functools.lru_cache(8192)  # trials repeat a few hundred configs
