@@ -16,7 +16,7 @@ from fp8tune.comparing import live, recorded
 from fp8tune.comparing.sides import sides
 from fp8tune.comparing.verdicts import Comparison as Judged
 from fp8tune.errors import UsageError
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output.progress import Display, SweepProgress

@@ -17,7 +17,7 @@ from fp8tune.check.findings import Finding, Level
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Finalist, NamedInts, Problem

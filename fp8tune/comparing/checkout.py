@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.processes import outcome_of
+from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied

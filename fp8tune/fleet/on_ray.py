@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.backends.choice import TIMER
+from fp8tune.measure.backends import TIMER
 from fp8tune.measure.worker import usable_cores
 from fp8tune.store import database
 from fp8tune.store.results import Store

@@ -20,7 +20,7 @@ from typing import Literal
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import units
 from fp8tune.fleet.heartbeat import Heartbeat
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.records import Kind, Problem, Status, shortfall
 from fp8tune.store.results import Store, Tally
 from fp8tune.store.schema import UnitState

@@ -18,9 +18,9 @@ from fp8tune.measure import checking, device, machine, tensor_cache, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.edges import edges_of, place
-from fp8tune.measure.lazy import torch
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
@@ -34,9 +34,6 @@ GEMM_SIZE = 8192  # M, N and K of the GEMM that measures what the device can com
 def process_name() -> str:
     """Return a unique name for this worker process, the unit of replication in rows."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
-
-
-# Ceilings
 
 
 def copy_ceiling_gb_per_s() -> float:
@@ -84,21 +81,12 @@ def _guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
     return guarded
 
 
-# Calls that a worker answers
-
-
+@_guarded
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
-    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row.
-
-    Raises Poisoned if the process must not be used again, so that no other row is blamed.
-    """
-    try:
-        tensor_cache.tensors(reference, problem, torch_device)
-        for edge in edges_of(load_spec(reference), problem):
-            tensor_cache.edge_tensors(reference, edge, torch_device)
-    except Exception as error:
-        if failure(error).status is Status.CRASHED:
-            raise Poisoned(None) from None
+    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
+    tensor_cache.tensors(reference, problem, torch_device)
+    for edge in edges_of(load_spec(reference), problem):
+        tensor_cache.edge_tensors(reference, edge, torch_device)
 
 
 @_guarded
@@ -168,10 +156,8 @@ def failure(error: Exception) -> Outcome:
     """
     if isinstance(error, UsageError):
         raise error
-    from triton.runtime.errors import OutOfResources
-
     reason = one_line(error)
-    if isinstance(error, OutOfResources):
+    if isinstance(error, triton.runtime.errors.OutOfResources):
         return Outcome(Status.OUT_OF_RESOURCES, reason=reason)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         tensor_cache.clear()
@@ -186,8 +172,7 @@ def _wrong(reason: str | None) -> Outcome | None:
     return Outcome(Status.WRONG, reason=reason) if reason else None
 
 
-_edge_outcomes: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
-"""Outcome of a config on an edge; None if it is right."""
+_edge_outcomes: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}  # None if the config is right on the edge
 
 
 def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
@@ -215,11 +200,8 @@ def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: st
 
 
 def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
-    """Compare many launches, on the problem or on its largest edge that is small enough; once a process.
-
-    None on the interpreter, where a launch takes a good part of a second and runs in order.
-    """
-    if torch_device == "cpu" or arm.config in tensors.without_race:
+    """Compare many launches, on the problem or on its largest edge that is small enough; once a process."""
+    if torch_device == "cpu" or arm.config in tensors.without_race:  # the interpreter runs programs in order
         return None
     candidates = [tensors]
     if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:

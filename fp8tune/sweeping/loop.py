@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
-from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
+from fp8tune.measure.engine import Ceiling, CompileProgress
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
@@ -208,9 +208,9 @@ class _CoarsePass:
             match result:
                 case CompileProgress():
                     yield result
-                case CopyCeiling(gb_per_s):
+                case Ceiling("", gb_per_s):
                     self.store.record_ceiling(self.sweep_id, device, gb_per_s)
-                case ComputeCeiling(in_dtype, flop_per_s):
+                case Ceiling(in_dtype, flop_per_s):
                     self.store.record_calibration(self.sweep_id, device, FLOP_PER_S + in_dtype, flop_per_s)
                 case (number, outcome):
                     yield self._stored(todo[number], outcome, requests[todo[number]])

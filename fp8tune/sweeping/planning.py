@@ -16,9 +16,9 @@ from typing import TypeVar
 from fp8tune import __version__, alive
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
-from fp8tune.measure import device, machine, rocm
+from fp8tune.measure import device, machine
 from fp8tune.measure.arms import KernelArm, Place
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.measure.compiling import alike
 from fp8tune.measure.engine import Backend
 from fp8tune.options import SweepOptions
@@ -159,7 +159,7 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
     options, left_out = recorded.composed(options)
-    backend, notices = backend_for(options.arch, options.timer, options.arch is not None)
+    backend, notices = backend_for(options.arch, options.timer)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],
@@ -234,7 +234,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     """Return the problem sizes of a kernel, and notices of those that are left out."""
     spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
     notices: list[str] = []
-    axes = grids.parse_grid(short.options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    axes = grids.parse_grid(short.options.grid, spec.axes, device.AMD_LAUNCH_OPTIONS if arch.startswith("gfx") else ())
     selections = short.selections[:1] if spec.recorded else short.selections
     all_sizes = (
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fp8tune import registry
 from fp8tune.errors import UsageError
 from fp8tune.measure import device, machine
-from fp8tune.measure.backends.choice import compiler
+from fp8tune.measure.backends import compiler
 from fp8tune.measure.compiling import alike
 from fp8tune.options import SweepOptions
 from fp8tune.plan.grids import Grid

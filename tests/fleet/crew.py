@@ -15,7 +15,7 @@ from fp8tune.exporting import select_rows
 from fp8tune.fleet import units
 from fp8tune.fleet.worker import Do, QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.options import SweepOptions
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
-from fp8tune.measure.backends.processes import ProcessBackend
+from fp8tune.measure.backends import ProcessBackend
 from fp8tune.options import SweepOptions
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store

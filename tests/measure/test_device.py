@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fp8tune import errors
-from fp8tune.measure import device, rocm
-from fp8tune.measure.backends.choice import interpreter
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure import device
+from fp8tune.measure.backends import interpreter
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 
@@ -103,7 +103,7 @@ def test_the_first_visible_device_is_taken(visible: str, uuid: str | None) -> No
 
 def test_a_driver_that_is_missing_is_none_and_one_that_does_not_answer_a_line(tmp_path: Path) -> None:
     assert probe({}, FakeNvml(devices=0)) is None
-    assert rocm.probe({}, tmp_path) is None
+    assert device.probe_amd({}, tmp_path) is None
     with pytest.raises(errors.MachineError, match=r"does not answer.*nvidia-smi"):
         probe({}, FakeNvml(unreadable=("nvmlDeviceGetName",)))
 
@@ -155,7 +155,7 @@ def test_an_amd_gpu_is_read_from_the_drivers_topology(
 ) -> None:
     found = device.probe(environment, FakeNvml(devices=0), topology)
     assert (found and (found.arch, found.multiprocessors, found.driver)) == expected
-    assert [rocm.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
+    assert [device.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
 
 
 def test_limits_are_the_archs_with_the_devices_own_count_and_stand_ins_have_none() -> None:

@@ -16,9 +16,9 @@ from places import PLANTED
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
-from fp8tune.measure.backends.gpu import GpuBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import GpuBackend
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.measure.worker import Worker, WorkerPool
 from fp8tune.records import ClockLimits, Device, NamedInts, Outcome, Problem, Status
@@ -34,6 +34,9 @@ class Named(Arm):
     @property
     def work(self) -> Work:
         return Work(self.name, 1000)
+
+    def build(self, torch_device: str) -> None:
+        raise AssertionError("no process runs it")
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         raise AssertionError("no process runs it")

@@ -10,8 +10,7 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place, Work
-from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.measure.simulated import Noise, SimulatedClock, log_slowdown, near_share
+from fp8tune.measure.simulated import Noise, SimulatedBackend, SimulatedClock, log_slowdown, near_share
 from fp8tune.records import NamedInts, Problem, Status
 from fp8tune.stats.means import trimmed_mean
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planted_trials import SUMS
 
 from fp8tune.errors import UsageError
-from fp8tune.measure import comparing, guards, watch
+from fp8tune.measure import comparing, guards
 from fp8tune.measure.comparing import EXACT, Rule
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Tolerance
@@ -131,17 +131,17 @@ def test_a_spoiled_output_is_wrong_everywhere(dtype: torch.dtype, number: int) -
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
     tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
-    own, before = guards.own_bytes(tensor), watch.fingerprint(tensor)
+    own, before = guards.own_bytes(tensor), guards.fingerprint(tensor)
     guards.fill(tensor, 7)
-    assert watch.fingerprint(tensor) == before
+    assert guards.fingerprint(tensor) == before
     if size:
         at = data.draw(st.integers(0, size - 1))
         own[at] = data.draw(st.integers(0, 255).filter(lambda value: value != at))
-        assert watch.fingerprint(tensor) != before
+        assert guards.fingerprint(tensor) != before
         own[at] = at
     if size >= 16:
         own[:16] = own[:16].roll(8)
-        assert watch.fingerprint(tensor) != before
+        assert guards.fingerprint(tensor) != before
 
 
 # What a spec declares

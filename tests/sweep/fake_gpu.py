@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Outcome
 

@@ -13,9 +13,9 @@ from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.gpu import copied
-from fp8tune.measure.backends.processes import ProcessBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import copied
+from fp8tune.measure.backends import ProcessBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
