@@ -13,8 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-EVERY_S = 1.0
-"""Seconds between the signs of one wait."""
+EVERY_S = 1.0  # seconds between the signs of one wait
 
 _listener: ContextVar[Callable[[], None]] = ContextVar("listener", default=lambda: None)  # of this thread
 

@@ -112,7 +112,7 @@ def sweep(
         tallies, studies = session.tallies(store, plan), session.studies(store, plan)
     return SweepResult(
         db=path,
-        picks=frames.table(ListedPick, map(ListedPick.of, picks.of(studies))),
+        picks=frames.table(ListedPick, map(ListedPick.of, picks.decided(studies))),
         is_right=all(tally.has_right for tally in tallies),
         left_out=finished.left_out,
         notices=tuple(plan.notices),

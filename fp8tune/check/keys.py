@@ -128,7 +128,7 @@ def run(
         for config in (size.pick, *size.rivals):
             reason = plan.spec.invalid(config, plan.spec.sizes(problem), limits) if limits else None
             if reason is None:
-                arms.append(KernelArm.of(plan.reference, plan.spec, problem, config))
+                arms.append(KernelArm.from_spec(plan.reference, plan.spec, problem, config))
             elif config == size.pick:
                 failures[index] = reason
         groups.append(Group([], arms if index not in failures else []))

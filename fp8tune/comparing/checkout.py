@@ -63,7 +63,7 @@ def declared(reference: str, selections: Sequence[Selection], device: Device) ->
         for chosen in selections
         for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     ]
-    arms = {problem: KernelArm.of(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
+    arms = {problem: KernelArm.from_spec(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
     return Declared(spec.default, arms)
 
 
@@ -76,7 +76,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in configs])
+        result.append([KernelArm.from_spec(reference, spec, arm.problem, config) for config in configs])
     return result
 
 

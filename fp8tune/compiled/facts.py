@@ -17,8 +17,7 @@ from fp8tune_kernels.arches import REGISTER_UNIT, SIMDS, Arch
 
 _CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk|sr)_(?:fp8|bf8)_f32")
 
-SCALAR_REGISTERS = 800
-"""Of a SIMD of gfx90a, gfx942 and gfx950, given to waves by 16."""
+SCALAR_REGISTERS = 800  # of a SIMD of gfx90a, gfx942 and gfx950, given to waves by 16
 
 _SCALAR_UNIT = 16
 
@@ -32,8 +31,7 @@ class Resources:
     shared_bytes: int
     scratch_bytes: int
     agprs: int = 0
-    sgprs: int = 0
-    """Per wave."""
+    sgprs: int = 0  # per wave
 
 
 def resources(kernel: Any) -> Resources:

@@ -70,7 +70,7 @@ class KernelArm(Arm):
     flops: int | None = None  # floating-point operations, if the kernel declares them
 
     @classmethod
-    def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
+    def from_spec(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
         """Make an arm with the key and the bytes that the spec declares."""
         return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 

@@ -57,7 +57,7 @@ class Tensors:
     returned: tuple[Any, ...] | None = None  # by the last launch; None if it wrote into the outputs it was given
 
     def __post_init__(self) -> None:
-        self.rule = Rule.of(self.spec)
+        self.rule = Rule.from_spec(self.spec)
 
     @property
     def written(self) -> tuple[Any, ...]:

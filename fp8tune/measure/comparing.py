@@ -27,7 +27,7 @@ class Rule:
     tolerance: Tolerance | None = None  # of floating-point outputs; the others are equal
 
     @classmethod
-    def of(cls, spec: KernelSpec) -> Rule:
+    def from_spec(cls, spec: KernelSpec) -> Rule:
         """Return the rule that a spec declares."""
         return cls(spec.check != "exact" or bool(spec.recorded), spec.tolerance if spec.check == "tolerance" else None)
 

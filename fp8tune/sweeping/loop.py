@@ -29,10 +29,8 @@ from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Sta
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 ROUNDS = MeasuringPlan().screen_rounds
-CONTENDER_RATIO = 1.3
-"""Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
-TOGETHER_S = 1.0
-"""Trials that come within this time are stored in one commit: others wait for the database's disk."""
+CONTENDER_RATIO = 1.3  # later rounds repeat only configs within this ratio of the best: the others cannot be the pick
+TOGETHER_S = 1.0  # trials that come within this time are stored in one commit: others wait for the database's disk
 COMPILE_AHEAD = 1000
 """Configs of the next problem sizes that are queued for the compilers, so that they do not wait for the clock."""
 
@@ -133,8 +131,7 @@ class _CoarsePass:
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
     """Block values in microseconds, the rounds in order."""
     is_done: bool = False
-    queued: int = 0
-    """Number of configs that were given to the compilers."""
+    queued: int = 0  # number of configs that were given to the compilers
     known: Mapping[int, Mapping[NamedInts, Outcome]] = field(default_factory=dict)
     """Results that need no new trial, by round."""
     known_at: object = None

@@ -37,32 +37,24 @@ from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today
 
 T = TypeVar("T")
 
-RUNNING = (Kind.MEASURED, Kind.INTERPRETER)
-"""Kinds of back ends on which kernels run."""
+RUNNING = (Kind.MEASURED, Kind.INTERPRETER)  # kinds of back ends on which kernels run
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
     """A problem size of a kernel with all configs that are tried on it, and facts that every row has."""
 
-    reference: str
-    """Text by which workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    reference: str  # how workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``
     version: KernelVersion
     problem: Problem
     lookup_key: NamedInts
     bytes_moved: int
-    configs: Mapping[NamedInts, str]
-    """Config -> why it is pruned, empty for one that is tried."""
-    flops: int | None = None
-    """Floating-point operations, if the kernel declares them."""
-    reference_hash: str = ""
-    """Hash of the reference that outputs are compared with; empty if no kernel runs."""
-    current: NamedInts | None = None
-    """Config of the shipped table's row for the key: it stays unless another is proven faster."""
-    fallback: NamedInts | None = None
-    """Config of the shipped table for any other shape: timed in every round, because all problem sizes decide on it."""
-    today: Today | None = None
-    """Config that a launch uses now, which gains are measured against."""
+    configs: Mapping[NamedInts, str]  # config -> why it is pruned, empty for one that is tried
+    flops: int | None = None  # floating-point operations, if the kernel declares them
+    reference_hash: str = ""  # of the reference that outputs are compared with; empty if no kernel runs
+    current: NamedInts | None = None  # the shipped table's for the key: it stays unless another is proven faster
+    fallback: NamedInts | None = None  # the shipped table's for any other shape: timed in every round
+    today: Today | None = None  # config that a launch uses now, which gains are measured against
 
     @property
     def always(self) -> tuple[NamedInts, ...]:
@@ -76,7 +68,7 @@ class ProblemPlan:
         return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
 
     @classmethod
-    def of(
+    def from_spec(
         cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
     ) -> ProblemPlan:
         """Build one with the spec's facts about the problem size."""
@@ -94,18 +86,14 @@ class ProblemPlan:
 class Plan:
     """A sweep as it will run."""
 
-    options: SweepOptions
-    """Its kernels are complete: the recording and the check are in their texts."""
+    options: SweepOptions  # its kernels are complete: the recording and the check are in their texts
     backend: Backend
-    key: str
-    """The same for the same options, code, shapes and device, so that a killed sweep continues."""
+    key: str  # the same for the same options, code, shapes and device, so that a killed sweep continues
     notices: tuple[str, ...] = ()
     selections: tuple[Selection, ...] = ()
-    problems: tuple[ProblemPlan, ...] = ()
-    """Empty until :func:`expanded`."""
+    problems: tuple[ProblemPlan, ...] = ()  # empty until :func:`expanded`
     commit: str = ""
-    command: str = ""
-    """Command line that is stored with the results."""
+    command: str = ""  # command line that is stored with the results
 
     @property
     def settings(self) -> Settings:
@@ -196,8 +184,8 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
         for kernel in short.options.kernel:
             alive.sign()
             reference, lines = recorded.checkable(kernel, backend.kind, worker)
-            found, left_out = _problems(reference, short)
-            result += [_with_tables(problem, backend, tables) for problem in found]
+            sizes, left_out = _problems(reference, short)
+            result += [_with_tables(problem, backend, tables) for problem in sizes]
             notices += lines + left_out
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
@@ -239,16 +227,16 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     all_sizes = (
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
     )
-    found = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
+    sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
     if kind is Kind.STATIC:
-        found = [first for first, *_ in alike(reference, found, arch)]  # shapes with the same machine code need one row
+        sizes = [first for first, *_ in alike(reference, sizes, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):
-            small = [problem for problem in found if spec.is_small(problem)]
-            if len(small) < len(found):
-                notices = [f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter"]
-            found = small
-        found = problems.scaled_down(spec, found)
+            small = [problem for problem in sizes if spec.is_small(problem)]
+            if len(small) < len(sizes):
+                notices = [f"{spec.name}: {len(sizes) - len(small)} launches are too large for Triton's interpreter"]
+            sizes = small
+        sizes = problems.scaled_down(spec, sizes)
     version, limits = version_of(reference), device.limits(short.backend.device)
 
     def grid(problem: Problem) -> grids.Grid:
@@ -260,7 +248,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
         # what is not compiled needs no row
         return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
 
-    plans = [ProblemPlan.of(reference, version, problem, grid(problem)) for problem in found]
+    plans = [ProblemPlan.from_spec(reference, version, problem, grid(problem)) for problem in sizes]
     if kind not in RUNNING:
         return plans, notices
     # another reference, check or bound judges the same configs anew

@@ -14,8 +14,8 @@ from fleet.crew import DEVICE, queue
 from fp8tune import alive
 from fp8tune.fleet.worker import Worker
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.engine import Screened
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.options import SweepOptions
 from fp8tune.plan.shapes import Selection

@@ -135,7 +135,7 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert len(best) == 1
     backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
     true_us = {
-        row.config: backend.clock.true_time_us(KernelArm.of(FAULTS, spec, row.problem, row.config).work)
+        row.config: backend.clock.true_time_us(KernelArm.from_spec(FAULTS, spec, row.problem, row.config).work)
         for row in rows
         if row.config
     }
