@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 import warnings
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,6 @@ def install() -> None:
     semantic.broadcast_impl_value = _comparing_plain_sizes(semantic.broadcast_impl_value)
     interpreter._get_np_dtype = _kept_by_name(interpreter._get_np_dtype)
     interpreter.TensorHandle.__init__ = _checking_sizes_by_name(interpreter.TensorHandle)
-    own = interpreter._interpreter
-    quick = {"load": _reading(own.load), "store": _writing(own.store)}
-    interpreter._interpreter = SimpleNamespace(**{**vars(own), **quick})
     interpreter._patch_attr = _calling_once(interpreter)
     interpreter._patch_builtin = _finding_them_once(interpreter)
     interpreter.FunctionRewriter.rewrite_ast = _rewriting_once(interpreter)
@@ -500,64 +497,6 @@ def _elementwise(functions: dict[str, Any]) -> Any:
         return call
 
     return quickened
-
-
-_FEW = 64
-"""For fewer elements than these Triton's own copy is the quicker one."""
-
-
-def _at_addresses(at: Any, dtype: Any) -> tuple[Any, Any] | None:
-    """The memory that addresses are in, as one array, and their places in it; None where these are not whole."""
-    first = int(at.min())
-    places = at - np.uint64(first)
-    size = dtype.itemsize
-    if size > 1 and (places & np.uint64(size - 1)).any():
-        return None
-    places //= np.uint64(size)
-    form = {"data": (first, False), "shape": (int(places.max()) + 1,), "typestr": dtype.str, "version": 3}
-    return np.asarray(SimpleNamespace(__array_interface__=form)), places
-
-
-def _reading(read: Any) -> Any:
-    """The interpreter's ``load``, which goes from element to element, with numpy's copy of all at once."""
-
-    def load(at: Any, where: Any, other: Any, dtype: Any) -> Any:
-        where = np.asarray(where, bool)
-        if at.size < _FEW or not at.shape == where.shape == other.shape:
-            return read(at, where, other, dtype)
-        everywhere = bool(where.all())
-        wanted = at if everywhere else at[where]
-        found = _at_addresses(wanted, np.dtype(dtype)) if wanted.size else None
-        if found is None:
-            return read(at, where, other, dtype)
-        memory, places = found
-        if everywhere:
-            return memory[places]
-        loaded = other.astype(dtype)
-        loaded[where] = memory[places]
-        return loaded
-
-    return load
-
-
-def _writing(write: Any) -> Any:
-    """Write to memory quickly, as ``store`` does: if an address occurs twice, the last value stays."""
-
-    def store(at: Any, values: Any, where: Any) -> None:
-        where = np.asarray(where, bool)
-        if at.size < _FEW or not at.shape == where.shape == values.shape:
-            write(at, values, where)
-            return
-        everywhere = bool(where.all())
-        wanted = at if everywhere else at[where]
-        found = _at_addresses(wanted, values.dtype) if wanted.size else None
-        if found is None:
-            write(at, values, where)
-            return
-        memory, places = found
-        memory[places] = values if everywhere else values[where]
-
-    return store
 
 
 _HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))

@@ -188,11 +188,7 @@ def _serve(connection: Connection, fp_fusion: bool) -> None:
     for number in (signal.SIGINT, *END_SIGNALS):  # the parent handles them, also if its whole process group gets them
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)  # so that Ctrl-C does not reach ptxas, after which Triton prints all of its input
-    # Linux kills this process when the fork server ends, so that ``kill -9`` leaves nothing behind. It reports later
-    # deaths only: a parent that was killed while this process started is gone already.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
-        os._exit(1)
+    _die_with_parent()
     codegen.fix_fp_fusion(fp_fusion)
     sys.stdout = sys.stderr
     os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves
@@ -222,3 +218,13 @@ def _remember_parent() -> None:
 
 
 os.register_at_fork(before=_remember_parent)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when the fork server ends, so that ``kill -9`` leaves nothing behind.
+
+    Linux reports later deaths only. A parent that was killed while this process started is gone already.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if _forked_from not in (0, os.getppid()):  # 0: not imported before the fork, so nothing is known
+        os._exit(1)
