@@ -203,11 +203,11 @@ class Tensors:
             if not is_tensor(output):
                 return f"output {index}: the launch returned {type(output).__name__}, wanted a tensor"
             if _form(output) != _form(like):
-                returned, wanted = (
+                returned, expected = (
                     f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()} on {tensor.device}"
                     for tensor in (output, like)
                 )
-                return f"output {index}: the launch returned {returned}, wanted {wanted}"
+                return f"output {index}: the launch returned {returned}, wanted {expected}"
         return None
 
 

@@ -13,8 +13,7 @@ from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends import copied
-from fp8tune.measure.backends import ProcessBackend
+from fp8tune.measure.backends import ProcessBackend, copied
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
@@ -185,8 +184,11 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
     new, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert len(kept) == 4
     assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
+    assert run(store, shapes=one_shape, timer="simulated:7")[0] == []
     stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
     assert len(stored) == len(set(stored)) == len(new) + len(kept)
+    anew, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    assert (len(anew), len(kept)) == (len(stored), 0)
 
 
 @on_both
@@ -200,13 +202,6 @@ def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple
     new, kept = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
     assert kept
-
-
-@on_both
-def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
-    first, _ = run(store, shapes=one_shape, timer="simulated:7")
-    new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
-    assert (len(new), len(kept)) == (len(first), 0)
 
 
 def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
@@ -243,13 +238,6 @@ def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
     assert session.tallies(store, replace(plan, problems=(begun,))) == []
     (tally,) = session.tallies(store, replace(plan, problems=(ended,)))
     assert not tally.has_right
-
-
-def test_a_finished_sweep_runs_nothing(store: Store, one_shape: tuple[str, ...]) -> None:
-    first, _ = run(store, shapes=one_shape, timer="simulated:7", quick=True)
-    new, kept = run(store, shapes=one_shape, timer="simulated:7", quick=True)
-    assert not new
-    assert {(row.config, row.round) for row in kept} == {(row.config, row.round) for row in first}
 
 
 def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
