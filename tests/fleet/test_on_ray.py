@@ -101,9 +101,9 @@ def test_a_signal_and_a_killed_worker_cost_nothing(tmp_path: Path) -> None:
         _, error = process.communicate(timeout=200)
         assert process.returncode == 0, error
     alone = str(tmp_path / "alone.db")
-    with Store.open(db, writable=False) as store, Store.open(alone, create=True) as other:
+    with Store.open(db, writable=False) as store, Store.open(alone, create=True) as second:
         queue = store.queue()
-        other.add_units(queue.sweeps[0], [status.unit for status in queue.units])
+        second.add_units(queue.sweeps[0], [status.unit for status in queue.units])
     for _ in worked(alone):
         pass
     assert table(db) == table(alone)

@@ -108,8 +108,8 @@ def test_within_a_fence_nothing_is_stored_once_the_lease_is_lost(db: str) -> Non
         with store.fenced([lease]):
             assert store.add(sweep, row(process="before"))
             time.sleep(0.1)
-            with Store.open(db) as other:
-                assert other.return_expired_units() == 1
+            with Store.open(db) as second:
+                assert second.return_expired_units() == 1
             with pytest.raises(LeaseLostError):
                 store.add(sweep, row(process="after"))
             with pytest.raises(LeaseLostError):
@@ -126,8 +126,8 @@ def test_a_unit_is_finished_with_the_rows_that_wait(db: str) -> None:
             store.add_soon(sweep, row())
             store.add_soon(sweep, row(round=1))
             store.finish_unit(lease)
-            with Store.open(db, writable=False) as other:
-                assert [stored.round for stored in other.rows()] == [0, 1]
+            with Store.open(db, writable=False) as second:
+                assert [stored.round for stored in second.rows()] == [0, 1]
 
 
 def test_a_renewed_lease_lasts_and_one_given_back_in_order_costs_no_attempt(db: str) -> None:

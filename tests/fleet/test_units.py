@@ -65,7 +65,7 @@ def test_units_are_built_anew_from_their_document_and_name_no_database() -> None
     sweep = units.queued(plan)
     assert "secret" not in sweep.document + sweep.command
     again = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
-    assert [of.configs for of in again.problems] == [of.configs for of in plan.problems]
+    assert [size.configs for size in again.problems] == [size.configs for size in plan.problems]
     queued = [unit.problems for unit in units.units_of(plan, sweep.key)]
     assert queued == [(units.problem_key(size),) for size in again.problems]
     with pytest.raises(UsageError, match="the units are for simulated:1, and this GPU is simulated:2"):
@@ -141,7 +141,7 @@ def test_the_speedup_so_far_is_that_of_the_decided_sizes(db: str) -> None:
 
 
 def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Path) -> None:
-    """Whoever may write to the database must not choose what a worker runs. Its units are left to other workers."""
+    """Write access to the database must not decide what a worker runs. Its units are left to other workers."""
     (tmp_path / "payload.py").write_text("open('canary', 'w').write('ran')\nSPEC = print\n")
     recorded = Kernel(f"{tmp_path / 'payload.py'}:SPEC", file=str(tmp_path / "payload.py"))
     (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))

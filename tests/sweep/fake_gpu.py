@@ -27,7 +27,7 @@ class FakeWorker:
         return self.gpu.launch(arm)
 
     def block(self, arm: KernelArm, place: Place) -> Outcome:
-        self.gpu.asked.append((arm, place))
+        self.gpu.calls.append((arm, place))
         return self.gpu.answer(arm, place) or self.gpu.block(arm, place)
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class FakeGpu(SimulatedBackend):
     """What building a problem's tensors comes to, if not ok."""
     turns: int = 0
     """How often a process began with a problem in finals."""
-    asked: list[tuple[KernelArm, Place]] = field(default_factory=list)
+    calls: list[tuple[KernelArm, Place]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(self.timer)

@@ -97,7 +97,7 @@ def timed(store: Store) -> list[tuple[object, ...]]:
 
 
 def test_finals_are_the_default(store: Store, options: SweepOptions, tmp_path: Path) -> None:
-    """The same sweep gives the same rows whatever the processes, and times nothing when it is run again."""
+    """An equal sweep gives the same rows whatever the processes, and times nothing when it is run again."""
     done = rows(events(store, options))
     assert any(row.stage == "screen" for row in done)
     for problem in {row.problem for row in done}:
@@ -121,10 +121,10 @@ def test_finals_are_the_default(store: Store, options: SweepOptions, tmp_path: P
     again = events(store, options, gpu)
     assert all(event.from_database for event in again if isinstance(event, TrialDone))
     assert (gpu.turns, again[-1].is_whole) == (0, True)  # type: ignore[union-attr]
-    with Store.open(str(tmp_path / "again.db"), create=True) as other:
-        events(other, options)
-        assert timed(other) == timed(store)
-        assert decisions(other, options) == decisions(store, options)
+    with Store.open(str(tmp_path / "again.db"), create=True) as second:
+        events(second, options)
+        assert timed(second) == timed(store)
+        assert decisions(second, options) == decisions(store, options)
 
 
 def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: SweepOptions) -> None:
@@ -136,10 +136,10 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     for study in studies(store, alone):
         assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.PROVEN, None)
         assert (study.choice.processes, study.noise is None) == (PLAN.processes, False)
-    kept = picks.read(store)
-    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
+    stored = picks.read(store)
+    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in stored}
     assert bounds == {("proven", None, None)}
-    assert len(kept) == 2
+    assert len(stored) == 2
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: SweepOptions) -> None:
@@ -148,8 +148,8 @@ def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: 
     assert {row.stage for row in screened} == {"screen"}
     assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
     done = events(store, options)
-    kept = [event for event in done if isinstance(event, TrialDone) and event.from_database]
-    assert len(kept) == len(screened)
+    stored = [event for event in done if isinstance(event, TrialDone) and event.from_database]
+    assert len(stored) == len(screened)
     assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
 
 
@@ -185,7 +185,7 @@ def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: SweepOp
     failed = [row for row in done if row.outcome.status is status]
     assert {(row.config, row.stage, row.outcome.reason) for row in failed} == {(victim, "final", "planted")}
     assert len(failed) == len({row.problem for row in failed})
-    assert not [place for arm, place in gpu.asked if arm.config == victim and place.process > 3]
+    assert not [place for arm, place in gpu.calls if arm.config == victim and place.process > 3]
     for study in studies(store, options):
         assert study.pick.config != victim
         assert study.choice.processes >= PLAN.processes
@@ -262,7 +262,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: S
     gpu = FakeGpu(TIMER, failing)
 
     def clock() -> float:  # the second problem's seventh process is over
-        timed = {place.process for arm, place in gpu.asked if arm.problem != first}
+        timed = {place.process for arm, place in gpu.calls if arm.problem != first}
         return math.inf if len(timed) > PLAN.processes else 0.0
 
     *_, last = session.run(store, replace(planned(replace(options, budget_s=1e9)), backend=gpu), clock)
@@ -275,7 +275,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: S
 
 
 def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
-    return replace(plan, problems=tuple(replace(of, **committed) for of in plan.problems))  # type: ignore[arg-type]
+    return replace(plan, problems=tuple(replace(size, **committed) for size in plan.problems))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("use", ["current", "today"])
@@ -285,8 +285,8 @@ def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Swe
     assert slowest is not None
     in_use = Today(slowest, Origin.SHIPPED_TABLE) if use == "today" else slowest
     done = rows(list(session.run(store, with_committed(planned(options), **{use: in_use}))))
-    for of in {row.problem for row in done}:
-        assert slowest in {row.config for row in done if row.problem == of and row.stage == "final"}
+    for size in {row.problem for row in done}:
+        assert slowest in {row.config for row in done if row.problem == size and row.stage == "final"}
     assert slowest not in {study.pick.config for study in studies(store, options)}
 
 
@@ -302,5 +302,5 @@ def test_what_the_committed_table_holds_is_timed_in_every_round(
     assert max(row.round for row in screened if row.config == slowest) == 0
     again = with_committed(planned(replace(options, again=True)), **{committed: slowest})
     done = rows(list(session.run(store, again)))
-    for of in {row.problem for row in done}:
-        assert {row.round for row in done if (row.problem, row.config) == (of, slowest)} == {0, 1, 2}
+    for size in {row.problem for row in done}:
+        assert {row.round for row in done if (row.problem, row.config) == (size, slowest)} == {0, 1, 2}

@@ -30,8 +30,8 @@ from fp8tune.sweeping.planning import Plan
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def planned(**given: object) -> Plan:
-    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **given}
+def planned(**arguments: object) -> Plan:
+    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **arguments}
     return planning.planned(SweepOptions(**options))  # type: ignore[arg-type]
 
 
@@ -39,8 +39,8 @@ def events(store: Store, **options: object) -> Iterator[Event]:
     return session.run(store, planning.expanded(planned(**options)))
 
 
-def rows_of(found: Iterable[Event]) -> list[Row]:
-    return [event.row for event in found if isinstance(event, TrialDone)]
+def rows_of(done: Iterable[Event]) -> list[Row]:
+    return [event.row for event in done if isinstance(event, TrialDone)]
 
 
 def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
@@ -96,9 +96,9 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
         assert "\n" not in row.outcome.reason
         assert row.kind is Kind.INTERPRETER
         assert row.outcome.time_us is None
-    again, kept = run(store, shapes=one_shape)
+    again, old = run(store, shapes=one_shape)
     assert again == []
-    assert len(kept) == len(rows)
+    assert len(old) == len(rows)
     retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), again=True)
     assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}
 
@@ -144,31 +144,31 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
 
 
-def publish(store: Store, of: Problem, *configs: NamedInts) -> None:
+def publish(store: Store, size: Problem, *configs: NamedInts) -> None:
     sweep_id = store.begin_sweep("published", Device("published"), command="", commit="", timer="", seed=0)
     for config in configs:
         somebody = Device("simulated", "somebody's")
-        store.add(sweep_id, Row(of, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
+        store.add(sweep_id, Row(size, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
 
 
 def test_what_others_published_for_a_problem_is_timed_with_the_grid(
     tmp_path: Path, one_shape: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     same = planned(shapes=one_shape, timer="simulated:7")
-    (of,) = planning.expanded(same).problems
-    known = next(iter(of.configs))
+    (size,) = planning.expanded(same).problems
+    known = next(iter(size.configs))
     name = next(iter(known))
-    elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in of.configs)})
+    elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in size.configs)})
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
         rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-        assert {row.config for row in rows} == set(of.configs)
-        publish(store, of.problem, known, NamedInts(OTHER=1))
+        assert {row.config for row in rows} == set(size.configs)
+        publish(store, size.problem, known, NamedInts(OTHER=1))
     with Store.open(str(tmp_path / "results.db")) as store:
-        publish(store, of.problem, elsewhere)
+        publish(store, size.problem, elsewhere)
     with Store.open(str(tmp_path / "results.db")) as store:
-        rows, kept = run(store, shapes=one_shape, timer="simulated:7")
+        rows, old = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
-    assert {row.config for row in kept} >= set(of.configs)
+    assert {row.config for row in old} >= set(size.configs)
     assert "OTHER=1" in caplog.text
 
 
@@ -181,27 +181,27 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
         if done == 4:
             break
     running.close()  # type: ignore[attr-defined]
-    new, kept = run(store, shapes=one_shape, timer="simulated:7")
-    assert len(kept) == 4
-    assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
+    new, old = run(store, shapes=one_shape, timer="simulated:7")
+    assert len(old) == 4
+    assert {row.config for row in new + old if row.round == 0} == {row.config for row in new + old}
     assert run(store, shapes=one_shape, timer="simulated:7")[0] == []
     stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
-    assert len(stored) == len(set(stored)) == len(new) + len(kept)
-    anew, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
-    assert (len(anew), len(kept)) == (len(stored), 0)
+    assert len(stored) == len(set(stored)) == len(new) + len(old)
+    anew, old = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    assert (len(anew), len(old)) == (len(stored), 0)
 
 
 @on_both
 def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple[str, ...]) -> None:
     """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
     plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7"))
-    (of,) = plan.problems
-    pruned = replace(of, configs={config: "planted" if config["FAULT"] == 3 else "" for config in of.configs})
+    (size,) = plan.problems
+    pruned = replace(size, configs={config: "planted" if config["FAULT"] == 3 else "" for config in size.configs})
     first = rows_of(session.run(store, replace(plan, problems=(pruned,))))
     assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
-    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    new, old = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
-    assert kept
+    assert old
 
 
 def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
@@ -229,10 +229,10 @@ def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
 ) -> None:
     """A time budget may end a round behind them. Where nothing is left to try, the same rows are one."""
     plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=True))
-    (of, *_) = plan.problems
-    pruned, *tried = of.configs
-    begun = replace(of, configs={pruned: "planted", **dict.fromkeys(tried, "")})
-    ended = replace(of, configs={pruned: "planted"})
+    (size, *_) = plan.problems
+    pruned, *tried = size.configs
+    begun = replace(size, configs={pruned: "planted", **dict.fromkeys(tried, "")})
+    ended = replace(size, configs={pruned: "planted"})
     for _ in sweep(store, replace(plan, problems=(ended,))):
         pass
     assert session.tallies(store, replace(plan, problems=(begun,))) == []
@@ -248,11 +248,11 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
     options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
     plan = planning.expanded(planned(**options))
-    asked: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
 
     def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
-        asked.append(shape["M"])
+        calls.append(shape["M"])
         return "planted" if config["FAULT"] > config["num_warps"] else None
 
     spec = replace(load_spec(FAULTS), excluded=excluded)
@@ -261,9 +261,9 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     running = sweep(store, replace(plan, problems=tuple(problems)))
     started = next(running)
     assert isinstance(started, Started)
-    assert (started.problems, started.configs, asked) == (3, 27, [])
+    assert (started.problems, started.configs, calls) == (3, 27, [])
     assert any(isinstance(event, TrialDone) for event in running)
-    assert set(asked) == {40, 41}  # the next is compiled ahead
+    assert set(calls) == {40, 41}  # the next is compiled ahead
     rows = rows_of(running)
     assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
 
@@ -285,9 +285,9 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     assert {row.outcome.status for row in mended} == {Status.OK}
     assert {result.status for study in store.studies() for result in study.results} == {Status.OK}
     spec.write_text(text)
-    again, kept = run(store, **options)
+    again, old = run(store, **options)
     assert not again
-    assert len(kept) == len(rows)
+    assert len(old) == len(rows)
 
 
 def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
@@ -295,11 +295,11 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
     text = (PLANTED / "foreign.py").read_text()
     text = text.replace("(x.float().clamp(-448, 448).to(torch.float8_e4m3fn)", "(x.double()")
     text = text.replace("import KernelSpec,", "import KernelSpec, Tolerance,")
-    found = []
+    statuses = []
     for name, bound in (("loose", 0.5), ("strict", 0.001)):
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
         rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape)
-        found.append({row.outcome.status for row in rows})
-    assert found == [{Status.OK}, {Status.WRONG}]
+        statuses.append({row.outcome.status for row in rows})
+    assert statuses == [{Status.OK}, {Status.WRONG}]
