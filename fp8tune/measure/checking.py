@@ -262,7 +262,7 @@ def _filled_memory() -> Any:
     uninitialised = {torch.empty, torch.empty_like, torch.empty_strided}
     uninitialised |= {torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
 
-    class Filling(torch.overrides.TorchFunctionMode):  # type: ignore[misc,name-defined]
+    class Filling(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         # torch's own switch for this imports its compiler, which takes seconds
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))

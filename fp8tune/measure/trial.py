@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial, wraps
-from typing import ParamSpec
+from typing import ParamSpec, cast
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
@@ -22,6 +22,8 @@ from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
 
@@ -87,6 +89,23 @@ def prepare(reference: str, problem: Problem, torch_device: str) -> None:
     tensor_cache.tensors(reference, problem, torch_device)
     for edge in edges_of(load_spec(reference), problem):
         tensor_cache.edge_tensors(reference, edge, torch_device)
+
+
+def edge_failure(reference: str, torch_device: str) -> str | None:
+    """Explain why a recorded kernel cannot be checked on its edge cases; None if it can.
+
+    The config declared first must run on each and agree with itself: the kernel may not expect odd sizes at all.
+    """
+    tensor_cache.use_one_thread()
+    spec = cast(RecordedSpec, load_spec(str(replace(KernelReference.parse(reference), reference=""))))
+    for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
+        try:
+            tensors = checking.build(spec, edge, torch_device)
+            if wrong := tensors.check(spec.first(edge.problem)):
+                return wrong
+        except Exception as error:
+            return one_line(error)
+    return None
 
 
 @_guarded

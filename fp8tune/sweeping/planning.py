@@ -8,31 +8,32 @@ import itertools
 import json
 import os
 import random
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive
+from fp8tune import __version__, alive, registry
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
-from fp8tune.measure import device, machine
+from fp8tune.measure import device, machine, trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends import backend_for
 from fp8tune.measure.compiling import alike
-from fp8tune.measure.engine import Backend
+from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
-from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
-from fp8tune.replay.spec import RecordedSpec
+from fp8tune.replay.loading import check_reference, load_spec, reach_recorded, recorded_kernel
+from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS
-from fp8tune.sweeping import recorded
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     settings = shapes.common_settings(selections)
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
-    options, left_out = recorded.composed(options)
+    options, left_out = _with_recording(options)
     backend, notices = backend_for(options.arch, options.timer)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
@@ -156,6 +157,51 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     ]
     key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
     return Plan(options, backend, key, notices + left_out, selections, command=command)
+
+
+def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...]]:
+    """Put ``--recording``, ``--tolerance`` and ``--reference`` into the text of each kernel. Returns notices too.
+
+    A recording alone stands for every kernel in it that can be swept. Raises UsageError if there is none.
+    """
+    refused, kernels = list[str](), options.kernel
+    if options.recording is not None and not kernels:
+        for kernel in recording.read(Path(options.recording)).kernels:
+            try:
+                kernels += (repeatable(kernel)[0].name,)
+            except UsageError as error:
+                refused.append(str(error))
+        if not kernels:
+            reason = refused[0] if refused else "it holds no kernel"
+            raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
+    check = _check_of(options.tolerance)
+    complete = [
+        _with_options(KernelReference.parse(kernel), options, check) for kernel in kernels or registry.kernels()
+    ]
+    for reference in complete:
+        reach_recorded(reference)
+    return replace(options, kernel=tuple(map(str, complete))), tuple(refused)
+
+
+def _check_of(tolerance: str) -> str:
+    """Return the check of a ``--tolerance`` as kernels' texts have it; empty for the kernel's own."""
+    if match := re.fullmatch(r"([0-9.eE+-]{1,30}),([0-9.eE+-]{1,30})", tolerance):
+        return f"?check=tolerance&relative={match[1]}&absolute={match[2]}"
+    if tolerance not in (rules := {"auto": "", "exact": "?check=exact", "exact-sums": "?check=exact-inputs"}):
+        raise UsageError(f"--tolerance {tolerance!r:.80} is unknown: use exact, exact-sums, auto or RTOL,ATOL")
+    return rules[tolerance]
+
+
+def _with_options(kernel: KernelReference, options: SweepOptions, check: str) -> KernelReference:
+    """Add what the options say and the kernel's text does not."""
+    if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
+        kernel = replace(kernel, recording=options.recording)
+    if check and not kernel.check:
+        rule = KernelReference.parse(f"{kernel.kernel}{check}")
+        kernel = replace(kernel, check=rule.check, relative=rule.relative, absolute=rule.absolute)
+    if options.reference is not None and not kernel.reference:
+        kernel = replace(kernel, reference=options.reference)
+    return kernel.absolute_paths()
 
 
 def _kernel_key(reference: str) -> list[str]:
@@ -183,7 +229,7 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     with contextlib.closing(backend.worker()) as worker:
         for kernel in short.options.kernel:
             alive.sign()
-            reference, lines = recorded.checkable(kernel, backend.kind, worker)
+            reference, lines = _checkable(kernel, backend.kind, worker)
             sizes, left_out = _problems(reference, short)
             result += [_with_tables(problem, backend, tables) for problem in sizes]
             notices += lines + left_out
@@ -195,6 +241,32 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
             "sizes; nothing is timed"
         )
     return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
+
+
+def _checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[str]]:
+    """Return a kernel's text as workers get it, and notices about its recording and its check."""
+    spec, kernel = load_spec(reference), KernelReference.parse(reference)
+    if not isinstance(spec, RecordedSpec):
+        if not kernel.overrides:
+            return reference, []
+        rule = f"{spec.check_text}{f' with {kernel.reference}' if kernel.reference else ''}"
+        return reference, [f"{spec.name} is checked by {rule}, not by its own {load_spec(kernel.kernel).check_text}"]
+    notices, untried = [f"{spec.name}: {notice}" for notice in spec.notices], spec.untried_sizes
+    recorded_hash = spec.kernel.source_hash
+    if recorded_hash and recorded_hash != source.source_hash(reference, source.installed(reference)):
+        changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
+        notices.insert(0, f"{spec.name} {changed}")
+    torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
+    if torch_device and spec.has_odd_sizes:
+        try:
+            failure = worker.run(trial.edge_failure, reference, torch_device)
+        except (WorkerDied, RemoteError) as error:
+            failure = str(error).strip().splitlines()[-1][:300]
+        if failure:
+            reference, untried = str(replace(kernel, sizes="recorded")), failure
+    if untried:
+        notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
+    return reference, notices
 
 
 def _check_settings(short: Plan) -> None:

@@ -48,7 +48,7 @@ def operands_of_product(routing: str = "ragged", seed: int = 0) -> tuple[torch.T
 def layer(
     call: Callable[..., torch.Tensor], x: Any, w13: Any, w2: Any, logits: Any, grad: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The same of a layer with its router."""
+    """Return the output and gradients of a layer with its router."""
     out = call(x, w13, w2, *choose_experts(logits, TOP_K))
     return out, *torch.autograd.grad(out, (x, w13, w2, logits), grad)
 
