@@ -49,8 +49,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"fp8tune\.interpreter\.quick")
 
 
-_TYPES = 4096
-"""Most types that are remembered: each launch makes new ones for its pointers."""
+_TYPES = 4096  # most types that are remembered: each launch makes new ones for its pointers
 
 
 # Types
@@ -266,34 +265,33 @@ def _truncated(x: Any, y: Any) -> Any:
 _NUMERIC = frozenset(("int32", "int64", "fp32"))
 _WHOLE = frozenset(("int32", "int64"))
 _BITS = frozenset(("int1", "int32", "int64"))
-_OPERATORS: dict[str, tuple[Any, frozenset[str]]] = {
-    "__add__": (np.add, _NUMERIC),
-    "__radd__": (lambda x, y: np.add(y, x), _NUMERIC),
-    "__sub__": (np.subtract, _NUMERIC),
-    "__rsub__": (lambda x, y: np.subtract(y, x), _NUMERIC),
-    "__mul__": (np.multiply, _NUMERIC),
-    "__rmul__": (lambda x, y: np.multiply(y, x), _NUMERIC),
-    "__truediv__": (np.divide, frozenset(("fp32",))),
-    "__rtruediv__": (lambda x, y: np.divide(y, x), frozenset(("fp32",))),
-    "__floordiv__": (_truncated, _WHOLE),
-    "__rfloordiv__": (lambda x, y: _truncated(y, x), _WHOLE),
-    "__mod__": (np.fmod, _WHOLE),
-    "__rmod__": (lambda x, y: np.fmod(y, x), _WHOLE),
-    "__lshift__": (np.left_shift, _WHOLE),
-    "__rshift__": (np.right_shift, _WHOLE),
-    "__lt__": (np.less, _NUMERIC),
-    "__le__": (np.less_equal, _NUMERIC),
-    "__gt__": (np.greater, _NUMERIC),
-    "__ge__": (np.greater_equal, _NUMERIC),
-    "__eq__": (np.equal, _NUMERIC),
-    "__ne__": (np.not_equal, _NUMERIC),
-    "__and__": (np.bitwise_and, _BITS),
-    "__or__": (np.bitwise_or, _BITS),
+_BOTH_WAYS: dict[str, tuple[Any, frozenset[str]]] = {
+    "add": (np.add, _NUMERIC),
+    "sub": (np.subtract, _NUMERIC),
+    "mul": (np.multiply, _NUMERIC),
+    "truediv": (np.divide, frozenset(("fp32",))),
+    "floordiv": (_truncated, _WHOLE),
+    "mod": (np.fmod, _WHOLE),
 }
-"""Operators -> the function of arrays and the types it is quick for: those that numpy holds as they are."""
+_ONE_WAY: dict[str, tuple[Any, frozenset[str]]] = {
+    "lshift": (np.left_shift, _WHOLE),
+    "rshift": (np.right_shift, _WHOLE),
+    "lt": (np.less, _NUMERIC),
+    "le": (np.less_equal, _NUMERIC),
+    "gt": (np.greater, _NUMERIC),
+    "ge": (np.greater_equal, _NUMERIC),
+    "eq": (np.equal, _NUMERIC),
+    "ne": (np.not_equal, _NUMERIC),
+    "and": (np.bitwise_and, _BITS),
+    "or": (np.bitwise_or, _BITS),
+}
+# Operators -> the function of arrays and the types it is quick for: those that numpy holds as they are.
+_OPERATORS = {
+    **{f"__{name}__": entry for name, entry in (_BOTH_WAYS | _ONE_WAY).items()},
+    **{f"__r{name}__": (lambda x, y, f=f: f(y, x), types) for name, (f, types) in _BOTH_WAYS.items()},
+}
 
-_INTEGERS = range(-(2**31), 2**31)
-"""Python integers that Triton takes for int32."""
+_INTEGERS = range(-(2**31), 2**31)  # Python integers that Triton takes for int32
 
 
 def _is_number(operands: Any) -> bool:
@@ -304,13 +302,46 @@ def _is_number(operands: Any) -> bool:
     return kind is int and operands in _INTEGERS
 
 
-def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: Any) -> Any:
-    """An operator on tensors, or a tensor and a Python number. Numpy broadcasts as Triton does."""
-    function, names = operator
+def _planned(slowly: Any, interpreter: Any, choose: Any) -> Any:
+    """Return the quick form of a function of tensors and numbers; ``choose`` returns numpy's function for operands."""
     plans, builder = _Plans(interpreter), interpreter.interpreter_builder
 
-    def quick(x: Any, y: Any) -> Any:
-        """The function for these operands; None where they are not numbers that numpy holds as they are."""
+    def call(*operands: Any, **named: Any) -> Any:
+        key: list[Any] = []
+        arrays: list[Any] = []
+        for operand in operands:
+            kind = type(operand)
+            if kind is tl.constexpr:
+                operand = operand.value
+                kind = type(operand)
+            if kind is tl.tensor:
+                key.append(id(operand.type))
+                arrays.append(operand.handle.data)
+            elif _is_number(operand):
+                key.append(kind)
+                arrays.append(operand)
+            else:
+                return slowly(*operands, **named)
+        if named or builder.options.debug:  # which looks for overflows
+            return slowly(*operands, **named)
+        plan = plans.get(tuple(key))
+        if plan is None:
+            types = tuple([getattr(operand, "type", None) for operand in operands])
+            return plans.learn(tuple(key), types, slowly(*operands), choose(*operands), *arrays)
+        if plan[0] is None:
+            return slowly(*operands)
+        result = plan[0](*arrays)
+        return plans.made(plan, result) if result.dtype is plan[1] else slowly(*operands)
+
+    return call
+
+
+def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: Any) -> Any:
+    """Return the quick form of an operator on tensors, or a tensor and a number. Numpy broadcasts as Triton does."""
+    function, names = operator
+
+    def choose(x: Any, y: Any) -> Any:
+        y = y.value if type(y) is tl.constexpr else y
         if x.dtype.is_ptr() and function in (np.add, np.subtract):
             size = max(1, x.dtype.element_ty.primitive_bitwidth // 8)
             offsets = type(y) is not tl.tensor or y.dtype.name in _WHOLE
@@ -318,31 +349,7 @@ def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: An
         known = x.dtype.name in names and (type(y) is not tl.tensor or y.dtype.name in names)
         return function if known else None
 
-    def operate(self: Any, second: Any) -> Any:
-        kind = type(second)
-        if kind is tl.constexpr:
-            second = second.value
-            kind = type(second)
-        if kind is tl.tensor:
-            key: tuple[int, Any] = id(self.type), id(second.type)
-            operands = second.handle.data
-        elif _is_number(second):
-            key, operands = (id(self.type), kind), second
-        else:
-            return slowly(self, second)
-        plan = plans.get(key)
-        if builder.options.debug:  # which looks for overflows
-            return slowly(self, second)
-        if plan is None:
-            right = slowly(self, second)
-            types = self.type, getattr(second, "type", None)
-            return plans.learn(key, types, right, quick(self, second), self.handle.data, operands)
-        if plan[0] is None:
-            return slowly(self, second)
-        result = plan[0](self.handle.data, operands)
-        return plans.made(plan, result) if result.dtype is plan[1] else slowly(self, second)
-
-    return operate
+    return _planned(slowly, interpreter, choose)
 
 
 def _casting(slowly: Any, interpreter: Any) -> Any:
@@ -396,43 +403,13 @@ def _indexing(slowly: Any, interpreter: Any) -> Any:
 
 
 def _elementwise(functions: dict[str, Any]) -> Any:
-    """A function of as many tensors or numbers as are given: numpy's by the name of the last operand's type."""
+    """Return the quick form of a function of as many tensors or numbers as come, by the name of their type."""
 
-    def quickened(slowly: Any, interpreter: Any) -> Any:
-        plans = _Plans(interpreter)
+    def choose(*operands: Any) -> Any:
+        names = {operand.type.scalar.name for operand in operands if type(operand) is tl.tensor} - {"int1"}
+        return functions.get(names.pop()) if len(names) == 1 else None
 
-        def call(*operands: Any, **named: Any) -> Any:
-            key: list[Any] = []
-            arrays: list[Any] = []
-            for item in operands:
-                kind = type(item)
-                if kind is tl.constexpr:
-                    item = item.value
-                    kind = type(item)
-                if kind is tl.tensor:
-                    key.append(id(item.type))
-                    arrays.append(item.handle.data)
-                elif _is_number(item):
-                    key.append(kind)
-                    arrays.append(item)
-                else:
-                    return slowly(*operands, **named)
-            if named:
-                return slowly(*operands, **named)
-            plan = plans.get(tuple(key))
-            if plan is None:
-                types = tuple([getattr(item, "type", None) for item in operands])
-                names = {target.scalar.name for target in types if target is not None} - {"int1"}
-                function = functions.get(names.pop()) if len(names) == 1 else None
-                return plans.learn(tuple(key), types, slowly(*operands), function, *arrays)
-            if plan[0] is None:
-                return slowly(*operands)
-            result = plan[0](*arrays)
-            return plans.made(plan, result) if result.dtype is plan[1] else slowly(*operands)
-
-        return call
-
-    return quickened
+    return lambda slowly, interpreter: _planned(slowly, interpreter, choose)
 
 
 _HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))

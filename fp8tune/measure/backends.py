@@ -68,7 +68,9 @@ class ProcessBackend:
 
     def compile(self, arms: Sequence[KernelArm]) -> None:
         """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
-        for arm in [] if self._shared_limit is None else arms:
+        if self._shared_limit is None:
+            return
+        for arm in arms:
             if arm not in self._compiling:
                 code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
                 future = self._compilers.submit(

@@ -42,7 +42,7 @@ def copy_ceiling_gb_per_s() -> float:
     """Measure a device-to-device copy of 512 MiB, in GB/s of bytes read plus written."""
     source = torch.randint(0, 255, (512 << 20,), dtype=torch.uint8, device="cuda")
     copy = partial(torch.empty_like(source).copy_, source)
-    return 2 * source.numel() / trimmed_mean(timing.block(copy).samples_us) / 1e3
+    return 2 * int(source.numel()) / trimmed_mean(timing.block(copy).samples_us) / 1e3
 
 
 def gemm_flop_per_s(in_dtype: str) -> float:

@@ -125,9 +125,9 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
         assert (result.state, result.attempts) == (UnitState.WAITING, 0)
 
 
-@pytest.mark.parametrize(("budget_s", "done"), [(60, 2), (900, 30)])
+@pytest.mark.parametrize(("budget_s", "done"), [(60, 2), (300, 10)])
 def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: int, done: int) -> None:
-    queue(db, plan_of(40))
+    queue(db, plan_of(12))
     now_s = 0.0
 
     def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
@@ -145,7 +145,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     events = list(worked(db, 0, half_a_minute, time_budget_s=budget_s, clock=lambda: now_s))
     (ended,) = of_type(iter(events), "ended")
     assert len(of_type(iter(events), "done")) == done
-    assert (ended.done, ended.waiting, ended.reason) == (done, 40 - done, "the time budget is over")
+    assert (ended.done, ended.waiting, ended.reason) == (done, 12 - done, "the time budget is over")
 
 
 def test_a_worker_waits_for_units_of_others_and_takes_them_over(db: str) -> None:

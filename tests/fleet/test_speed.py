@@ -61,10 +61,10 @@ class TimedGpu(SimulatedBackend):
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """A sweep of three minutes: 24 problem sizes."""
+    """A sweep of two minutes: 16 problem sizes."""
     grid = ("num_warps=4,8", "BLOCK_SIZE=2", "BLOCK_SIZE_ITER=4096,8192", "num_stages=1")
     short = planning.planned(SweepOptions(kernel=("rowwise-2d",), shapes=(), grid=grid, timer=DEVICE))
-    rows = [NamedInts(M=1024, K=4096 + 128 * number, E=1, N=4096 + 128 * number) for number in range(24)]
+    rows = [NamedInts(M=1024, K=4096 + 128 * number, E=1, N=4096 + 128 * number) for number in range(16)]
     return planning.expanded(replace(short, selections=(Selection(tuple(rows)),)))
 
 
@@ -118,7 +118,7 @@ def workers_s(db: str, plan: Plan, count: int) -> float:
     return max(gpu.now_s for gpu in crew.gpus)
 
 
-def test_a_sweep_of_three_minutes_has_work_for_four_workers(
+def test_a_sweep_of_two_minutes_has_work_for_four_workers(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker took more than twice as long as a plain sweep: each unit had fresh processes of its own."""
@@ -126,7 +126,7 @@ def test_a_sweep_of_three_minutes_has_work_for_four_workers(
     plain = plain_s(str(tmp_path / "plain.db"), plan)
     single, four = (workers_s(str(tmp_path / f"{count}.db"), plan, count) for count in (1, 4))
     print(f"\nplain {plain:.1f} s, one {single:.1f} s, four {single / four:.2f}x")
-    assert 150 < plain < 200
+    assert 100 < plain < 140
     assert single <= 1.05 * plain
-    assert single / four >= 3.4
+    assert single / four >= 3.2
     assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 4))
