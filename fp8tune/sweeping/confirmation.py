@@ -15,7 +15,7 @@ from dataclasses import replace
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import FinalsRun, NamedInts, Problem, Status
+from fp8tune.records import ClockLimits, FinalsRun, NamedInts, Problem, Status
 from fp8tune.stats.calibration import floor_us
 from fp8tune.stats.decide import PLAN, decide_finals
 from fp8tune.stats.pairs import Finals
@@ -70,6 +70,19 @@ class Confirmation:
                 return
             decided = processes
         yield from (SizeDone(group.subject.problem) for group in pending)  # all finalists have failed
+
+    def withdraw(self, problem: ProblemPlan) -> None:
+        """End an older confirmation at other clock or power limits: the coarse pass at these replaces it."""
+        limits = self.plan.backend.limits
+        studies = () if limits == ClockLimits() else self.store.studies(problems={problem.problem})
+        times = [processes for study in studies if self._is_of(problem, study) for processes in study.finals.values()]
+        sweeps = {process.run.sweep for processes in times for process in processes}
+        if any(limits.difference(self.store.limits_of(sweep)) for sweep in sweeps):
+            run = FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, 0.0)
+            self.store.end_finals(self.sweep_id, self.plan.subject(problem), run)
+
+    def _is_of(self, problem: ProblemPlan, study: Study) -> bool:
+        return study.source_hash == problem.version.source_hash and study.device == self.plan.backend.device
 
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
         tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")

@@ -86,6 +86,7 @@ def sweep(
                 trials += isinstance(event, TrialDone)
                 yield event
             if passes[index].is_done and not confirmation.is_wanted:
+                confirmation.withdraw(passes[index].problem)
                 yield SizeDone(passes[index].problem.problem)
             index += 1
             compile_ahead()

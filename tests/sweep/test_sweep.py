@@ -20,7 +20,7 @@ from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats.study import Study
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import loop, planning, session
 from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
@@ -123,6 +123,22 @@ def test_results_at_another_power_limit_are_not_mixed(store: Store, one_shape: t
         [result.figures for result in study.results] for study in studies
     ]
     assert run_at(500.0)[0] == 0
+
+
+def test_a_quick_sweep_at_another_power_limit_replaces_a_confirmation(store: Store, tmp_path: Path) -> None:
+    """Its pick stayed proven by times at the old limit."""
+    path = tmp_path / "large.toml"
+    path.write_text("[[rows]]\nM = 16384\nK = 2048\nN = 8\nE = 2\n")
+    verdicts = []
+    for power_limit_w, quick in ((700.0, False), (700.0, True), (500.0, True), (500.0, False)):
+        grid = ("num_warps=4,8",)
+        plan = planning.expanded(planned(shapes=(str(path),), timer="simulated:7", quick=quick, grid=grid))
+        assert isinstance(plan.backend, SimulatedBackend)
+        plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
+        for _ in session.run(store, plan):
+            pass
+        verdicts += [study.choice.verdict for study in session.studies(store, plan)]
+    assert verdicts == [Verdict.PROVEN, Verdict.PROVEN, Verdict.QUICK, Verdict.PROVEN]
 
 
 def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:
