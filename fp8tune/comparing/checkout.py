@@ -63,7 +63,10 @@ def declared(reference: str, selections: Sequence[Selection], device: Device) ->
         for chosen in selections
         for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     ]
-    arms = {problem: KernelArm.from_spec(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
+    arms = {
+        problem: KernelArm.from_spec(reference, spec, problem, _config_in_use(spec, problem, device))
+        for problem in every
+    }
     return Declared(spec.default, arms)
 
 

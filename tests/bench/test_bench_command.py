@@ -33,7 +33,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[s
         chosen = operation(**options)
         monkeypatch.setattr(run, "load", lambda reference, is_kernel: chosen)
         monkeypatch.setattr("fp8tune.bench.contenders.load", lambda reference, is_kernel: chosen)
-        monkeypatch.setattr(choice, "SimulatedBackend", OnCpu)
+        monkeypatch.setattr(backends, "SimulatedBackend", OnCpu)
         shapes = tmp_path / "toy.toml"
         shapes.write_text('[[rows]]\nname = "small"\nM = [128, 256]\nK = 32\n')
         return ["--op", "doubling", "--shapes", str(shapes)]
