@@ -70,7 +70,7 @@ def test_a_signal_and_a_killed_worker_cost_nothing(tmp_path: Path) -> None:
     def started() -> subprocess.Popen[str]:
         options = ["--timer", DEVICE, "--db", db, "--on", "ray"]
         process = subprocess.Popen([*command, *options], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.1)
             with suppress(DatabaseError), Store.open(db, writable=False) as store:

@@ -128,5 +128,5 @@ def test_a_sweep_of_two_minutes_has_work_for_four_workers(
     print(f"\nplain {plain:.1f} s, one {single:.1f} s, four {single / four:.2f}x")
     assert 100 < plain < 140
     assert single <= 1.05 * plain
-    assert single / four >= 3.2
+    assert single / four >= 3.0
     assert all(picks(str(tmp_path / f"{count}.db")) == picks(str(tmp_path / "plain.db")) for count in (1, 4))
