@@ -39,13 +39,15 @@ def cluster() -> Iterator[str]:
     env = {**environment(), "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         command = [ray, "start", "--head", f"--port={port}", f"--temp-dir={folder}", *options]
-        head = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        raylet = Path(folder) / "session_latest" / "sockets" / "raylet"
-        while head.poll() is None and not raylet.exists():  # on a busy host later than clients wait
-            time.sleep(0.2)
+        for _ in range(5):  # a head that takes more than 30 s, on a busy host, ends
+            head = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            assert head.stdout is not None
+            if any("Ray runtime started" in line for line in head.stdout):
+                break
+            head.wait()
         yield f"127.0.0.1:{port}"
         head.terminate()
-        head.wait()
+        head.communicate()
 
 
 def marked(mark: str, words: str = "") -> list[int]:
