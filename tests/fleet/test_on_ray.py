@@ -39,15 +39,17 @@ def cluster() -> Iterator[str]:
     env = {**environment(), "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         command = [ray, "start", "--head", f"--port={port}", f"--temp-dir={folder}", *options]
+        log = Path(folder) / "head.log"
         for _ in range(5):  # a head that takes more than 30 s, on a busy host, ends
-            head = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            assert head.stdout is not None
-            if any("Ray runtime started" in line for line in head.stdout):
+            with log.open("w") as output:
+                head = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+            while head.poll() is None and "Ray runtime started" not in log.read_text():
+                time.sleep(0.2)
+            if head.poll() is None:
                 break
-            head.wait()
         yield f"127.0.0.1:{port}"
         head.terminate()
-        head.communicate()
+        head.wait()
 
 
 def marked(mark: str, words: str = "") -> list[int]:
