@@ -267,14 +267,15 @@ class SimulatedBackend:
     launch = build
 
     def check(self, arm: Arm) -> Outcome:  # noqa: D102
-        if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
-            return Outcome(Status.WRONG, reason="a wrong byte of the simulated GPU", process=self._process)
-        return Outcome(Status.OK)
+        return self._failure(arm) or Outcome(Status.OK)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        checked = self.check(arm)
-        is_right = checked.status is Status.OK
-        return self.clock.block(arm.work, place).outcome(self._process) if is_right else checked
+        return self._failure(arm) or self.clock.block(arm.work, place).outcome(self._process)
+
+    def _failure(self, arm: Arm) -> Outcome | None:
+        if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
+            return Outcome(Status.WRONG, reason="a wrong byte of the simulated GPU", process=self._process)
+        return None
 
     checked_block = block
 
