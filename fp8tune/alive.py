@@ -1,6 +1,6 @@
-"""Signs of life of a thread, for whoever has to tell work from a hang (:mod:`fp8tune.fleet.lease`).
+"""Signs of life of a thread, for the heartbeat of :mod:`fp8tune.fleet.heartbeat`, which must tell work from a hang.
 
-Whatever waits for something that has a time limit of its own gives a sign now and then: it waits, and does not hang.
+Code that waits for something with a time limit of its own gives a sign now and then: it waits, and does not hang.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-EVERY_S = 1.0
-"""Seconds between the signs of one wait."""
+EVERY_S = 1.0  # seconds between the signs of one wait
 
 _listener: ContextVar[Callable[[], None]] = ContextVar("listener", default=lambda: None)  # of this thread
 
 
 def sign() -> None:
-    """The calling thread gets on."""
+    """Report that the calling thread gets on."""
     _listener.get()()
 
 
 @contextlib.contextmanager
 def heard(listener: Callable[[], None]) -> Iterator[None]:
-    """While open, ``listener`` hears the signs of this thread, and of no other."""
+    """Call ``listener`` at each sign of this thread, and of no other, while the context is open."""
     token = _listener.set(listener)
     try:
         yield
@@ -35,7 +34,7 @@ def heard(listener: Callable[[], None]) -> Iterator[None]:
 
 
 def result(future: Future[T]) -> T:
-    """What a future returns or raises that has a time limit of its own, with signs until then."""
+    """Return or raise the result of a future that has a time limit of its own, with signs until then."""
     while not future.done():
         sign()
         wait([future], EVERY_S)

@@ -7,7 +7,7 @@ import sys
 from multiprocessing import forkserver
 from typing import Any
 
-from fp8tune.stopping import kept_from_signals
+from fp8tune.stopping import blocked_signals
 
 PRELOAD = [
     "torch",
@@ -28,7 +28,7 @@ def start_server() -> None:
     # It removes them, and need not warn about it.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with kept_from_signals():
+    with blocked_signals():
         forkserver.ensure_running()
 
 

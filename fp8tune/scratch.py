@@ -17,7 +17,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def folder(purpose: str) -> Iterator[Path]:
-    """A new temporary folder ``fp8tune-PURPOSE-...``, gone afterwards. Removes those of dead processes first."""
+    """Make a temporary folder ``fp8tune-PURPOSE-...``, gone afterwards. Removes those of dead processes first."""
     remove_abandoned(purpose)
     path, lock = _made(purpose)
     try:
@@ -45,7 +45,7 @@ def _prefix(purpose: str) -> str:
 
 
 def _made(purpose: str) -> tuple[Path, int]:
-    """A folder with its lock. Another run may remove it before it is locked: then the next one is made."""
+    """Make a folder with its lock. Another run may remove it before it is locked: then the next one is made."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_prefix(purpose)))
         try:

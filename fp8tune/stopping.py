@@ -1,4 +1,4 @@
-"""How a command ends that is told to: a time limit's or a cancelled job's SIGTERM, a closed terminal's SIGHUP.
+"""Graceful shutdown on SIGTERM and SIGHUP: a time limit, a cancelled job, a closed terminal.
 
 Both unwind the stack as Ctrl-C does: workers end, the database is left as one plain file, temporary folders go.
 """
@@ -11,12 +11,11 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-TOLD = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that tell a command to end; Windows knows no SIGHUP."""
+END_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))  # not on Windows
 
 
 class Stopped(SystemExit):
-    """A signal ended the command. The code is what a shell says of it: 143 for SIGTERM, 129 for SIGHUP."""
+    """A signal ended the command. The code is a shell's for that signal: 143 for SIGTERM, 129 for SIGHUP."""
 
     def __init__(self, number: int) -> None:
         self.name, self.exit_code = signal.Signals(number).name, 128 + number
@@ -39,8 +38,8 @@ def stopping_cleanly() -> Iterator[None]:
             received.append(number)
             raise Stopped(number)
 
-    heard = [number for number in TOLD if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in heard}
+    numbers = [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     except BaseException as ended:
@@ -53,9 +52,9 @@ def stopping_cleanly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_from_signals() -> Iterator[None]:
-    """Processes begun in this block are deaf to :data:`TOLD`: whoever began them is told too, and ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
+def blocked_signals() -> Iterator[None]:
+    """Let child processes started here ignore :data:`END_SIGNALS`: their parent gets them too, and ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ from fp8tune.store.results import Store
 from fp8tune.store.schema import METADATA, Results, row_checksum
 from fp8tune.store.texts import LARGEST
 from fp8tune.sweeping import picks
-from fp8tune.sweeping.published import lookup_key
+from fp8tune.sweeping.session import lookup_key
 from fp8tune.text import visible
 
 HOSTILE = [

@@ -67,7 +67,7 @@ class KernelOperation(Operation):
         """Return how the outputs differ from the reference, or an empty text. E8M0 scales may come as uint8."""
         import torch
 
-        rule = Rule.of(self.spec)
+        rule = Rule.from_spec(self.spec)
         if len(outputs) != len(expected):
             return f"{len(outputs)} outputs, expected {len(expected)}", {}
         for number, (output, right) in enumerate(zip(outputs, expected, strict=True)):

@@ -12,9 +12,9 @@ from fp8tune import registry
 from fp8tune.bench.contenders import Check, Contender, check, warm_up
 from fp8tune.bench.operations import exported_config, load
 from fp8tune.errors import MachineError, UsageError, unknown
-from fp8tune.measure.backends.processes import outcome_of
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
 from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan

@@ -17,7 +17,7 @@ from fp8tune.check.findings import Finding, Level
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Finalist, NamedInts, Problem
@@ -128,7 +128,7 @@ def run(
         for config in (size.pick, *size.rivals):
             reason = plan.spec.invalid(config, plan.spec.sizes(problem), limits) if limits else None
             if reason is None:
-                arms.append(KernelArm.of(plan.reference, plan.spec, problem, config))
+                arms.append(KernelArm.from_spec(plan.reference, plan.spec, problem, config))
             elif config == size.pick:
                 failures[index] = reason
         groups.append(Group([], arms if index not in failures else []))

@@ -16,7 +16,7 @@ def bench(options: BenchOptions) -> None:
     of fp8tune-kernels is wrong.
     """
     from fp8tune.bench import run
-    from fp8tune.measure.backends.choice import backend_for
+    from fp8tune.measure.backends import backend_for
     from fp8tune.output import bench as screens
     from fp8tune.output.tables import notice, print_document
 

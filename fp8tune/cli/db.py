@@ -47,7 +47,7 @@ def import_(options: ImportOptions) -> None:
     from fp8tune.store import database, location
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks as deciding
-    from fp8tune.sweeping import published
+    from fp8tune.sweeping import session
 
     if not options.paths:
         raise UsageError("nothing to import: name a database, a CSV file, or tuned files of others")
@@ -55,7 +55,7 @@ def import_(options: ImportOptions) -> None:
     picks = {path: foreign.read(path, notice, options.kernel) for path in paths if foreign.is_foreign(path)}
     with contextlib.ExitStack() as stack:
         unpacked = {path: stack.enter_context(archives.unpacked(path)) for path in paths if path not in picks}
-        loaded = {path: importing.load(file, published.lookup_key) for path, file in unpacked.items()}
+        loaded = {path: importing.load(file, session.lookup_key) for path, file in unpacked.items()}
         store = stack.enter_context(Store.open(db := location.to_write(options.db), create=True))
         for path in paths:
             if path in picks:

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.processes import outcome_of
+from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.device import limits
 from fp8tune.measure.trees import KERNELS, Tree
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
@@ -63,7 +63,10 @@ def declared(reference: str, selections: Sequence[Selection], device: Device) ->
         for chosen in selections
         for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
     ]
-    arms = {problem: KernelArm.of(reference, spec, problem, _config_in_use(spec, problem, device)) for problem in every}
+    arms = {
+        problem: KernelArm.from_spec(reference, spec, problem, _config_in_use(spec, problem, device))
+        for problem in every
+    }
     return Declared(spec.default, arms)
 
 
@@ -76,7 +79,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in configs])
+        result.append([KernelArm.from_spec(reference, spec, arm.problem, config) for config in configs])
     return result
 
 

@@ -23,7 +23,7 @@ from fp8tune.comparing.verdicts import ChangeVerdict, ComparedRow, Comparison
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.processes import outcome_of
+from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within

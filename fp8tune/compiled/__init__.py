@@ -1,1 +1,1 @@
-"""What a compiled kernel tells without being run."""
+"""Facts about compiled kernels, read without running them."""

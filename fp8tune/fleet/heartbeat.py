@@ -1,4 +1,4 @@
-"""Renewing a lease in a thread, as long as the work makes progress."""
+"""Renewing leases in a thread, as long as the work makes progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fp8tune.errors import DatabaseError
 from fp8tune.store.results import Store
 from fp8tune.store.units import RENEWALS, Lease
 
+# Silence after which work counts as hanging: its lease then ends, and with a lease of 45 s the unit comes back within a
+# minute. Waits with a time limit give a sign each second (:mod:`fp8tune.alive`).
 STALLS_AFTER_S = 10.0
-"""Silence after which work counts as hanging: its lease then ends, and with a lease of 45 s the unit comes back within
-a minute. Waits with a time limit give a sign each second (:mod:`fp8tune.alive`)."""
 
 
 @dataclass
@@ -33,8 +33,21 @@ class Heartbeat:
     def renewing(self, db: str, leases: Collection[Lease], every_s: float) -> Iterator[None]:
         """Renew leases inside the block, also such as are added there, unless the work stalls."""
         ended = threading.Event()
-        arguments = db, leases, every_s, ended
-        thread = threading.Thread(target=self._renew, args=arguments, name="fp8tune lease", daemon=True)
+
+        def renew() -> None:
+            with contextlib.ExitStack() as stack:
+                store: Store | None = None
+                while not ended.wait(every_s):
+                    is_stalled = time.monotonic() - self.sign_s > self.stalls_after_s
+                    for lease in [] if is_stalled else list(leases):
+                        try:
+                            # a connection of its own, for the work may be in a transaction; after an error a new one
+                            store = store or stack.enter_context(Store.open(db, wait=True))
+                            store.renew_lease(lease)
+                        except DatabaseError:  # also for a lease that was lost, as the next write of a result finds
+                            store = None
+
+        thread = threading.Thread(target=renew, name="fp8tune lease", daemon=True)
         with alive.heard(self.sign):
             thread.start()
             try:
@@ -42,17 +55,3 @@ class Heartbeat:
             finally:
                 ended.set()
                 thread.join(RENEWALS * every_s)
-
-    def _renew(self, db: str, leases: Collection[Lease], every_s: float, ended: threading.Event) -> None:
-        with contextlib.ExitStack() as stack:
-            store: Store | None = None
-            while not ended.wait(every_s):
-                if time.monotonic() - self.sign_s > self.stalls_after_s:
-                    continue
-                for lease in list(leases):
-                    try:
-                        # a connection of its own, for the work may be inside a transaction; after an error a new one
-                        store = store or stack.enter_context(Store.open(db, wait=True))
-                        store.renew_lease(lease)
-                    except DatabaseError:  # also for a lease that was lost, as the next write of a result finds
-                        store = None

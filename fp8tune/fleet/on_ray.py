@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.errors import MachineError, UsageError
-from fp8tune.measure.backends.choice import TIMER
+from fp8tune.measure.backends import TIMER
 from fp8tune.measure.worker import usable_cores
 from fp8tune.store import database
 from fp8tune.store.results import Store
@@ -25,8 +25,7 @@ from fp8tune.store.results import Store
 MOST_RESTARTS = 5
 # Ray's own niceness of 15 would let workers wait for every other process of the host.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-STORE_BYTES = 80 << 20
-"""Size of Ray's object store: nothing large goes through it, and Ray accepts no less than 75 MiB."""
+STORE_BYTES = 80 << 20  # of Ray's object store: nothing large goes through it, and Ray accepts no less than 75 MiB
 
 
 class RayFleet:
@@ -41,10 +40,8 @@ class RayFleet:
         """Take the options of each worker; a simulated ``timer`` makes a simulated GPU of each core."""
         self.db, self.options, self.timer = db, options, timer
         self.count, self.name = 0, f"ray-{uuid.uuid4().hex[:4]}"
-        self.workers: dict[Any, int] = {}
-        """Ray's reference to a running worker -> its number."""
-        self.failures: list[str] = []
-        """Why workers ended with an error."""
+        self.workers: dict[Any, int] = {}  # Ray's reference to a running worker -> its number
+        self.failures: list[str] = []  # why workers ended with an error
 
     def __enter__(self) -> RayFleet:
         try:
@@ -61,7 +58,12 @@ class RayFleet:
         try:
             self._ray.init(**options)
             signal.signal(signal.SIGTERM, handler)  # Ray's own ends the process without cleaning up
-            self._check_database()
+            others = {node["NodeManagerAddress"] for node in self._gpu_nodes()} - {self._ray.util.get_node_ip_address()}
+            if others and database.path_of(self.db) is not None:
+                raise UsageError(
+                    f"{database.label(self.db)} is a file of this host, and GPUs are on {len(others)} others, such as "
+                    f"{min(others)}: give a server with --db or FP8TUNE_DB, as postgresql://USER@HOST/NAME"
+                )
             if self.is_over():
                 raise MachineError("no GPU is in the Ray cluster: ray status says what is; without a GPU use --timer")
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -86,9 +88,8 @@ class RayFleet:
         """Start workers on new GPUs and see which have ended; True once none is left. To be asked every second."""
         while self.count < sum(int(node["Resources"]["GPU"]) for node in self._gpu_nodes()):
             self._start()
-        ended, _ = (
-            self._ray.wait([*self.workers], num_returns=len(self.workers), timeout=0) if self.workers else ([], [])
-        )
+        running = [*self.workers]
+        ended = self._ray.wait(running, num_returns=len(running), timeout=0)[0] if running else []
         for worker in ended:
             number = self.workers.pop(worker)
             try:
@@ -104,20 +105,12 @@ class RayFleet:
             seed, comma, rest = timer.partition(",")
             timer = f"{seed},gpu={self.count}{comma}{rest}"
         environment = {name: value for name, value in os.environ.items() if name.startswith(("PG", "TRITON_"))}
-        retries = {"max_retries": MOST_RESTARTS, "retry_exceptions": [ChildProcessError]}
-        run = self._ray.remote(num_gpus=1, num_cpus=0, **retries)(run_worker)
         environment |= {} if timer is None else {TIMER: timer}
         environment |= {"FP8TUNE_DB": self.db, "FP8TUNE_WORKER": f"{self.name}-{self.count}"}
+        retries = {"max_retries": MOST_RESTARTS, "retry_exceptions": [ChildProcessError]}
+        run = self._ray.remote(num_gpus=1, num_cpus=0, **retries)(run_worker)
         self.workers[run.remote(self.options, environment, str(Path.cwd()))] = self.count
         self.count += 1
-
-    def _check_database(self) -> None:
-        others = {node["NodeManagerAddress"] for node in self._gpu_nodes()} - {self._ray.util.get_node_ip_address()}
-        if others and database.path_of(self.db) is not None:
-            raise UsageError(
-                f"{database.label(self.db)} is a file of this host, and GPUs are on {len(others)} others, such as "
-                f"{min(others)}: give a server with --db or FP8TUNE_DB, as postgresql://USER@HOST/NAME"
-            )
 
     def _gpu_nodes(self) -> list[Mapping[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1]

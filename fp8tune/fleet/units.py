@@ -14,19 +14,21 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import geometric_mean
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
 from fp8tune.options import SweepOptions
 from fp8tune.plan.shapes import Selection, Settings
-from fp8tune.records import NamedInts
+from fp8tune.records import KernelVersion, NamedInts, Problem
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.stats.decide import PLAN
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
+from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
@@ -52,14 +54,12 @@ def add(store: Store, plan: Plan) -> tuple[QueuedSweep, int]:
         raise UsageError("units of work are for GPUs: run this where there is one, or with --timer simulated:SEED")
     sweep = queued(plan)
     if plan.options.again:
-        keys = (digest([sweep.key, "again", number]) for number in itertools.count(1))
-        sweep = next(replace(sweep, key=key) for key in keys if not _is_over(store, key))
+        for number in itertools.count(1):
+            sweep = replace(sweep, key=digest([queued(plan).key, "again", number]))
+            states = {status.state for status in store.queue([sweep.key]).units}
+            if not states or states & {UnitState.WAITING, UnitState.RUNNING}:
+                break
     return sweep, store.add_units(sweep, list(units_of(plan, sweep.key)))
-
-
-def _is_over(store: Store, key: str) -> bool:
-    units = store.queue([key]).units
-    return bool(units) and not any(status.state in (UnitState.WAITING, UnitState.RUNNING) for status in units)
 
 
 def queued(plan: Plan) -> QueuedSweep:
@@ -74,9 +74,9 @@ def queued(plan: Plan) -> QueuedSweep:
 
 
 def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
-    """Yield a unit for each problem size of a plan."""
+    """Yield a unit for each problem size of a plan, with an estimate of the seconds that it takes on one GPU."""
     for position, size in enumerate(plan.problems):
-        seconds = expected_s(size, quick=plan.options.quick)
+        blocks = 0 if plan.options.quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, size.count) + 1)
         yield Unit(
             key=digest([sweep_key, problem_key(size)]),
             sweep_key=sweep_key,
@@ -85,21 +85,31 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
             source_hash=size.version.source_hash,
             problems=(problem_key(size),),
             shapes=(str(size.problem.shape),),
-            expected_s=seconds,
+            expected_s=size.count * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S,
         )
 
 
-def expected_s(size: ProblemPlan, *, quick: bool) -> float:
-    """Estimate the seconds that a problem size takes on one GPU."""
-    numbers, configs = MeasuringPlan(), size.count
-    blocks = 0 if quick else numbers.processes * numbers.rounds * (min(numbers.finalists, configs) + 1)
-    return configs * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
-
-
-def problem_key(problem: ProblemPlan) -> str:
+def problem_key(size: ProblemPlan) -> str:
     """Hash a problem size of a kernel version: 16 hex digits, the same on every host with the same code."""
-    values = {**vars(problem.problem), "shape": problem.problem.shape.canonical}
-    return digest([problem.version.kernel, problem.version.source_hash, values])
+    return _problem_key(size.version, size.problem)
+
+
+def _problem_key(version: KernelVersion, problem: Problem) -> str:
+    return digest([version.kernel, version.source_hash, {**vars(problem), "shape": problem.shape.canonical}])
+
+
+def speedups(store: Store) -> dict[str, float]:
+    """Return the speedup over today's configs of each queued sweep so far: the geometric mean of its decided sizes."""
+    units = [status.unit for status in store.queue().units if status.state is UnitState.DONE]
+    ratios: dict[str, float] = {}
+    for kernel in {unit.kernel for unit in units}:
+        for pick in map(pick_of, read_studies(store, kernel)):
+            if pick.version is not None and pick.speedup_ratio:
+                ratios[_problem_key(pick.version, pick.problem)] = pick.speedup_ratio
+    sweeps: dict[str, list[float]] = {}
+    for unit in units:
+        sweeps.setdefault(unit.sweep_key, []).extend(ratios[key] for key in unit.problems if key in ratios)
+    return {sweep: geometric_mean(values) for sweep, values in sweeps.items() if values}
 
 
 def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", kernels: Collection[str] = ()) -> Plan:

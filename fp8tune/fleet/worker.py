@@ -20,28 +20,21 @@ from typing import Literal
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import units
 from fp8tune.fleet.heartbeat import Heartbeat
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.records import Kind, Problem, Status, shortfall
-from fp8tune.store.results import Store, Tally
+from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, RENEWALS, Lease, LeaseLostError, QueuedSweep, Unit
 from fp8tune.sweeping import events, picks, planning, session
 from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan, ProblemPlan
-from fp8tune.sweeping.published import with_published
 
-BATCH_S = 180.0
-"""Age of a batch at which it takes no other unit: its work may be lost with its worker."""
-AHEAD = 16
-"""Units that wait at least if a worker takes one early, to compile it beside the current one."""
-ALONE = 3
-"""Attempt from which on a unit is a batch of its own: it may be what ended the attempts before."""
-WAIT_S = 2.0
-"""Seconds between looks at a queue in which nothing waits."""
-LEAST_S = 5.0
-"""A worker with less of its time budget left takes no unit."""
-MOST_FAILURES = 2
-"""Batches that fail in a row before the worker ends: its GPU or host is at fault then."""
+BATCH_S = 180.0  # age of a batch at which it takes no other unit: its work may be lost with its worker
+AHEAD = 16  # units that wait at least if a worker takes one early, to compile it beside the current one
+ALONE = 3  # attempt from which on a unit is a batch of its own: it may be what ended the attempts before
+WAIT_S = 2.0  # between looks at a queue in which nothing waits
+LEAST_S = 5.0  # a worker with less of its time budget left takes no unit
+MOST_FAILURES = 2  # batches that fail in a row before the worker ends: its GPU or host is at fault then
 
 
 @dataclass(frozen=True)
@@ -51,20 +44,17 @@ class QueueEvent:
     event: Literal["started", "taken", "done", "failed", "given back", "refused", "waiting", "ended"]
     worker: str
     unit: Unit | None = None
-    reason: str = ""
-    """Why a unit or the worker ended early; of a done unit, that no config is right on some problem sizes."""
+    reason: str = ""  # why it ended early; of a done unit, that no config is right on some problem sizes
     attempt: int | None = None
     seconds: float | None = None
     trials: int | None = None
     done: int | None = None
     failed: int | None = None
     running: int | None = None
-    waiting: int | None = None
-    """Units that wait for this device name."""
+    waiting: int | None = None  # units that wait for this device name
 
 
 WorkerEvent = QueueEvent | events.Event
-
 
 Do = Callable[..., Generator[events.Event, None, None]]
 """Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
@@ -76,7 +66,7 @@ class _Task:
 
     lease: Lease
     size: ProblemPlan
-    taken_s: float
+    start_s: float
     trials: int = 0
 
 
@@ -86,18 +76,15 @@ class Worker:
 
     db: str = field(repr=False)
     timer: str | None = None
-    wait: bool = False
-    """Wait for units that are queued later, instead of ending when the queue is empty."""
+    wait: bool = False  # wait for units that are queued later, instead of ending when the queue is empty
     time_budget_s: float = math.inf
-    kernels: Sequence[str] = ()
-    """Foreign kernels that queued sweeps may import."""
+    kernels: Sequence[str] = ()  # foreign kernels that queued sweeps may import
     command: str = ""
     lease_s: float = LEASE_S
     do: Do = sweep
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    plans: dict[str, Plan] = field(default_factory=dict, repr=False)
-    """Key of a queued sweep -> its plan here."""
+    plans: dict[str, Plan] = field(default_factory=dict, repr=False)  # key of a queued sweep -> its plan here
 
     def run(self) -> Generator[WorkerEvent, None, None]:
         """Take units and do them. Closing the generator gives them back.
@@ -109,7 +96,7 @@ class Worker:
         self.deadline = self.clock() + self.time_budget_s
         backend, _ = backend_for(None, self.timer)
         if not backend.times:
-            raise MachineError("there is no GPU here to work on: start workers where there is one, or with --timer")
+            raise MachineError("no GPU is here to time on: start workers where there is one, or with --timer")
         planning.make_ready(backend)
         if backend.kind is Kind.MEASURED:
             importlib.import_module("torch")  # seconds or, over a network, a minute: before there is a unit to lose
@@ -159,39 +146,31 @@ class Worker:
         try:
             yield from self._swept(lease)
         except LeaseLostError as error:
-            yield from self._given_back(str(error))
+            yield from self._return_units("given back", str(error))
         except units.OtherCodeError as error:
             self.refused[lease.sweep.key] = str(error)
-            yield from (replace(event, event="refused") for event in self._given_back(str(error)))
+            yield from self._return_units("refused", str(error))
         except Exception as error:
             is_known = isinstance(error, Fp8tuneError)
             reason = str(error) if is_known else one_line(error)
-            yield from self._failures(reason)
+            self.failures_in_row += 1
+            self.failed += len(self.leases)
+            yield from self._return_units("failed", reason)
             if isinstance(error, DatabaseError) or not is_known:
                 raise
             if self.failures_in_row >= MOST_FAILURES:
                 raise MachineError(f"{MOST_FAILURES} units in a row failed here, the last: {reason}") from None
         except BaseException:  # a signal, or the generator was closed
-            self._given_back("its worker was told to end")
+            self._return_units("given back", "its worker was told to end")
             raise
 
-    def _given_back(self, reason: str) -> list[QueueEvent]:
-        """Give all units back."""
+    def _return_units(self, event: Literal["given back", "refused", "failed"], reason: str) -> list[QueueEvent]:
+        """Give all units back, or have them tried again after a failure."""
         leases, self.leases[:] = [*self.leases], []
         for lease in leases:
-            with contextlib.suppress(DatabaseError):  # the lease ends by itself
-                self.store.give_back_unit(lease, reason)
-        return [QueueEvent("given back", self.name, lease.unit, reason) for lease in leases]
-
-    def _failures(self, reason: str) -> Iterator[QueueEvent]:
-        """Have all units tried again."""
-        leases, self.leases[:] = [*self.leases], []
-        self.failures_in_row += 1
-        for lease in leases:
-            self.failed += 1
-            with contextlib.suppress(DatabaseError):  # the lease was lost, or the server is gone
-                self.store.fail_unit(lease, reason)
-            yield QueueEvent("failed", self.name, lease.unit, reason)
+            with contextlib.suppress(DatabaseError):  # the lease was lost, or ends by itself
+                (self.store.fail_unit if event == "failed" else self.store.give_back_unit)(lease, reason)
+        return [QueueEvent(event, self.name, lease.unit, reason) for lease in leases]
 
     def _swept(self, first: Lease) -> Iterator[WorkerEvent]:
         """Sweep units until the batch is full or none waits, and finish each as soon as it is decided."""
@@ -225,8 +204,12 @@ class Worker:
                     "install the fp8tune and kernels that queued it, or queue the sweep again"
                 )
             tasks[size.problem] = _Task(first, size, begun)
-            work = self.do(self.store, self._batch_plan(plan, first, size), self.clock, take=take)
-            for event in stack.enter_context(contextlib.closing(work)):
+            # The key of a batch is this GPU's, so that it continues an interrupted batch.
+            key = units.digest([first.sweep.key, plan.backend.device.fingerprint, plan.backend.timer])
+            options = replace(plan.options, budget_s=None if self.deadline == math.inf else self.left_s())
+            batch = replace(plan, key=key, problems=(size,), options=options)
+            work = stack.enter_context(contextlib.closing(self.do(self.store, batch, self.clock, take=take)))
+            for event in work:
                 heart.sign()
                 yield from news
                 news.clear()
@@ -240,23 +223,21 @@ class Worker:
                 yield event
             if end.left_out:
                 self.deadline = self.clock()
-                yield from self._given_back("the time budget of its worker is over")
+                yield from self._return_units("given back", "the time budget of its worker is over")
             elif tasks:
                 raise Fp8tuneError("some sizes could not be built or timed: fp8tune show --failed has the reasons")
 
-    def _batch_plan(self, plan: Plan, first: Lease, size: ProblemPlan) -> Plan:
-        """Return the plan of a batch's first unit. Its key is this GPU's, so that it continues an interrupted batch."""
-        key = units.digest([first.sweep.key, plan.backend.device.fingerprint, plan.backend.timer])
-        budget_s = None if self.deadline == math.inf else self.left_s()
-        return replace(plan, key=key, problems=(size,), options=replace(plan.options, budget_s=budget_s))
-
     def _finished(self, task: _Task, plan: Plan) -> QueueEvent:
-        finding = _finding(session.tallies(self.store, replace(plan, problems=(task.size,))))
+        """Finish a unit. Its finding says that no config of the problem size is right."""
+        finding, unit = "", task.lease.unit
+        for tally in session.tallies(self.store, replace(plan, problems=(task.size,))):
+            if not tally.has_right:
+                status = next((outcome.status for outcome in tally.failures.values()), Status.PRUNED)
+                finding = f"{shortfall(status)} on {tally.subject.problem.shape}: {status}"
         self.leases.remove(task.lease)
         self.store.finish_unit(task.lease, finding)
         self.done, self.failures_in_row = self.done + 1, 0
-        seconds, unit = self.clock() - task.taken_s, task.lease.unit
-        return QueueEvent("done", self.name, unit, finding, seconds=seconds, trials=task.trials)
+        return QueueEvent("done", self.name, unit, finding, seconds=self.clock() - task.start_s, trials=task.trials)
 
     def _plan(self, sweep: QueuedSweep) -> Plan:
         """Expand a queued sweep, once. What this host lacks is not a failure of the unit."""
@@ -265,13 +246,5 @@ class Worker:
                 plan = units.plan_of(sweep, timer=self.timer, command=self.command, kernels=self.kernels)
             except UsageError as error:
                 raise units.OtherCodeError(str(error)) from None
-            self.plans[sweep.key] = with_published(self.store, plan)
+            self.plans[sweep.key] = session.with_published(self.store, plan)
         return self.plans[sweep.key]
-
-
-def _finding(tallies: Sequence[Tally]) -> str:
-    """Say that no config of a problem size is right; empty if one is."""
-    if not tallies or tallies[0].has_right:
-        return ""
-    status = next((outcome.status for outcome in tallies[0].failures.values()), Status.PRUNED)
-    return f"{shortfall(status)} on {tallies[0].subject.problem.shape}: {status}"

@@ -42,15 +42,15 @@ class Arm(ABC):
 
     seat: int = 0  # index of the schedule's worker that launches it
     duplicate: bool = False  # the same under a second name: the A/A control
-    long_us: ClassVar[float | None] = None
-    """A launch that takes longer gets a short block: :func:`fp8tune.measure.timing.block`."""
+    long_us: ClassVar[float | None] = None  # a launch that takes longer gets a short block
 
     @property
     @abstractmethod
     def work(self) -> Work:
         """Describe the arm for a simulated clock."""
 
-    def build(self, torch_device: str) -> None:  # noqa: B027 - an arm may share nothing
+    @abstractmethod
+    def build(self, torch_device: str) -> None:
         """Build the tensors that the arms of its group share. An exception ends the group."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class KernelArm(Arm):
     flops: int | None = None  # floating-point operations, if the kernel declares them
 
     @classmethod
-    def of(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
+    def from_spec(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
         """Make an arm with the key and the bytes that the spec declares."""
         return cls(reference, problem, config, spec.lookup_key(problem), spec.bytes_of(problem))
 
@@ -87,5 +87,4 @@ class KernelArm(Arm):
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Return a launch of the config; its bytes are not checked."""
-        tensors = tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False)
-        return tensors.launcher(self.config)
+        return tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False).launcher(self.config)

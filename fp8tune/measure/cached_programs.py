@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-GROUP = "__grp__"
-"""Prefix of the file that Triton writes last: it has the paths of all others, which differ from host to host."""
+from fp8tune.replay.lazy import triton
 
+GROUP = "__grp__"  # prefix of the file that Triton writes last: it has the paths of all others, other on each host
 LEVEL = 1  # level of compression: a program of ``colwise`` has 580 kB, most of it text, of which 120 are left
 
 
@@ -30,9 +30,7 @@ class Program:
 
 def new(known: set[str]) -> Iterator[Program]:
     """Yield whole programs in this process's cache whose folders are not in ``known``, and add those."""
-    from triton import knobs
-
-    for group in sorted(Path(knobs.cache.dir).glob(f"*/{GROUP}*")):
+    for group in sorted(Path(triton.knobs.cache.dir).glob(f"*/{GROUP}*")):
         if group.parent.name not in known:
             known.add(group.parent.name)
             with contextlib.suppress(OSError):  # the cache is being cleared: the program is compiled when it is needed
@@ -43,11 +41,9 @@ def new(known: set[str]) -> Iterator[Program]:
 
 def keep(programs: Iterable[Program]) -> int:
     """Put programs into this process's cache. Return how many it did not have."""
-    from triton.runtime.cache import FileCacheManager
-
     added = 0
     for program in programs:
-        cache = FileCacheManager(program.folder)
+        cache = triton.runtime.cache.FileCacheManager(program.folder)
         if not cache.has_file(f"{GROUP}{program.name}"):
             paths = {name: cache.put(zlib.decompress(content), name) for name, content in program.files.items()}
             cache.put_group(program.name, paths)

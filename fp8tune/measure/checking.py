@@ -17,31 +17,27 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
-from fp8tune.measure.lazy import torch
+from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
 from fp8tune.measure.timing import Prepared
-from fp8tune.measure.watch import InputWatch, fingerprint, is_tensor
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.lazy import torch
 from fp8tune_kernels.spec import Edge, KernelSpec
 
 LAUNCHES = 2  # launches that are checked on the problem and on each edge: the second shows what the first left behind
+IN_A_ROW = 150  # launches of one config: with the checks before and after, 95 % for a fault in one launch of fifty
 
-IN_A_ROW = 150
-"""Launches of one config: with the checks before and after, 95 % for a fault that shows in one launch in fifty."""
-
-# 150 launches of one GiB took 0.25 s a config on an H200, and 1.4 s where it wrote 805 MB. A kernel whose outputs are
+# Largest inputs and outputs of launches in a row: on the problem if it has no more, else on the largest such edge. 150
+# launches of one GiB took 0.25 s a config on an H200, and 1.4 s where it wrote 805 MB. A kernel whose outputs are
 # compared within a tolerance adds a 16th: in float64 a comparison moves 16 times as much.
 IN_A_ROW_BYTES = 1 << 30
-"""Largest inputs and outputs of launches in a row: on the problem if it has no more, else on the largest such edge."""
 
 TOO_SLOW_RATIO = 1.5  # times the best block so far: above the ratio (1.3) within which the later rounds repeat a config
-
-SEEDS = 4
-"""Tried for inputs that may be timed. A sixteenth of values other than zero is in 16 of them in 98.4 % of cases."""
+SEEDS = 4  # for inputs that may be timed: a sixteenth of values other than zero is in 16 of them in 98.4 % of cases
 
 
 @dataclass
@@ -61,7 +57,7 @@ class Tensors:
     returned: tuple[Any, ...] | None = None  # by the last launch; None if it wrote into the outputs it was given
 
     def __post_init__(self) -> None:
-        self.rule = Rule.of(self.spec)
+        self.rule = Rule.from_spec(self.spec)
 
     @property
     def written(self) -> tuple[Any, ...]:
@@ -80,7 +76,7 @@ class Tensors:
         device, tensors = str(self.outputs[0].device), self
         for seed in range(self.problem.seed, self.problem.seed + SEEDS):
             problem, outputs = replace(self.problem, seed=seed), self.outputs
-            watch = InputWatch(spec, Edge("", problem), device)
+            watch = InputWatch(partial(edges.inputs, spec, Edge("", problem), device))
             if problem != self.problem:  # group sizes may depend on the seed, and sizes of outputs on those
                 outputs = _outputs(spec, problem, device)
             tensors = Tensors(spec, problem, watch.inputs, outputs, (), self.place, watch)
@@ -163,22 +159,32 @@ class Tensors:
     def wrong(self) -> str | None:
         """Return the first fault since :meth:`poison`, or None. Inputs that were written are restored."""
         fault = self.watch.written() if self.watch is not None else None
-        fault = fault or malformed_returns(self) or wrong_values(self) or overwritten_guards(self)
+        fault = fault or self._malformed_returns() or self._wrong_values()
+        for index, output in enumerate(self.outputs):
+            if not fault and (beside := guards.overwritten(output)):
+                fault = f"output {index}: {beside}"
         if fault is None or not getattr(self.spec, "agrees", False):
             return fault and f"{fault} on {self.place}"
         group = sum(map(fingerprint, self.outputs)) % 10**9  # the same for all configs that agree with each other
         return f"{fault} on {self.place}; fingerprint {group}"
 
+    def _wrong_values(self) -> str | None:
+        for index, (output, right) in enumerate(zip(self.written, self.expected, strict=bool(self.expected))):
+            if fault := self.rule.difference(output, right):
+                reason = " disagrees with the first config" if getattr(self.spec, "agrees", False) else ""
+                return f"output {index}{reason}: {fault}"
+        return None
+
     def _is_wrong(self) -> Any:
         """Return a tensor on the device that is true if an output is wrong. No name outlives the returned outputs."""
-        if malformed_returns(self) is not None:
+        if self._malformed_returns() is not None:
             return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
         pairs = zip(self.written, self.expected, strict=True)
         return torch.stack([self.rule.differs(output, right) for output, right in pairs]).any()
 
     def _spoil(self, number: int) -> None:
         outputs = self.outputs
-        if self.returned is not None and malformed_returns(self) is None:
+        if self.returned is not None and self._malformed_returns() is None:
             outputs = (*self.returned, *self.outputs)
         self.returned = None
         for index, output in enumerate(outputs):
@@ -187,46 +193,27 @@ class Tensors:
             else:
                 fill_large(output)
 
-
-def malformed_returns(tensors: Tensors) -> str | None:
-    """Find returned values that cannot be the launch's outputs."""
-    if tensors.returned is None:
+    def _malformed_returns(self) -> str | None:
+        """Describe returned values that cannot be the launch's outputs."""
+        if self.returned is None:
+            return None
+        if len(self.returned) != len(self.outputs):
+            return f"the launch returned {len(self.returned)} outputs, wanted {len(self.outputs)}"
+        for index, (output, like) in enumerate(zip(self.returned, self.outputs, strict=True)):
+            if not is_tensor(output):
+                return f"output {index}: the launch returned {type(output).__name__}, wanted a tensor"
+            if _form(output) != _form(like):
+                returned, expected = (
+                    f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()} on {tensor.device}"
+                    for tensor in (output, like)
+                )
+                return f"output {index}: the launch returned {returned}, wanted {expected}"
         return None
-    if len(tensors.returned) != len(tensors.outputs):
-        return f"the launch returned {len(tensors.returned)} outputs, wanted {len(tensors.outputs)}"
-    for index, (output, like) in enumerate(zip(tensors.returned, tensors.outputs, strict=True)):
-        if not is_tensor(output):
-            return f"output {index}: the launch returned {type(output).__name__}, wanted a tensor"
-        if _form(output) != _form(like):
-            returned, wanted = (
-                f"{tensor.dtype} of shape {tuple(tensor.shape)} and strides {tensor.stride()} on {tensor.device}"
-                for tensor in (output, like)
-            )
-            return f"output {index}: the launch returned {returned}, wanted {wanted}"
-    return None
-
-
-def wrong_values(tensors: Tensors) -> str | None:
-    """Find elements that differ from the reference."""
-    expected = tensors.expected or [None] * len(tensors.outputs)
-    for index, (output, right) in enumerate(zip(tensors.written, expected, strict=True)):
-        if right is not None and (fault := tensors.rule.difference(output, right)):
-            reason = " disagrees with the first config" if getattr(tensors.spec, "agrees", False) else ""
-            return f"output {index}{reason}: {fault}"
-    return None
-
-
-def overwritten_guards(tensors: Tensors) -> str | None:
-    """Find bytes written beside an output."""
-    for index, output in enumerate(tensors.outputs):
-        if fault := guards.overwritten(output):
-            return f"output {index}: {fault}"
-    return None
 
 
 def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     """Build the tensors of an edge, or of the problem that is timed as one without a name, and the right outputs."""
-    watch = InputWatch(spec, edge, device)
+    watch = InputWatch(partial(edges.inputs, spec, edge, device))
     expected = spec.reference(*watch.inputs)
     storages = {value.untyped_storage().data_ptr() for value in watch.inputs if is_tensor(value)}
     # A reference may return a view of an input, which a kernel that writes there would change.
@@ -248,6 +235,17 @@ def build_unchecked(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     return Tensors(spec, edge.problem, spec.inputs(edge.problem, device), _outputs(spec, edge.problem, device), ())
 
 
+def is_constant(value: Any) -> bool:
+    """Return True for a floating-point tensor with the same bits in all of at least two elements.
+
+    A GPU draws less power on such data and clocks higher: zeros run up to 15 % faster than random values.
+    """
+    if not is_tensor(value) or not value.is_floating_point() or value.numel() < 2:
+        return False
+    all_bits = bits(value)
+    return bool((all_bits == all_bits[(0,) * all_bits.ndim]).all())
+
+
 def _outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
     return tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
 
@@ -261,12 +259,11 @@ def _form(output: Any) -> tuple[object, ...]:
 @cache
 def _filled_memory() -> Any:
     """Return a context in which new memory holds large values, and not what an earlier launch left there."""
-    from torch.overrides import TorchFunctionMode
-
     uninitialised = {torch.empty, torch.empty_like, torch.empty_strided}
     uninitialised |= {torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
 
-    class Filling(TorchFunctionMode):  # torch's own switch for this imports its compiler, which takes seconds
+    class Filling(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        # torch's own switch for this imports its compiler, which takes seconds
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             if function in uninitialised:
@@ -274,14 +271,3 @@ def _filled_memory() -> Any:
             return result
 
     return Filling()
-
-
-def is_constant(value: Any) -> bool:
-    """Return True for a floating-point tensor with the same bits in all of at least two elements.
-
-    A GPU draws less power on such data and clocks higher: zeros run up to 15 % faster than random values.
-    """
-    if not is_tensor(value) or not value.is_floating_point() or value.numel() < 2:
-        return False
-    all_bits = bits(value)
-    return bool((all_bits == all_bits[(0,) * all_bits.ndim]).all())

@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from fp8tune.replay.lazy import triton
+
 FP_FUSION = "TRITON_DEFAULT_FP_FUSION"
 
 # Triton's variables: whatever starts as only its own do, and those whose names other programs may have, too.
@@ -48,8 +50,7 @@ def settings(environment: Mapping[str, str] = os.environ) -> str:
 
 def fix_fp_fusion(enabled: bool) -> None:
     """Set Triton's default of this process. Its cache keys stay those of a program that leaves the default alone."""
-    from triton import knobs
-
+    knobs = triton.knobs
     if hasattr(knobs.language, "default_fp_fusion"):  # a version without it always fuses
         propagates, knobs.propagate_env = knobs.propagate_env, False
         try:

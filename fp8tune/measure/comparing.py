@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fp8tune.measure.lazy import torch
+from fp8tune.measure.guards import LARGE
+from fp8tune.replay.lazy import torch
 from fp8tune_kernels.spec import KernelSpec, Tolerance
-
-LARGE = 0x7B  # in every byte: a large finite value of every floating-point type, positive as an integer too
 
 _PIECE_ELEMENTS = 1 << 22  # within a tolerance 200 MiB
 
@@ -22,13 +21,13 @@ _PIECE_ELEMENTS = 1 << 22  # within a tolerance 200 MiB
 class Rule:
     """Rule by which an output's element is right."""
 
+    # Any NaN equals any NaN in every type: which one a sum gives depends on its order. In float32 it always does, as
+    # payloads differ between backends.
     any_nan: bool = False
-    """Any NaN equals any NaN in every type: which one a sum gives depends on its order. In float32 it always does, as
-    payloads differ between backends."""
     tolerance: Tolerance | None = None  # of floating-point outputs; the others are equal
 
     @classmethod
-    def of(cls, spec: KernelSpec) -> Rule:
+    def from_spec(cls, spec: KernelSpec) -> Rule:
         """Return the rule that a spec declares."""
         return cls(spec.check != "exact" or bool(spec.recorded), spec.tolerance if spec.check == "tolerance" else None)
 
@@ -141,9 +140,7 @@ EXACT = Rule()  # equal bytes
 @functools.cache
 def _sizes() -> Any:
     """Return a dictionary of expected output -> its root mean square."""
-    from torch.utils.weak import WeakIdKeyDictionary
-
-    return WeakIdKeyDictionary()
+    return torch.utils.weak.WeakIdKeyDictionary()
 
 
 def bits(tensor: Any) -> Any:

@@ -23,8 +23,17 @@ from fp8tune.compiled import facts
 from fp8tune.errors import in_spec, one_line
 from fp8tune.measure import edges, machine
 from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a launch: compiled, not run."""
+
+    kernel: Any
+    programs: int
 
 
 def compile_config(
@@ -66,14 +75,6 @@ def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str
             spec.launch(config, inputs, spec.outputs(*inputs))
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel of a launch: compiled, not run."""
-
-    kernel: Any
-    programs: int
-
-
 def record_launches(reference: str, problem: Problem, config: NamedInts, arch: str) -> list[Launch]:
     """Compile the kernels of a launch of ``config`` on ``problem``, in their order. Raises what the compiler raises."""
     inputs, outputs = _meta_tensors(reference, problem)
@@ -106,24 +107,14 @@ def alike(reference: str, problems: Sequence[Problem], arch: str) -> list[list[P
     return [[problem for _, problem in sorted(group, key=itemgetter(0))] for group in groups.values()]
 
 
-@cache
-def _meta_tensors(reference: str, problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    spec = load_spec(reference)
-    inputs = spec.inputs(problem, "meta")
-    return inputs, spec.outputs(*inputs)
-
-
 @contextlib.contextmanager
 def recording(arch: str, compiles: bool = True) -> Iterator[list[Launch]]:
     """Compile Triton kernels for ``arch`` instead of launching them, and yield the list that they are added to.
 
     Without ``compiles`` it holds what the code would be specialized on instead.
     """
-    import triton
-    from triton.runtime.jit import JITFunction
-
-    launches: list[Launch] = []
-    run, driver = JITFunction.run, triton.runtime.driver
+    jit_function, launches = triton.runtime.jit.JITFunction, list[Launch]()
+    run = jit_function.run
 
     def record(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if compiles:
@@ -138,12 +129,12 @@ def recording(arch: str, compiles: bool = True) -> Iterator[list[Launch]]:
         # Imported now, because a worker of compare may have the kernels of another tree.
         lookups = importlib.import_module("fp8tune_kernels.runtime.lookup").compiling_for
     with lookups(arch):  # a launch that looks configs up finds those of the arch
-        driver.set_active(_target_driver(arch))
-        JITFunction.run = record
+        triton.runtime.driver.set_active(_target_driver(arch))
+        jit_function.run = record
         try:
             yield launches
         finally:
-            JITFunction.run = run
+            jit_function.run = run
 
 
 def _specialization(function: Any, args: Sequence[Any], options: dict[str, Any]) -> Hashable:
@@ -151,27 +142,29 @@ def _specialization(function: Any, args: Sequence[Any], options: dict[str, Any])
     values = {parameter.name: value for parameter, value in zip(function.params, args, strict=False)} | options
     parts: list[Hashable] = []
     for parameter in function.params:
-        if parameter.name not in values:
-            continue
-        value = values[parameter.name]
-        if hasattr(value, "dtype"):
-            parts.append((str(value.dtype), value.data_ptr() % 16 == 0))
-        elif parameter.is_constexpr or not isinstance(value, int):
-            parts.append(str(value))
-        else:
-            parts.append(None if parameter.do_not_specialize else (value == 1, value % 16 == 0))
+        if parameter.name in values:
+            value = values[parameter.name]
+            if hasattr(value, "dtype"):
+                parts.append((str(value.dtype), value.data_ptr() % 16 == 0))
+            elif parameter.is_constexpr or not isinstance(value, int):
+                parts.append(str(value))
+            else:
+                parts.append(None if parameter.do_not_specialize else (value == 1, value % 16 == 0))
     return function.__name__, tuple(parts)
+
+
+@cache
+def _meta_tensors(reference: str, problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    spec = load_spec(reference)
+    inputs = spec.inputs(problem, "meta")
+    return inputs, spec.outputs(*inputs)
 
 
 @cache
 def _target_driver(arch: str) -> Any:
     """Return a Triton driver that knows its target and nothing else."""
-    import torch
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
-
-    target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
-
+    gpu_target, base = triton.backends.compiler.GPUTarget, triton.backends.driver.DriverBase
+    target = gpu_target("hip", arch, 64) if arch.startswith("gfx") else gpu_target("cuda", int(arch[3:]), 32)
     methods = {
         "is_active": classmethod(lambda cls: True),
         "get_current_target": lambda self: target,
@@ -181,4 +174,4 @@ def _target_driver(arch: str) -> Any:
         "map_python_to_cpp_type": None,  # nothing is launched
         "get_benchmarker": None,  # nothing is timed
     }
-    return type("TargetDriver", (DriverBase,), methods)()
+    return type("TargetDriver", (base,), methods)()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -17,12 +18,19 @@ from typing import Any, TypeVar
 import pynvml
 
 from fp8tune.errors import MachineError
-from fp8tune.measure import codegen, rocm
+from fp8tune.measure import codegen
 from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DeviceLimits
 
 T = TypeVar("T")
+
+# No kernel declares it: of 20 configs compiled for gfx942, asking for 2 to 4 waves changed what is resident in none,
+# and asking for 8 made nearly all spill.
+AMD_LAUNCH_OPTIONS = ("waves_per_eu",)
+"""Grid axes that only AMD's compiler takes: the waves on a SIMD that it should leave registers for."""
+
+AMD_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # HIP obeys both; if both are set, the first one
 
 SLOWDOWNS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 """NVML's throttle reasons that make timings worthless. A software power cap (0x4) is normal under heavy kernels."""
@@ -58,7 +66,7 @@ def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs
     """Return the first GPU that ``CUDA_VISIBLE_DEVICES`` (AMD: ``HIP_VISIBLE_DEVICES``) shows, or None."""
     handle = nvidia_handle(environment, nvml)
     if handle is None:
-        device = rocm.probe(environment, sysfs)
+        device = probe_amd(environment, sysfs)
     else:
         try:
             capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -78,6 +86,38 @@ def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs
     installed, settings = software(), codegen.settings(environment)
     device = replace(device, runtime=installed.runtime, torch=installed.torch, triton=installed.triton)
     return replace(device, timing="gated", codegen=settings)
+
+
+def probe_amd(environment: Mapping[str, str], sysfs: Path = Path("/sys")) -> Device | None:
+    """Return the first visible AMD GPU, or None. The topology holds no name; versions are left empty.
+
+    Devices are found in the kernel driver's topology, which needs no library and creates no GPU context. Written from
+    the driver's documentation and tested against a simulated device: it has not run on AMD hardware.
+    """
+    gpus: list[dict[str, str]] = []
+    nodes = (sysfs / "class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    for node in sorted(nodes, key=lambda node: int(node.name)):  # HIP counts in the driver's numbering
+        with contextlib.suppress(OSError):  # a node of another user's device cannot be read
+            lines = (node / "properties").read_text().splitlines()
+            properties = dict(line.split(maxsplit=1) for line in lines if " " in line.strip())
+            if int(properties.get("gfx_target_version", "0")):
+                gpus.append(properties)
+    visible = next((environment[name] for name in AMD_VISIBLE if name in environment), "0").split(",")[0].strip()
+    if not visible.isdigit() or int(visible) >= len(gpus):
+        return None
+    gpu, driver = gpus[int(visible)], sysfs / "module/amdgpu/version"
+    return Device(
+        arch=arch_of_version(int(gpu["gfx_target_version"])),
+        uuid_hash=hashlib.sha256(gpu["unique_id"].encode()).hexdigest()[:16] if "unique_id" in gpu else "",
+        multiprocessors=int(gpu.get("simd_count", "0")) // max(1, int(gpu.get("simd_per_cu", "4"))),
+        driver=driver.read_text().strip() if driver.is_file() else "",
+    )
+
+
+def arch_of_version(gfx_target_version: int) -> str:
+    """Return the arch's name for the driver's decimal version: 90402 -> ``gfx942``, 90010 -> ``gfx90a``."""
+    major, minor, stepping = gfx_target_version // 10000, gfx_target_version // 100 % 100, gfx_target_version % 100
+    return f"gfx{major}{minor:x}{stepping:x}"
 
 
 def limits(device: Device) -> DeviceLimits | None:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from fp8tune.measure import guards
-from fp8tune.measure.lazy import torch
+from fp8tune.measure.guards import is_tensor
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.lazy import torch
 from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
+# M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
+# specialized, so the binary that is checked is the one that is timed.
 LAYOUT_CHECK_ROWS = 1021
-"""M of the small problems that check the other group layouts: a prime, so that no block divides it. M is not
-specialized, so the binary that is checked is the one that is timed."""
 
 STEP = 61  # every 61st element is infinite or NaN: no dim or tile divides by it, so these meet many slices and not all
 
@@ -44,10 +45,7 @@ def place(edge: Edge) -> str:
 def meta_inputs(spec: KernelSpec, edge: Edge) -> tuple[Any, ...]:
     """Return the inputs of an edge on ``meta``: with its shapes, strides and alignment."""
     values = spec.inputs(edge.problem, "meta")
-    is_tensor = [isinstance(value, torch.Tensor) for value in values]
-    return tuple(
-        guards.guarded(v, "meta", edge.offset) if is_t else v for v, is_t in zip(values, is_tensor, strict=True)
-    )
+    return tuple(guards.guarded(value, "meta", edge.offset) if is_tensor(value) else value for value in values)
 
 
 def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
@@ -60,12 +58,12 @@ def inputs(spec: KernelSpec, edge: Edge, device: str) -> tuple[Any, ...]:
         _fill_all_with_integers(values, edge)
     else:
         for tensor in values:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            if is_tensor(tensor) and tensor.is_floating_point():
                 fill(tensor, edge.content)
     if spec.constrain is not None:
         spec.constrain(tuple(values))
     for index, tensor in enumerate(values):
-        if isinstance(tensor, torch.Tensor):
+        if is_tensor(tensor):
             values[index] = guards.guarded_copy(tensor, edge.offset)  # one by one: they may fill much of a GPU
     return tuple(values)
 
@@ -76,7 +74,7 @@ def exact_values(spec: KernelSpec, problem: Problem, values: Sequence[Any]) -> I
     if spec.check != "exact-inputs":
         yield
         return
-    random = [tensor.clone() if isinstance(tensor, torch.Tensor) else None for tensor in values]
+    random = [tensor.clone() if is_tensor(tensor) else None for tensor in values]
     _fill_all_with_integers(values, Edge("", problem))
     if spec.constrain is not None:
         spec.constrain(tuple(values))
@@ -94,9 +92,7 @@ def _fill_all_with_integers(values: Sequence[Any], edge: Edge) -> None:
     A scale stays an integer where values are zeros or tiny: a kernel may divide by it, and everything would be NaN or
     infinite.
     """
-    floats = {
-        n: value for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.is_floating_point()
-    }
+    floats = {n: value for n, value in enumerate(values) if is_tensor(value) and value.is_floating_point()}
     narrowest = min((tensor.element_size() for tensor in floats.values()), default=0)
     for index, tensor in floats.items():
         is_scale = tensor.dtype == torch.float8_e8m0fnu or tensor.element_size() > max(2, narrowest)
@@ -136,10 +132,9 @@ def fill(tensor: Any, content: str) -> None:
 
 
 LARGEST_EXPONENT = 26  # 2 ** 20 products of four values of up to 2 ** 26 are below 2 ** 125: float32 holds them
-
+# A product of four values of 2 ** -31 or more is at least 2 ** -124. Float32 would round a much smaller one to a zero,
+# whose sign depends on whether it was added by itself or within a fused multiply-add.
 SMALLEST_EXPONENT = -30
-"""A product of four values of 2 ** -31 or more is at least 2 ** -124. Float32 would round a much smaller one to a zero,
-whose sign depends on whether it was added by itself or within a fused multiply-add."""
 
 
 def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scale: bool = False) -> None:

@@ -22,20 +22,13 @@ from fp8tune.measure.trees import Tree
 from fp8tune.records import Outcome, Problem, Status
 
 if TYPE_CHECKING:
-    from fp8tune.measure.backends.processes import ProcessBackend, ProcessWorker
-    from fp8tune.measure.backends.simulated import SimulatedBackend
+    from fp8tune.measure.backends import ProcessBackend, ProcessWorker
+    from fp8tune.measure.simulated import SimulatedBackend
 
 A = TypeVar("A", bound=Arm)
 S = TypeVar("S")
 
 MOST_PROCESSES = 1000  # more than any schedule has: a worker that replaces another is numbered from there on
-
-
-Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
-"""A GPU, Triton's interpreter, the compiler alone, or a simulated GPU, on which arms run."""
-
-Worker: TypeAlias = "ProcessWorker | SimulatedBackend"
-"""One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +41,22 @@ class CompileProgress:
 
 
 @dataclass(frozen=True)
-class CopyCeiling:
-    """Bandwidth of a copy on the device, in GB/s read plus written."""
-
-    gb_per_s: float
-
-
-@dataclass(frozen=True)
-class ComputeCeiling:
-    """Speed of a dense GEMM of an input dtype on the device."""
+class Ceiling:
+    """Speed of a dense GEMM of an input dtype in flop/s; without a dtype, of a copy in GB/s read plus written."""
 
     in_dtype: str
-    flop_per_s: float
+    rate: float
 
 
-Screened = CopyCeiling | ComputeCeiling | CompileProgress | tuple[int, Outcome]
+Screened = Ceiling | CompileProgress | tuple[int, Outcome]
 """An event of a coarse pass: ceilings, progress of the compilers, and the number of an arm with its outcome."""
+
+
+Backend: TypeAlias = "ProcessBackend | SimulatedBackend"
+"""A GPU, Triton's interpreter, the compiler alone, or a simulated GPU, on which arms run."""
+
+Worker: TypeAlias = "ProcessWorker | SimulatedBackend"
+"""One worker process, or a stand-in. A failure is an Outcome; the next call starts a new process."""
 
 
 @dataclass
@@ -95,18 +88,15 @@ class Turn(Generic[A, S]):
 
     group: Group[A, S]
     process: int
-    blocks: tuple[TimedBlock[A], ...] = ()
-    """Blocks of all rounds, in their order; none if an arm failed: rounds count only with all arms in them."""
-    failed: tuple[TimedBlock[A], ...] = ()
-    """Arms that failed. They have left the group, or the group has ended: see :class:`Schedule`."""
+    blocks: tuple[TimedBlock[A], ...] = ()  # of all rounds; none if an arm failed: rounds count only with all arms
+    failed: tuple[TimedBlock[A], ...] = ()  # arms that have left the group, or that have ended it
 
 
 @dataclass(frozen=True)
 class Schedule(Generic[A, S]):
     """Processes, rounds and rules of an experiment."""
 
-    processes: range
-    """Numbers of the processes, each fresh and with all groups: from 1 if a worker of number 0 was there before."""
+    processes: range  # numbers, each fresh and with all groups: from 1 if a worker of number 0 was there before
     rounds: int
     order: Callable[[Group[A, S], int, int], Sequence[A]] = lambda group, process, round: group.arms
     """(group, process, round) -> the arms in the order of their blocks; an arm may come twice."""

@@ -6,17 +6,30 @@ training. One that reads too many is right as long as its neighbour happens to b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from fp8tune.measure.lazy import torch
+from fp8tune.replay.lazy import torch
 
+# On either side of a tensor: the CUDA allocator's alignment of large blocks, so that guards do not move a tensor.
 GPU_GUARD_BYTES = 2 << 20
-"""On either side of a tensor: the CUDA allocator's alignment of large blocks, so that guards do not move a tensor."""
-
-CPU_GUARD_BYTES = 256 << 10
-"""On the interpreter, where problems are small. To paint and read 2 MiB there took a quarter of a check."""
-
+CPU_GUARD_BYTES = 256 << 10  # problems are small there, and to paint and read 2 MiB took a quarter of a check
 FILL = 0xA5
+LARGE = 0x7B  # in every byte: a large finite value of every floating-point type, positive as an integer too
+
+# Beside inputs, in turn. NaN of every floating-point type, then values larger than any input; as integers minus one and
+# zero, because a kernel that takes these for group ends does no harm.
+_BESIDE_FLOATS = (0xFF, LARGE)
+_BESIDE_INTEGERS = (0xFF, 0x00)
+
+_CHUNK_WORDS = 1 << 20
+_MULTIPLIER = 0x5851F42D4C957F2D  # odd, so that multiplying loses nothing
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True for a torch tensor."""
+    return isinstance(value, torch.Tensor)
 
 
 def guard_bytes(device: Any) -> int:
@@ -60,7 +73,7 @@ def fill(tensor: Any, byte: int = FILL) -> None:
 
 
 def overwritten(tensor: Any, byte: int = FILL) -> str | None:
-    """Say where guard bytes are not the byte that they were filled with, or return None."""
+    """Describe guard bytes that are not the byte that they were filled with; None if all are."""
     memory, size = _storage(tensor), guard_bytes(tensor.device)
     for side, guard in (("after", memory[-size:]), ("before", memory[:size])):
         least, most = guard.aminmax()  # a hundred times as fast on a CPU as a comparison of each byte
@@ -73,5 +86,63 @@ def overwritten(tensor: Any, byte: int = FILL) -> str | None:
     return None
 
 
+def fingerprint(tensor: Any) -> int:
+    """Return 64 bits of everything between the guard bytes of a tensor.
+
+    One changed word always changes them; several changed words leave them equal once in about 2 ** 60 times.
+    """
+    own = own_bytes(tensor)
+    whole = len(own) // 8 * 8
+    tail = torch.zeros(8, dtype=torch.uint8, device=own.device)
+    tail[: len(own) - whole] = own[whole:]
+    total = tail.view(torch.int64)[0]
+    for words in own[:whole].view(torch.int64).split(_CHUNK_WORDS):
+        total = total * _MULTIPLIER + (words * _weights(own.device)[: len(words)]).sum()  # modulo 2 ** 64
+    return int(total)
+
+
+class InputWatch:
+    """Inputs between guard bytes, with the fingerprints that they should have. ``build`` makes them anew."""
+
+    def __init__(self, build: Callable[[], tuple[Any, ...]]) -> None:
+        self._build = build
+        self.inputs = build()
+        self._tensors = {index: value for index, value in enumerate(self.inputs) if is_tensor(value)}
+        self._prints = {index: fingerprint(tensor) for index, tensor in self._tensors.items()}
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Paint bytes beside the inputs, other ones than for the number before."""
+        self._number = number % 2
+        for tensor in self._tensors.values():
+            fill(tensor, self._beside(tensor))
+
+    def written(self) -> str | None:
+        """Name an input that was written, or return None. All inputs are restored afterwards."""
+        for index, tensor in self._tensors.items():
+            fault = None
+            if fingerprint(tensor) != self._prints[index]:
+                fault = f"input {index} was written"
+            elif beside := overwritten(tensor, self._beside(tensor)):
+                fault = f"input {index}: {beside}"
+            if fault:
+                right = self._build()
+                for number, damaged in self._tensors.items():
+                    own_bytes(damaged).copy_(own_bytes(right[number]))
+                    fill(damaged, self._beside(damaged))
+                return fault
+        return None
+
+    def _beside(self, tensor: Any) -> int:
+        return (_BESIDE_FLOATS if tensor.is_floating_point() else _BESIDE_INTEGERS)[self._number]
+
+
 def _storage(tensor: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+@cache
+def _weights(device: Any) -> Any:
+    """Return odd numbers, so that a changed word changes its product."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randint(-(2**62), 2**62, (_CHUNK_WORDS,), device=device, generator=generator) * 2 + 1

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from fp8tune.errors import MachineError
+from fp8tune.replay.lazy import triton
 
 # What the operating system refuses whatever is compiled.
 _ERRNOS = {
@@ -25,14 +26,12 @@ _SIGNS = re.compile("|".join(map(re.escape, (*_TOOLS, *map(os.strerror, sorted(_
 
 def raise_if_machine(error: BaseException) -> None:
     """Raise MachineError if a failed trial's exception, or one behind it, is the machine's."""
-    from triton.runtime.errors import PTXASError
-
     cause: BaseException | None = error
     while cause is not None:
         reason = ""
         if isinstance(cause, OSError) and cause.errno in _ERRNOS:
             reason = " ".join(f"{cause.strerror} {cause.filename or ''}".split())
-        elif isinstance(cause, PTXASError | RuntimeError) and (sign := _SIGNS.search(str(cause))):
+        elif isinstance(cause, triton.runtime.errors.PTXASError | RuntimeError) and (sign := _SIGNS.search(str(cause))):
             reason = sign[0]
         elif isinstance(cause, subprocess.CalledProcessError) and "ptxas" not in str(cause.cmd):
             # Triton compiles its own launcher with the C compiler, which depends on nothing of the config.

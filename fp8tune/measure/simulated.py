@@ -16,19 +16,33 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
-from fp8tune.measure.arms import Place, Work
+from fp8tune.errors import UsageError
+from fp8tune.measure import device
+from fp8tune.measure.arms import Arm, KernelArm, Place, Work
+from fp8tune.measure.engine import Screened
 from fp8tune.measure.timing import Samples
+from fp8tune.measure.trees import Tree
+from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
 
 Floats = NDArray[np.float64]
+
+NUMBER = "[0-9]{1,18}"
+TIMER = re.compile(
+    rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
+    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?"
+)
 
 BYTES_PER_US = 3e6
 LAUNCH_US = 5.0  # the true time without slowdown: 5 us and the bytes at 3 TB/s
@@ -204,3 +218,69 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
     frequencies = random.standard_cauchy(waves) / tau_s
     phases = random.uniform(0, 2 * math.pi, waves)
     return lambda times_s: math.sqrt(2 / waves) * np.cos(np.multiply.outer(times_s, frequencies) + phases).sum(axis=-1)
+
+
+class SimulatedBackend:
+    """A GPU by the name of its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE]``. It is its own worker.
+
+    The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
+    tells them apart. A device may be wrong in a share of the configs. The methods are those of
+    :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
+    """
+
+    kind = Kind.SIMULATED
+    times = True
+    limits = ClockLimits()
+
+    def __init__(self, timer: str) -> None:
+        """Raises UsageError for a text of another form."""
+        if (name := TIMER.fullmatch(timer)) is None:
+            raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+        self.timer, seed = timer, int(name["seed"])
+        self.seed, self.noise, self.wrong = seed, int(name["noise"] or 0), float(name["wrong"] or 0)
+        gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{seed} gpu {int(name['gpu'])}")
+        self.device = Device("simulated", f"simulated:{seed}", uuid_hash=gpu)  # no kernel runs: no versions
+        self._process = f"simulated-{os.urandom(6).hex()}"
+
+    @cached_property
+    def clock(self) -> SimulatedClock:
+        """The clock that draws the times."""
+        return SimulatedClock(self.seed, noise_seed=self.noise)
+
+    def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
+        return self
+
+    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
+        pass
+
+    def screen(  # noqa: D102
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Screened]:
+        for number, (arm, place) in enumerate(zip(arms, places, strict=True)):
+            if is_over():
+                return
+            yield number, self.block(arm, place)
+
+    def build(self, arm: Arm) -> Outcome:  # noqa: D102
+        return Outcome(Status.OK)
+
+    launch = build
+
+    def check(self, arm: Arm) -> Outcome:  # noqa: D102
+        return self._failure(arm) or Outcome(Status.OK)
+
+    def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
+        return self._failure(arm) or self.clock.block(arm.work, place).outcome(self._process)
+
+    def _failure(self, arm: Arm) -> Outcome | None:
+        if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
+            return Outcome(Status.WRONG, reason="a wrong byte of the simulated GPU", process=self._process)
+        return None
+
+    checked_block = block
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Run nothing."""
+
+    def close(self) -> None:  # noqa: D102
+        pass

@@ -10,8 +10,8 @@ from functools import cache
 from fp8tune.measure import checking
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.edges import edges_of
-from fp8tune.measure.lazy import torch
 from fp8tune.records import Problem
+from fp8tune.replay.lazy import torch
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge
 
@@ -32,8 +32,8 @@ def tensors(reference: str, problem: Problem, torch_device: str, *, is_checked: 
         spec = load_spec(reference)
         clear({(reference, edge) for edge in edges_of(spec, problem)} if is_checked else set())
         use_one_thread()
-        edge, build = Edge("", problem), checking.build if is_checked else checking.build_unchecked
-        _tensors[reference, problem, is_checked] = build(spec, edge, torch_device)
+        build = checking.build if is_checked else checking.build_unchecked
+        _tensors[reference, problem, is_checked] = build(spec, Edge("", problem), torch_device)
     return _tensors[reference, problem, is_checked]
 
 

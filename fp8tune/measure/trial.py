@@ -11,17 +11,19 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial, wraps
-from typing import ParamSpec
+from typing import ParamSpec, cast
 
 from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.edges import edges_of, place
-from fp8tune.measure.lazy import torch
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import RecordedSpec
+from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.means import trimmed_mean
 from fp8tune_kernels.spec import Edge
 
@@ -36,14 +38,11 @@ def process_name() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
-# Ceilings
-
-
 def copy_ceiling_gb_per_s() -> float:
     """Measure a device-to-device copy of 512 MiB, in GB/s of bytes read plus written."""
     source = torch.randint(0, 255, (512 << 20,), dtype=torch.uint8, device="cuda")
     copy = partial(torch.empty_like(source).copy_, source)
-    return 2 * source.numel() / trimmed_mean(timing.block(copy).samples_us) / 1e3
+    return 2 * int(source.numel()) / trimmed_mean(timing.block(copy).samples_us) / 1e3
 
 
 def gemm_flop_per_s(in_dtype: str) -> float:
@@ -84,21 +83,29 @@ def _guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
     return guarded
 
 
-# Calls that a worker answers
-
-
+@_guarded
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
-    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row.
+    """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
+    tensor_cache.tensors(reference, problem, torch_device)
+    for edge in edges_of(load_spec(reference), problem):
+        tensor_cache.edge_tensors(reference, edge, torch_device)
 
-    Raises Poisoned if the process must not be used again, so that no other row is blamed.
+
+def edge_failure(reference: str, torch_device: str) -> str | None:
+    """Explain why a recorded kernel cannot be checked on its edge cases; None if it can.
+
+    The config declared first must run on each and agree with itself: the kernel may not expect odd sizes at all.
     """
-    try:
-        tensor_cache.tensors(reference, problem, torch_device)
-        for edge in edges_of(load_spec(reference), problem):
-            tensor_cache.edge_tensors(reference, edge, torch_device)
-    except Exception as error:
-        if failure(error).status is Status.CRASHED:
-            raise Poisoned(None) from None
+    tensor_cache.use_one_thread()
+    spec = cast(RecordedSpec, load_spec(str(replace(KernelReference.parse(reference), reference=""))))
+    for edge in {edge: None for problem in spec.recorded for edge in edges_of(spec, problem)}:
+        try:
+            tensors = checking.build(spec, edge, torch_device)
+            if wrong := tensors.check(spec.first(edge.problem)):
+                return wrong
+        except Exception as error:
+            return one_line(error)
+    return None
 
 
 @_guarded
@@ -168,10 +175,8 @@ def failure(error: Exception) -> Outcome:
     """
     if isinstance(error, UsageError):
         raise error
-    from triton.runtime.errors import OutOfResources
-
     reason = one_line(error)
-    if isinstance(error, OutOfResources):
+    if isinstance(error, triton.runtime.errors.OutOfResources):
         return Outcome(Status.OUT_OF_RESOURCES, reason=reason)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         tensor_cache.clear()
@@ -186,8 +191,7 @@ def _wrong(reason: str | None) -> Outcome | None:
     return Outcome(Status.WRONG, reason=reason) if reason else None
 
 
-_edge_outcomes: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}
-"""Outcome of a config on an edge; None if it is right."""
+_edge_outcomes: dict[tuple[str, Edge, NamedInts], Outcome | None] = {}  # None if the config is right on the edge
 
 
 def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: str) -> Outcome | None:
@@ -215,11 +219,8 @@ def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: st
 
 
 def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
-    """Compare many launches, on the problem or on its largest edge that is small enough; once a process.
-
-    None on the interpreter, where a launch takes a good part of a second and runs in order.
-    """
-    if torch_device == "cpu" or arm.config in tensors.without_race:
+    """Compare many launches, on the problem or on its largest edge that is small enough; once a process."""
+    if torch_device == "cpu" or arm.config in tensors.without_race:  # the interpreter runs programs in order
         return None
     candidates = [tensors]
     if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:

@@ -27,7 +27,7 @@ from fp8tune import alive
 from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.fork_server import PRELOAD
 from fp8tune.measure import codegen
-from fp8tune.stopping import TOLD, kept_from_signals
+from fp8tune.stopping import END_SIGNALS, blocked_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,20 +87,14 @@ class Worker:
         process, connection = self._running()
         try:
             connection.send((function, args, kwargs))
-        except (BrokenPipeError, ConnectionResetError):
-            raise WorkerDied(self._bury()) from None
-        deadline = time.monotonic() + timeout_s
-        while True:
-            alive.sign()
-            left_s = deadline - time.monotonic()
-            if wait([connection, process.sentinel], max(0.0, min(left_s, alive.EVERY_S))):
-                break
-            if left_s <= 0:
-                self.kill()
-                raise WorkerHung(f"no answer in {timeout_s:g} s")
-        try:
+            deadline = time.monotonic() + timeout_s
+            while not wait([connection, process.sentinel], max(0.0, min(deadline - time.monotonic(), alive.EVERY_S))):
+                alive.sign()
+                if time.monotonic() >= deadline:
+                    self.kill()
+                    raise WorkerHung(f"no answer in {timeout_s:g} s")
             error, value, poisoned = connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
         if poisoned:
             self.kill()
@@ -130,7 +124,7 @@ class Worker:
         connection, remote = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(remote, codegen.fp_fusion()), daemon=True)
         try:
-            with kept_from_signals():  # it may start the server
+            with blocked_signals():  # it may start the server
                 process.start()
         except OSError as error:
             raise MachineError(f"no worker can be started ({error.strerror or error}): see ulimit -a") from None
@@ -191,7 +185,7 @@ class WorkerPool:
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:
     """Answer calls until the connection is closed: the worker's main loop."""
-    for number in (signal.SIGINT, *TOLD):  # the parent handles them, also if its whole process group gets them
+    for number in (signal.SIGINT, *END_SIGNALS):  # the parent handles them, also if its whole process group gets them
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)  # so that Ctrl-C does not reach ptxas, after which Triton prints all of its input
     _die_with_parent()

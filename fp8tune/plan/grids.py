@@ -13,19 +13,17 @@ from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
 
-Axes = Mapping[str, tuple[int, ...]]
-"""Axis name -> values, in declaration order."""
+Axes = Mapping[str, tuple[int, ...]]  # axis name -> values, in declaration order
 
-LARGEST_VALUE = 2**20
-"""Triton's limit on the elements of a block."""
+LARGEST_VALUE = 2**20  # Triton's limit on the elements of a block
 
 
 class Grid(Mapping[NamedInts, str]):
     """Configs with the reason why they are pruned, empty for those that are tried. Built when it is first read."""
 
     def __init__(self, size: int, build: Callable[[], Mapping[NamedInts, str]]) -> None:
-        self.size, self._build = size, build
-        """Number of configs, as far as it is known without building them."""
+        self.size = size  # number of configs, as far as it is known without building them
+        self._build = build
 
     @cached_property
     def _configs(self) -> Mapping[NamedInts, str]:

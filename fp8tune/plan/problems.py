@@ -19,8 +19,7 @@ from fp8tune.text import NAME
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, KernelSpec
 
-LARGEST_BYTES = 2**40
-"""1 TiB of inputs and outputs: no accelerator has as much memory."""
+LARGEST_BYTES = 2**40  # 1 TiB of inputs and outputs: no accelerator has as much memory
 
 
 def problems(

@@ -22,33 +22,26 @@ from fp8tune.records import NamedInts
 from fp8tune.text import NAME, visible
 from fp8tune_kernels.spec import DTYPES, ROUTINGS
 
-DIMS = ("M", "K", "N", "E")
-"""Dims that multiply out first."""
-LARGEST_DIM = 2**31 - 1
-"""Group ends (``offs``) are int32."""
+DIMS = ("M", "K", "N", "E")  # dims that multiply out first
+LARGEST_DIM = 2**31 - 1  # group ends (``offs``) are int32
 NAME_KEY = "name"
-LONGEST_NAME = 60
-"""Characters of a name, which is a column of tables."""
+LONGEST_NAME = 60  # characters of a name, which is a column of tables
 LARGEST_SEED = 2**63 - 1  # what the database and torch hold
 LARGEST_FILE, LONGEST_LINE = 64_000, 2_000
 """Characters: a key with many dots takes time that grows with the square of its length."""
-MOST_ROWS = 10_000
-"""A file of more rows is a mistake: lists multiply out."""
+MOST_ROWS = 10_000  # a file of more rows is a mistake: lists multiply out
 
 
 @dataclass(frozen=True)
 class Settings:
     """Facts of problem sizes that are not sizes. An empty text is the kernel's own choice."""
 
-    routing: str = ""
-    """How rows spread over groups."""
+    routing: str = ""  # how rows spread over groups
     dtype: str = ""
     layout: str = ""
-    scale: str = ""
-    """How scales are rounded."""
+    scale: str = ""  # how scales are rounded
     seed: int = 0
-    groups: str = ""
-    """File with the rows of each group, one number per line; only ``bench`` takes one."""
+    groups: str = ""  # file with the rows of each group, one number per line; only ``bench`` takes one
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], origin: str) -> Settings:
@@ -70,8 +63,7 @@ class Selection:
     """Rows of a shape set, each mapping dims to sizes, the sizes that are kept of them, and settings."""
 
     rows: tuple[NamedInts, ...]
-    names: Mapping[NamedInts, str] = field(default_factory=dict)
-    """Names of the rows that have one."""
+    names: Mapping[NamedInts, str] = field(default_factory=dict)  # names of the rows that have one
     size: NamedInts = field(default_factory=NamedInts)
     """Sizes that a problem size must have; a dim that it lacks is looked up in its row."""
     settings: Settings = field(default_factory=Settings)

@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from fp8tune.records import NamedInts, Problem
 from fp8tune_kernels.spec import DTYPE_FLAG, LAYOUT_FLAG, ROUTINGS, KernelSpec, bucket
 
-STEP = 32
-"""Varied sizes are multiples of this if they are larger: MXFP8 blocks over groups need it of M."""
+STEP = 32  # varied sizes are multiples of this if they are larger: MXFP8 blocks over groups need it of M
 
 
 @dataclass(frozen=True)
 class Variation:
     """A problem size that differs from another in one argument."""
 
-    argument: str
-    """A dim of the shape, or another field of :class:`~fp8tune_kernels.spec.Problem`."""
+    argument: str  # a dim of the shape, or another field of :class:`~fp8tune_kernels.spec.Problem`
     problem: Problem
 
 

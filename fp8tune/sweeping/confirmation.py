@@ -15,9 +15,9 @@ from dataclasses import replace
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import FinalsRun, NamedInts, Problem, Status
-from fp8tune.stats.calibration import calibration_of, floor_us, plan_for
-from fp8tune.stats.decide import decide_finals
+from fp8tune.records import ClockLimits, FinalsRun, NamedInts, Problem, Status
+from fp8tune.stats.calibration import floor_us
+from fp8tune.stats.decide import PLAN, decide_finals
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
 from fp8tune.stats.study import Study
@@ -37,15 +37,9 @@ class Confirmation:
     ) -> None:
         self.store, self.plan, self.sweep_id, self.clock, self.deadline = store, plan, sweep_id, clock, deadline
         self.is_wanted = plan.backend.times and not plan.options.quick
-        self.left_out = 0
-        """Trials that the time budget left out, without those of processes that might have been added."""
-        self.is_incomplete = False
-        """True if the tensors of a problem size could not be built."""
-        device = plan.backend.device
-        self._calibration, _ = calibration_of(device, store.calibrations(device) if self.is_wanted else {})
-        self.protocol = plan_for(self._calibration)
-        self.decisions = (self.protocol.processes, *self.protocol.more_processes)
-        """Numbers of processes after which problem sizes are decided."""
+        self.left_out = 0  # trials, without those of processes that might have been added
+        self.is_incomplete = False  # the tensors of a problem size could not be built
+        self.decisions = (PLAN.processes, *PLAN.more_processes)  # processes after which problem sizes are decided
         self._uid = store.sweep_uid(sweep_id)
         self._turn_s = 0.0
 
@@ -77,10 +71,23 @@ class Confirmation:
             decided = processes
         yield from (SizeDone(group.subject.problem) for group in pending)  # all finalists have failed
 
+    def withdraw(self, problem: ProblemPlan) -> None:
+        """End an older confirmation at other clock or power limits: the coarse pass at these replaces it."""
+        limits = self.plan.backend.limits
+        studies = () if limits == ClockLimits() else self.store.studies(problems={problem.problem})
+        times = [processes for study in studies if self._is_of(problem, study) for processes in study.finals.values()]
+        sweeps = {process.run.sweep for processes in times for process in processes}
+        if any(limits.difference(self.store.limits_of(sweep)) for sweep in sweeps):
+            run = FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, 0.0)
+            self.store.end_finals(self.sweep_id, self.plan.subject(problem), run)
+
+    def _is_of(self, problem: ProblemPlan, study: Study) -> bool:
+        return study.source_hash == problem.version.source_hash and study.device == self.plan.backend.device
+
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
         tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
         failed = {config for config, outcome in tried.items() if outcome.status is not Status.OK}
-        configs = choose_finalists(times_us, problem.version.axes, problem.always, self.protocol)
+        configs = choose_finalists(times_us, problem.version.axes, problem.always, PLAN)
         arms = [problem.arm(config) for config in configs if config not in failed]
         arms += [replace(arm, duplicate=True) for arm in arms if arm.config == problem.version.default]
         timed = self.store.finals(self.plan.subject(problem), self.sweep_id)
@@ -112,7 +119,7 @@ class Confirmation:
         def is_over() -> bool:  # a turn cannot be interrupted: the next may take as long as the last
             return self.clock() + self._turn_s > self.deadline
 
-        schedule = Schedule(_numbers(processes), self.protocol.rounds, self._order, is_over=is_over)
+        schedule = Schedule(_numbers(processes), PLAN.rounds, self._order, is_over=is_over)
         begun = self.clock()
         for turn in measure(self.plan.backend, groups, schedule):
             self._turn_s, begun = (ended := self.clock()) - begun, ended
@@ -121,7 +128,7 @@ class Confirmation:
 
     def _missing(self, groups: Sequence[Finalists], processes: int) -> int:
         blocks = ((group, sum(map(group.wants, _numbers(processes)))) for group in groups)
-        return sum(count * self.protocol.rounds * len(group.arms) for group, count in blocks)
+        return sum(count * PLAN.rounds * len(group.arms) for group, count in blocks)
 
     def _order(self, group: Finalists, process: int, round: int) -> list[KernelArm]:
         return self.plan.permuted(group.arms, "final", process - 1, round, seed_text(group.subject.problem))
@@ -162,8 +169,7 @@ class Confirmation:
 
     def _run_of(self, group: Finalists) -> FinalsRun:
         tick_us = self.store.tick_us(self.plan.subject(group.subject), self.sweep_id)
-        floor = floor_us(self._calibration, tick_us)
-        return FinalsRun(self._uid, self.protocol.tie_band, self.protocol.keep_band, floor)
+        return FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, floor_us({}, tick_us))
 
     def _end(self, group: Finalists) -> None:
         self.store.end_finals(self.sweep_id, self.plan.subject(group.subject), self._run_of(group))

@@ -13,12 +13,9 @@ class Started:
     """First event."""
 
     device: Device
-    kind: Kind
-    """Whether configs are timed, checked or compiled."""
-    problems: int
-    """Number of problem sizes."""
-    configs: int
-    """Number of their configs, pruned ones included."""
+    kind: Kind  # whether configs are timed, checked or compiled
+    problems: int  # number of problem sizes
+    configs: int  # of all of them, pruned ones included
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,10 @@ class RoundStarted:
     """A round of the coarse pass of a problem size begins."""
 
     problem: Problem
-    index: int
-    """Number of the problem size, from 0."""
-    round: int
-    """From 0, the round that has every config."""
+    index: int  # number of the problem size, from 0
+    round: int  # from 0, the round that has every config
     rounds: int
-    trials: int
-    """Trials of the round, stored and pruned ones included."""
+    trials: int  # of the round, stored and pruned ones included
 
 
 @dataclass(frozen=True)
@@ -47,14 +41,10 @@ class TrialDone:
 class ConfirmationStarted:
     """Finalists are timed in fresh processes until the next decision."""
 
-    problems: int
-    """Number of problem sizes that are not decided."""
-    processes: int
-    """Number of processes that have timed each of them after this."""
-    trials: int
-    """New trials."""
-    decision: int
-    """Number of the decision, from 1."""
+    problems: int  # number of problem sizes that are not decided
+    processes: int  # number of processes that have timed each of them after this
+    trials: int  # new ones
+    decision: int  # number of the decision, from 1
 
 
 @dataclass(frozen=True)
@@ -76,13 +66,10 @@ class SizeDone:
 class Finished:
     """Last event of a sweep that was not interrupted."""
 
-    trials: int
-    """Trials of the coarse pass and of the confirmation, stored ones of the coarse pass included."""
+    trials: int  # of the coarse pass and of the confirmation, stored ones of the coarse pass included
     seconds: float
-    left_out: int = 0
-    """Trials that a time budget left out."""
-    is_whole: bool = True
-    """True if nothing is left to do for the same command."""
+    left_out: int = 0  # trials that a time budget left out
+    is_whole: bool = True  # nothing is left to do for the same command
 
 
 Event = (

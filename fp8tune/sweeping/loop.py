@@ -11,30 +11,26 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
-from fp8tune.measure.engine import CompileProgress, ComputeCeiling, CopyCeiling
+from fp8tune.measure.engine import Ceiling, CompileProgress
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
-from fp8tune.stats.decide import MeasuringPlan
+from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweeping.confirmation import Confirmation
 from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Started, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
-ROUNDS = MeasuringPlan().screen_rounds
-CONTENDER_RATIO = 1.3
-"""Later rounds repeat only configs within this ratio of the best: the others cannot be the pick."""
-TOGETHER_S = 1.0
-"""Trials that come within this time are stored in one commit: others wait for the database's disk."""
-COMPILE_AHEAD = 1000
-"""Configs of the next problem sizes that are queued for the compilers, so that they do not wait for the clock."""
+CONTENDER_RATIO = 1.3  # later rounds repeat only configs within this ratio of the best: the others cannot be the pick
+TOGETHER_S = 1.0  # trials that come within this time are stored in one commit: others wait for the database's disk
+COMPILE_AHEAD = 1000  # configs of the next problem sizes that are queued, so that compilers do not wait for the clock
 
 
 def sweep(
@@ -56,8 +52,7 @@ def sweep(
             be compiled beside the current one.
     """
     started, options, backend = clock(), plan.options, plan.backend
-    deadline = (started if begun is None else begun) + (options.budget_s or 0.0)
-    deadline = math.inf if options.budget_s is None else deadline
+    deadline = (started if begun is None else begun) + (math.inf if options.budget_s is None else options.budget_s)
     sweep_id = store.begin_sweep(
         plan.key,
         backend.device,
@@ -68,18 +63,18 @@ def sweep(
         again=options.again,
         limits=backend.limits,
     )
-    _record_kernels(store, plan, sweep_id, plan.problems)
+    _record_kernels(store, plan.problems, sweep_id)
     yield Started(backend.device, backend.kind, len(plan.problems), sum(problem.count for problem in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
     upcoming, passes = iter(plan.problems), list[_CoarsePass]()
-    trials, index, left_out = 0, 0, 0
+    trials = index = 0
 
     def compile_ahead() -> None:
         """Queue the current problem size and the next ones for the compilers."""
         while (ahead := sum(coarse.queued for coarse in passes[index + 1 :])) < COMPILE_AHEAD:
             problem = next(upcoming, None)
             if problem is None and take is not None and not ahead and (problem := take(index == len(passes))):
-                _record_kernels(store, plan, sweep_id, [problem])
+                _record_kernels(store, [problem], sweep_id)
             if problem is None:
                 return
             passes.append(_CoarsePass(store, plan, sweep_id, problem, len(passes)))
@@ -91,12 +86,12 @@ def sweep(
                 trials += isinstance(event, TrialDone)
                 yield event
             if passes[index].is_done and not confirmation.is_wanted:
+                confirmation.withdraw(passes[index].problem)
                 yield SizeDone(passes[index].problem.problem)
             index += 1
             compile_ahead()
-        if index == len(passes):
-            done = ((coarse.problem, coarse.times_us) for coarse in passes)
-            for event in confirmation.run(done) if confirmation.is_wanted else ():
+        if index == len(passes) and confirmation.is_wanted:
+            for event in confirmation.run((coarse.problem, coarse.times_us) for coarse in passes):
                 trials += isinstance(event, TrialDone)
                 yield event
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
@@ -107,7 +102,7 @@ def sweep(
     yield Finished(trials, clock() - started, left_out, is_whole)
 
 
-def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[ProblemPlan]) -> None:
+def _record_kernels(store: Store, sizes: Sequence[ProblemPlan], sweep_id: int) -> None:
     """Store by which check and reference each kernel is right, operations, and the launches of recorded problems."""
     for size in {size.reference: size for size in sizes}.values():
         spec = load_spec(size.reference)
@@ -115,7 +110,7 @@ def _record_kernels(store: Store, plan: Plan, sweep_id: int, sizes: Sequence[Pro
             store.record_reference(sweep_id, size.version, size.reference_hash)
             store.record_check(sweep_id, size.version, spec.check_text)
         if isinstance(spec, RecordedSpec):
-            problems = [other.problem for other in sizes if other.reference == size.reference]
+            problems = [alike.problem for alike in sizes if alike.reference == size.reference]
             store.record_launches({problem: text for problem in problems if (text := spec.document(problem))})
     if flops := {size.problem: size.flops for size in sizes if size.flops is not None}:
         store.record_flops(flops)
@@ -130,48 +125,41 @@ class _CoarsePass:
     sweep_id: int
     problem: ProblemPlan
     index: int
-    times_us: dict[NamedInts, list[float]] = field(default_factory=dict)
-    """Block values in microseconds, the rounds in order."""
+    times_us: dict[NamedInts, list[float]] = field(default_factory=dict)  # block values, the rounds in order
     is_done: bool = False
-    queued: int = 0
-    """Number of configs that were given to the compilers."""
-    known: Mapping[int, Mapping[NamedInts, Outcome]] = field(default_factory=dict)
-    """Results that need no new trial, by round."""
-    known_at: object = None
 
     def __post_init__(self) -> None:
         self.read()
         known, configs = self.known.get(0, {}), self.problem.configs
-        todo = [config for config in self._permuted(configs, 0) if config not in known and not configs[config]]
+        todo = [config for config in self._permuted([*configs], 0) if config not in known and not configs[config]]
         self.plan.backend.compile([self.problem.arm(config) for config in todo])
-        self.queued = len(todo)
+        self.queued = len(todo)  # configs that were given to the compilers
 
     def read(self) -> None:
-        """Read the results of all rounds."""
-        tried = self.store.tried_in_rounds(
+        """Read the results that need no new trial, by round."""
+        rounds = self.store.tried_in_rounds(
             self.plan.subject(self.problem),
             sweep=self.sweep_id if self.plan.options.again else None,
             reference=self.problem.reference_hash,
             limits=self.plan.backend.limits,
         )
-        self.known_at = self.store.changes
-        self.known = {
-            round: {config: outcome for config, outcome in outcomes.items() if self._counts(config, outcome)}
-            for round, outcomes in tried.items()
-        }
+        self.known_at, configs = self.store.changes, self.problem.configs
 
-    def _counts(self, config: NamedInts, outcome: Outcome) -> bool:
-        """Return False for a config that is pruned no longer."""
-        configs = self.problem.configs
-        return config in configs and (outcome.status is not Status.PRUNED or bool(configs[config]))
+        def counts(config: NamedInts, outcome: Outcome) -> bool:  # a config may be pruned no longer
+            return config in configs and (outcome.status is not Status.PRUNED or bool(configs[config]))
+
+        self.known: Mapping[int, Mapping[NamedInts, Outcome]] = {
+            round: {config: outcome for config, outcome in outcomes.items() if counts(config, outcome)}
+            for round, outcomes in rounds.items()
+        }
 
     def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
         """Run all rounds; stored results come first in each."""
         if self.known_at != self.store.changes:  # another process stored something
             self.read()
-        rounds = ROUNDS if self.plan.backend.times else 1
+        rounds = PLAN.screen_rounds if self.plan.backend.times else 1
         for round in range(rounds):
-            configs = self._permuted(self._contenders() if round else self.problem.configs, round)
+            configs = self._permuted(self._contenders() if round else [*self.problem.configs], round)
             yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))
             for event in self._round(round, configs, is_over):
                 if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
@@ -196,24 +184,24 @@ class _CoarsePass:
         for config in configs:
             if config in known:
                 yield TrialDone(self._row(config, known[config], Place(round=round)), from_database=True)
-        requests = {
+        places = {
             config: Place(round=round, position=position)
             for position, config in enumerate(configs)
             if config not in known
         }
-        for config in [config for config in requests if pruned[config]]:
-            yield self._stored(config, Outcome(Status.PRUNED, reason=pruned[config]), requests.pop(config))
-        todo, device, backend = list(requests), self.plan.backend.device, self.plan.backend
-        for result in backend.screen([self.problem.arm(config) for config in todo], [*requests.values()], is_over):
+        for config in [config for config in places if pruned[config]]:
+            yield self._stored(config, Outcome(Status.PRUNED, reason=pruned[config]), places.pop(config))
+        todo, device, backend = list(places), self.plan.backend.device, self.plan.backend
+        for result in backend.screen([self.problem.arm(config) for config in todo], [*places.values()], is_over):
             match result:
                 case CompileProgress():
                     yield result
-                case CopyCeiling(gb_per_s):
+                case Ceiling("", gb_per_s):
                     self.store.record_ceiling(self.sweep_id, device, gb_per_s)
-                case ComputeCeiling(in_dtype, flop_per_s):
+                case Ceiling(in_dtype, flop_per_s):
                     self.store.record_calibration(self.sweep_id, device, FLOP_PER_S + in_dtype, flop_per_s)
                 case (number, outcome):
-                    yield self._stored(todo[number], outcome, requests[todo[number]])
+                    yield self._stored(todo[number], outcome, places[todo[number]])
 
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
         row = self._row(config, outcome, place)
@@ -228,5 +216,5 @@ class _CoarsePass:
         self.read()
         return len(self.problem.configs.keys() - self.known.get(0, {}).keys())
 
-    def _permuted(self, configs: Iterable[NamedInts], round: int) -> list[NamedInts]:
+    def _permuted(self, configs: Sequence[NamedInts], round: int) -> list[NamedInts]:
         return self.plan.permuted(configs, round, seed_text(self.problem.problem))

@@ -22,11 +22,9 @@ from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import table
 
-REVISION = 5
-"""Of how picks are decided. Raise it when the same rows give other picks: kept ones are stale then."""
+REVISION = 5  # of how picks are decided. Raise it when the same rows give other picks: kept ones are stale then.
 
-Names = Collection[str] | None
-"""None is all."""
+Names = Collection[str] | None  # none is all
 
 
 def decided_by() -> str:
@@ -35,7 +33,7 @@ def decided_by() -> str:
     return f"{REVISION} {hashlib.sha256(tables.encode()).hexdigest()[:16]}"
 
 
-def of(studies: Iterable[Study]) -> list[Pick]:
+def decided(studies: Iterable[Study]) -> list[Pick]:
     """Return the picks of decided studies in the order of ``fp8tune show``."""
     return _sorted(map(pick_of, studies))
 
@@ -45,7 +43,7 @@ def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pi
     if isinstance(reader, Layers):
         picks = joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches))
     else:
-        picks = _kept(reader) or of(_studies(reader, kernels, arches))
+        picks = _kept(reader) or decided(_studies(reader, kernels, arches))
         picks = _with_words(reader, _with_own_tables(reader, picks))
     return _sorted(
         pick

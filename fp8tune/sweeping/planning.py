@@ -8,61 +8,54 @@ import itertools
 import json
 import os
 import random
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from fp8tune import __version__, alive
+from fp8tune import __version__, alive, registry
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
-from fp8tune.measure import device, machine, rocm
+from fp8tune.measure import device, machine, trial
 from fp8tune.measure.arms import KernelArm, Place
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.measure.compiling import alike
-from fp8tune.measure.engine import Backend
+from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
-from fp8tune.replay.loading import check_reference, load_spec, recorded_kernel
-from fp8tune.replay.spec import RecordedSpec
+from fp8tune.replay.loading import check_reference, load_spec, reach_recorded, recorded_kernel
+from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS
-from fp8tune.sweeping import recorded
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 
 T = TypeVar("T")
 
-RUNNING = (Kind.MEASURED, Kind.INTERPRETER)
-"""Kinds of back ends on which kernels run."""
+RUNNING = (Kind.MEASURED, Kind.INTERPRETER)  # kinds of back ends on which kernels run
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
     """A problem size of a kernel with all configs that are tried on it, and facts that every row has."""
 
-    reference: str
-    """Text by which workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    reference: str  # how workers load the spec: a kernel's name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``
     version: KernelVersion
     problem: Problem
     lookup_key: NamedInts
     bytes_moved: int
-    configs: Mapping[NamedInts, str]
-    """Config -> why it is pruned, empty for one that is tried."""
-    flops: int | None = None
-    """Floating-point operations, if the kernel declares them."""
-    reference_hash: str = ""
-    """Hash of the reference that outputs are compared with; empty if no kernel runs."""
-    current: NamedInts | None = None
-    """Config of the shipped table's row for the key: it stays unless another is proven faster."""
-    fallback: NamedInts | None = None
-    """Config of the shipped table for any other shape: timed in every round, because all problem sizes decide on it."""
-    today: Today | None = None
-    """Config that a launch uses now, which gains are measured against."""
+    configs: Mapping[NamedInts, str]  # config -> why it is pruned, empty for one that is tried
+    flops: int | None = None  # floating-point operations, if the kernel declares them
+    reference_hash: str = ""  # of the reference that outputs are compared with; empty if no kernel runs
+    current: NamedInts | None = None  # the shipped table's for the key: it stays unless another is proven faster
+    fallback: NamedInts | None = None  # the shipped table's for any other shape: timed in every round
+    today: Today | None = None  # config that a launch uses now, which gains are measured against
 
     @property
     def always(self) -> tuple[NamedInts, ...]:
@@ -76,7 +69,7 @@ class ProblemPlan:
         return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
 
     @classmethod
-    def of(
+    def from_spec(
         cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
     ) -> ProblemPlan:
         """Build one with the spec's facts about the problem size."""
@@ -94,18 +87,14 @@ class ProblemPlan:
 class Plan:
     """A sweep as it will run."""
 
-    options: SweepOptions
-    """Its kernels are complete: the recording and the check are in their texts."""
+    options: SweepOptions  # its kernels are complete: the recording and the check are in their texts
     backend: Backend
-    key: str
-    """The same for the same options, code, shapes and device, so that a killed sweep continues."""
+    key: str  # the same for the same options, code, shapes and device, so that a killed sweep continues
     notices: tuple[str, ...] = ()
     selections: tuple[Selection, ...] = ()
-    problems: tuple[ProblemPlan, ...] = ()
-    """Empty until :func:`expanded`."""
+    problems: tuple[ProblemPlan, ...] = ()  # empty until :func:`expanded`
     commit: str = ""
-    command: str = ""
-    """Command line that is stored with the results."""
+    command: str = ""  # command line that is stored with the results
 
     @property
     def settings(self) -> Settings:
@@ -158,8 +147,8 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     settings = shapes.common_settings(selections)
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
-    options, left_out = recorded.composed(options)
-    backend, notices = backend_for(options.arch, options.timer, options.arch is not None)
+    options, left_out = _with_recording(options)
+    backend, notices = backend_for(options.arch, options.timer)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],
@@ -168,6 +157,51 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     ]
     key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
     return Plan(options, backend, key, notices + left_out, selections, command=command)
+
+
+def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...]]:
+    """Put ``--recording``, ``--tolerance`` and ``--reference`` into the text of each kernel. Returns notices too.
+
+    A recording alone stands for every kernel in it that can be swept. Raises UsageError if there is none.
+    """
+    refused, kernels = list[str](), options.kernel
+    if options.recording is not None and not kernels:
+        for kernel in recording.read(Path(options.recording)).kernels:
+            try:
+                kernels += (repeatable(kernel)[0].name,)
+            except UsageError as error:
+                refused.append(str(error))
+        if not kernels:
+            reason = refused[0] if refused else "it holds no kernel"
+            raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
+    check = _check_of(options.tolerance)
+    complete = [
+        _with_options(KernelReference.parse(kernel), options, check) for kernel in kernels or registry.kernels()
+    ]
+    for reference in complete:
+        reach_recorded(reference)
+    return replace(options, kernel=tuple(map(str, complete))), tuple(refused)
+
+
+def _check_of(tolerance: str) -> str:
+    """Return the check of a ``--tolerance`` as kernels' texts have it; empty for the kernel's own."""
+    if match := re.fullmatch(r"([0-9.eE+-]{1,30}),([0-9.eE+-]{1,30})", tolerance):
+        return f"?check=tolerance&relative={match[1]}&absolute={match[2]}"
+    if tolerance not in (rules := {"auto": "", "exact": "?check=exact", "exact-sums": "?check=exact-inputs"}):
+        raise UsageError(f"--tolerance {tolerance!r:.80} is unknown: use exact, exact-sums, auto or RTOL,ATOL")
+    return rules[tolerance]
+
+
+def _with_options(kernel: KernelReference, options: SweepOptions, check: str) -> KernelReference:
+    """Add what the options say and the kernel's text does not."""
+    if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
+        kernel = replace(kernel, recording=options.recording)
+    if check and not kernel.check:
+        rule = KernelReference.parse(f"{kernel.kernel}{check}")
+        kernel = replace(kernel, check=rule.check, relative=rule.relative, absolute=rule.absolute)
+    if options.reference is not None and not kernel.reference:
+        kernel = replace(kernel, reference=options.reference)
+    return kernel.absolute_paths()
 
 
 def _kernel_key(reference: str) -> list[str]:
@@ -195,9 +229,9 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
     with contextlib.closing(backend.worker()) as worker:
         for kernel in short.options.kernel:
             alive.sign()
-            reference, lines = recorded.checkable(kernel, backend.kind, worker)
-            found, left_out = _problems(reference, short)
-            result += [_with_tables(problem, backend, tables) for problem in found]
+            reference, lines = _checkable(kernel, backend.kind, worker)
+            sizes, left_out = _problems(reference, short)
+            result += [_with_tables(problem, backend, tables) for problem in sizes]
             notices += lines + left_out
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
@@ -207,6 +241,32 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
             "sizes; nothing is timed"
         )
     return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
+
+
+def _checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[str]]:
+    """Return a kernel's text as workers get it, and notices about its recording and its check."""
+    spec, kernel = load_spec(reference), KernelReference.parse(reference)
+    if not isinstance(spec, RecordedSpec):
+        if not kernel.overrides:
+            return reference, []
+        rule = f"{spec.check_text}{f' with {kernel.reference}' if kernel.reference else ''}"
+        return reference, [f"{spec.name} is checked by {rule}, not by its own {load_spec(kernel.kernel).check_text}"]
+    notices, untried = [f"{spec.name}: {notice}" for notice in spec.notices], spec.untried_sizes
+    recorded_hash = spec.kernel.source_hash
+    if recorded_hash and recorded_hash != source.source_hash(reference, source.installed(reference)):
+        changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
+        notices.insert(0, f"{spec.name} {changed}")
+    torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
+    if torch_device and spec.has_odd_sizes:
+        try:
+            failure = worker.run(trial.edge_failure, reference, torch_device)
+        except (WorkerDied, RemoteError) as error:
+            failure = str(error).strip().splitlines()[-1][:300]
+        if failure:
+            reference, untried = str(replace(kernel, sizes="recorded")), failure
+    if untried:
+        notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
+    return reference, notices
 
 
 def _check_settings(short: Plan) -> None:
@@ -234,21 +294,21 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     """Return the problem sizes of a kernel, and notices of those that are left out."""
     spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
     notices: list[str] = []
-    axes = grids.parse_grid(short.options.grid, spec.axes, rocm.LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    axes = grids.parse_grid(short.options.grid, spec.axes, device.AMD_LAUNCH_OPTIONS if arch.startswith("gfx") else ())
     selections = short.selections[:1] if spec.recorded else short.selections
     all_sizes = (
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
     )
-    found = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
+    sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
     if kind is Kind.STATIC:
-        found = [first for first, *_ in alike(reference, found, arch)]  # shapes with the same machine code need one row
+        sizes = [first for first, *_ in alike(reference, sizes, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):
-            small = [problem for problem in found if spec.is_small(problem)]
-            if len(small) < len(found):
-                notices = [f"{spec.name}: {len(found) - len(small)} launches are too large for Triton's interpreter"]
-            found = small
-        found = problems.scaled_down(spec, found)
+            small = [problem for problem in sizes if spec.is_small(problem)]
+            if len(small) < len(sizes):
+                notices = [f"{spec.name}: {len(sizes) - len(small)} launches are too large for Triton's interpreter"]
+            sizes = small
+        sizes = problems.scaled_down(spec, sizes)
     version, limits = version_of(reference), device.limits(short.backend.device)
 
     def grid(problem: Problem) -> grids.Grid:
@@ -260,7 +320,7 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
         # what is not compiled needs no row
         return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
 
-    plans = [ProblemPlan.of(reference, version, problem, grid(problem)) for problem in found]
+    plans = [ProblemPlan.from_spec(reference, version, problem, grid(problem)) for problem in sizes]
     if kind not in RUNNING:
         return plans, notices
     # another reference, check or bound judges the same configs anew

@@ -1,19 +1,36 @@
-"""A sweep beside its database: run it, then read the outcomes and the decided problem sizes."""
+"""A sweep beside its database: run it, with configs that others published, then read outcomes and picks.
+
+Published configs are timed with the grid, or compiled for their arch, and never believed.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from fp8tune.records import Kind, Status
+from fp8tune import registry
+from fp8tune.errors import UsageError
+from fp8tune.measure import device, machine
+from fp8tune.measure.backends import compiler
+from fp8tune.measure.compiling import alike
+from fp8tune.options import SweepOptions
+from fp8tune.plan.grids import Grid
+from fp8tune.plan.problems import check_shape
+from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
+from fp8tune.store.texts import UNSTATED
 from fp8tune.studies import read_studies
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.planning import Plan
-from fp8tune.sweeping.published import compile_published, with_published
+from fp8tune.sweeping.planning import Plan, ProblemPlan, version_of
+from fp8tune_kernels.arches import ARCHES
+
+_logger = logging.getLogger(__name__)
 
 
 def run(
@@ -31,11 +48,11 @@ def run(
 
 def tallies(store: Store, plan: Plan) -> list[Tally]:
     """Return the outcomes of each problem size of a plan, in this sweep and before."""
-    found = [(problem, store.tally(plan.subject(problem))) for problem in plan.problems]
+    all_tallies = [(problem, store.tally(plan.subject(problem))) for problem in plan.problems]
     # Pruned rows come first: if a time budget left no room for others, nothing is known of the problem size.
     return [
         tally
-        for problem, tally in found
+        for problem, tally in all_tallies
         if tally.outcomes and (set(tally.counts) != {Status.PRUNED} or all(problem.configs.values()))
     ]
 
@@ -44,3 +61,74 @@ def studies(store: Store, plan: Plan) -> list[Study]:
     """Return the decided problem sizes of a plan on its device."""
     problems = {problem.problem for problem in plan.problems}
     return read_studies(store, problems=problems, device=plan.backend.device)
+
+
+def lookup_key(problem: Problem) -> NamedInts | None:
+    """Return the table key of an imported problem size; None for a kernel that is not declared here.
+
+    Raises UsageError for a shape that the kernel cannot have.
+    """
+    if problem.kernel not in registry.kernels():
+        return None
+    spec = load_spec(problem.kernel)
+    check_shape(spec, problem)
+    return spec.lookup_key(problem)
+
+
+def with_published(store: Store, plan: Plan) -> Plan:
+    """Add the configs that others published for a plan's problem sizes on its arch."""
+    published: dict[Problem, list[NamedInts]] = {}
+    for study in store.studies(kinds=[Kind.PUBLISHED], problems={problem.problem for problem in plan.problems}):
+        if study.device.arch in (plan.backend.device.arch, UNSTATED):
+            published.setdefault(study.problem, []).extend(study.configs)
+
+    def added(problem: ProblemPlan) -> ProblemPlan:
+        configs = published.get(problem.problem, [])
+        grid = Grid(problem.count + len(configs), lambda: {**problem.configs, **_fitting(problem, configs, plan)})
+        return replace(problem, configs=grid) if configs else problem
+
+    return replace(plan, problems=tuple(map(added, plan.problems)))
+
+
+def _fitting(problem: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -> Mapping[NamedInts, str]:
+    """Return the configs that are not in the grid and have its axes, with the reason why they are pruned."""
+    spec, limits = load_spec(problem.reference), device.limits(plan.backend.device)
+    axes = {name for config in problem.configs for name in config}
+    fitting: dict[NamedInts, str] = {}
+    for config in map(problem.version.complete, published):
+        if set(config) != axes:
+            _logger.warning(f"left out: the published config {config} of {problem.version.kernel} names other axes")
+        elif config not in problem.configs:
+            fitting[config] = (limits and spec.invalid(config, problem.problem.shape, limits)) or ""
+    return fitting
+
+
+def compile_published(store: Store, arch: str, kernels: Collection[str], *, command: str) -> Iterator[Event]:
+    """Compile every published config of some kernels for an arch, once for all sizes that give the same code."""
+    published = [study for study in store.studies(arch=arch, kinds=[Kind.PUBLISHED]) if study.configs]
+    problems: list[ProblemPlan] = []
+    for kernel in registry.kernels():
+        by_problem = _published_configs(kernel, published) if kernel in kernels else {}
+        for same in alike(kernel, list(by_problem), arch) if by_problem else ():
+            configs = {config: "" for problem in same for config in by_problem[problem]}
+            problems.append(ProblemPlan.from_spec(kernel, version_of(kernel), same[0], configs))
+    if problems and arch in ARCHES:
+        machine.check_folders()
+        options = SweepOptions(quick=True)
+        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems), command=command))
+
+
+def _published_configs(kernel: str, published: Sequence[Study]) -> dict[Problem, dict[NamedInts, str]]:
+    """Return the published configs of a kernel for each of its problem sizes, as export looks them up."""
+    spec, version, by_problem = load_spec(kernel), version_of(kernel), dict[Problem, dict[NamedInts, str]]()
+    for study in (study for study in published if study.problem.kernel == kernel):
+        try:
+            check_shape(spec, study.problem)
+        except UsageError as error:
+            _logger.warning(f"left out: {error}")
+            continue
+        # sources state no routing; the binary is the same for all
+        routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
+        problem = replace(study.problem, routing=routing, scale_mode=mode)
+        by_problem.setdefault(problem, {}).update(dict.fromkeys(map(version.complete, study.configs), ""))
+    return by_problem

@@ -13,7 +13,7 @@ from toy_operation import OnCpu, doubled, operation
 
 from fp8tune import registry
 from fp8tune.bench import run
-from fp8tune.measure.backends import choice
+from fp8tune.measure import backends
 from fp8tune.options import BenchOptions
 
 
@@ -33,7 +33,7 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[s
         chosen = operation(**options)
         monkeypatch.setattr(run, "load", lambda reference, is_kernel: chosen)
         monkeypatch.setattr("fp8tune.bench.contenders.load", lambda reference, is_kernel: chosen)
-        monkeypatch.setattr(choice, "SimulatedBackend", OnCpu)
+        monkeypatch.setattr(backends, "SimulatedBackend", OnCpu)
         shapes = tmp_path / "toy.toml"
         shapes.write_text('[[rows]]\nname = "small"\nM = [128, 256]\nK = 32\n')
         return ["--op", "doubling", "--shapes", str(shapes)]
@@ -142,7 +142,7 @@ def test_what_cannot_be_timed_is_said_in_one_line(bench: Any, arguments: tuple[s
 
 
 def test_each_operation_has_a_shape_set_of_its_own() -> None:
-    backend, _ = choice.backend_for(None, "simulated:1")
+    backend, _ = backends.backend_for(None, "simulated:1")
     for name in registry.registered(registry.OPERATIONS):
         (subject,) = run.planned(BenchOptions(op=name), backend)
         assert subject.sizes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fp8tune.bench.contenders import check
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune_kernels.operations.operation import Call, Operation, Size, Unavailable
 from fp8tune_kernels.spec import NamedInts
 

@@ -14,7 +14,7 @@ from database_rows import config, problem
 
 from fp8tune.check import keys
 from fp8tune.check.keys import KeyVerdict, VariedSize, decide
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.replay.loading import load_spec

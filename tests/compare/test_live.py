@@ -26,10 +26,9 @@ from fp8tune.comparing.timing import Launches, RowTimes, time_rounds
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison, Revision
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place
-from fp8tune.measure.backends.choice import interpreter
-from fp8tune.measure.backends.gpu import GpuBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import GpuBackend, interpreter
 from fp8tune.measure.engine import Group, TimedBlock, Turn
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker

@@ -15,7 +15,7 @@ from fp8tune.exporting import select_rows
 from fp8tune.fleet import units
 from fp8tune.fleet.worker import Do, QueueEvent, Worker, WorkerEvent
 from fp8tune.measure.arms import Place
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.options import SweepOptions
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts
@@ -49,13 +49,13 @@ def queue(db: str, plan: Plan) -> QueuedSweep:
 
 def worked(db: str, gpu: int = 0, do: Do | None = None, **options: object) -> Iterator[WorkerEvent]:
     """Yield the events of a worker that looks often at a queue in which nothing waits."""
-    given = {
+    values = {
         "lease_s": LEASE_S,
         "sleep": lambda seconds: time.sleep(min(seconds, 0.1)),
         **({} if do is None else {"do": do}),
         **options,
     }
-    return Worker(db, f"{DEVICE},gpu={gpu}", **given).run()  # type: ignore[arg-type]
+    return Worker(db, f"{DEVICE},gpu={gpu}", **values).run()  # type: ignore[arg-type]
 
 
 def known(plan: Plan, gpu: int) -> dict[str, Plan]:

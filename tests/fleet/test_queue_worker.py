@@ -104,9 +104,9 @@ def test_a_problem_that_no_config_is_right_on_is_named(
     ]
     assert named == [size.problem.shape for size in plan.problems[:without]]
     with Store.open(db, writable=False) as store:
-        found = [status for status in store.queue().units if status.is_finding]
+        result = [status for status in store.queue().units if status.is_finding]
         failed = Counter((row.problem, row.config) for row in store.rows() if row.outcome.status is Status.WRONG)
-    assert [status.state for status in found] == [UnitState.DONE] * without
+    assert [status.state for status in result] == [UnitState.DONE] * without
     assert set(failed.values()) == {1}
     assert "no config is right on" in fp8tune("worker", "--status", "--db", db).stdout
 
@@ -121,13 +121,13 @@ def test_a_worker_with_other_code_leaves_the_units_alone(db: str) -> None:
     assert done.returncode == 2
     assert "rowwise-2d of the unit is 0123456789abcdef" in done.stderr.splitlines()[-1]
     with Store.open(db, writable=False) as store:
-        (found,) = store.queue().units
-        assert (found.state, found.attempts) == (UnitState.WAITING, 0)
+        (result,) = store.queue().units
+        assert (result.state, result.attempts) == (UnitState.WAITING, 0)
 
 
-@pytest.mark.parametrize(("budget_s", "done"), [(60, 2), (900, 30)])
+@pytest.mark.parametrize(("budget_s", "done"), [(60, 2), (300, 10)])
 def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: int, done: int) -> None:
-    queue(db, plan_of(40))
+    queue(db, plan_of(12))
     now_s = 0.0
 
     def half_a_minute(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
@@ -145,7 +145,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     events = list(worked(db, 0, half_a_minute, time_budget_s=budget_s, clock=lambda: now_s))
     (ended,) = of_type(iter(events), "ended")
     assert len(of_type(iter(events), "done")) == done
-    assert (ended.done, ended.waiting, ended.reason) == (done, 40 - done, "the time budget is over")
+    assert (ended.done, ended.waiting, ended.reason) == (done, 12 - done, "the time budget is over")
 
 
 def test_a_worker_waits_for_units_of_others_and_takes_them_over(db: str) -> None:
@@ -205,9 +205,9 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
         assert line, process.wait()
     assert f"{os.uname().nodename}:{process.pid}" in fp8tune("worker", "--status", "--db", db).stdout
     os.kill(process.pid, signal.SIGTERM)
-    code, said = process.wait()
+    code, text = process.wait()
     assert code == 143
-    assert "its unit is given back" in said.splitlines()[-1]
+    assert "its unit is given back" in text.splitlines()[-1]
     with Store.open(db, writable=False) as store:
         waiting = store.queue().of(UnitState.WAITING)
         assert waiting
@@ -223,8 +223,8 @@ def test_the_queue_says_what_there_is(db: str) -> None:
         assert first is not None
         assert lease is not None
         store.finish_unit(first)
-        found = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
-        assert sorted(unit["state"] for unit in found["units"]) == ["done", "running", "waiting"]
+        result = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
+        assert sorted(unit["state"] for unit in result["units"]) == ["done", "running", "waiting"]
         store.fail_unit(replace(lease, attempt=9), "it broke")
     shown = fp8tune("worker", "--status", "--db", db).stdout
     assert "it broke" in shown

@@ -7,10 +7,11 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 from command_line import fp8tune
-from fleet.crew import DEVICE, plan_of, queue
+from fleet.crew import DEVICE, plan_of, queue, worked
 from places import PLANTED
 
 from fp8tune.errors import UsageError
@@ -20,7 +21,7 @@ from fp8tune.replay import recording
 from fp8tune.replay.recording import Kernel
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
-from fp8tune.sweeping import planning
+from fp8tune.sweeping import picks, planning
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_units_are_built_anew_from_their_document_and_name_no_database() -> None
     sweep = units.queued(plan)
     assert "secret" not in sweep.document + sweep.command
     again = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
-    assert [of.configs for of in again.problems] == [of.configs for of in plan.problems]
+    assert [size.configs for size in again.problems] == [size.configs for size in plan.problems]
     queued = [unit.problems for unit in units.units_of(plan, sweep.key)]
     assert queued == [(units.problem_key(size),) for size in again.problems]
     with pytest.raises(UsageError, match="the units are for simulated:1, and this GPU is simulated:2"):
@@ -85,30 +86,37 @@ def waiting_attempts(db: str) -> list[int]:
         return [status.attempts for status in store.queue().units if status.state is UnitState.WAITING]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str) -> None:
+    queue(db, plan_of(1))
+    with Store.open(db, writable=False) as store:
+        (sweep,) = store.queue().sweeps
+    whole = json.loads(sweep.document)
+    for changed in (
         {"kernel": 3},
         {"kernel": [3]},
         {"kernel": ["rowwise-2d?check=nonsense"]},
         {"kernel": None},
-        {"settings": {"seed": "zero"}},
         {"grid": {"num_warps": 4}},
         {"quick": "yes"},
-        {"settings": {"dtype": ["bfloat16"]}},
-        {"settings": 7},
         {"timer": "simulated:1"},
-        {"rows": 3},
-        {"rows": [3]},
-        {"rows": [{"M": "many"}]},
-        {"rows": [{"M": -1, "K": 128}]},
-        {"options": None},
-        {"version": {}},
-    ],
-)
-def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str, changed: dict[str, object]) -> None:
-    queue(db, plan_of(1))
-    rewritten(db, **changed)
+    ):
+        document = {**whole, "options": {**whole["options"], **changed}}
+        with pytest.raises(UsageError):
+            units.plan_of(replace(sweep, document=json.dumps(document)), timer=DEVICE)
+    for name, value in (
+        ("settings", {"seed": "zero"}),
+        ("settings", {"dtype": ["bfloat16"]}),
+        ("settings", 7),
+        ("rows", 3),
+        ("rows", [3]),
+        ("rows", [{"M": "many"}]),
+        ("rows", [{"M": -1, "K": 128}]),
+        ("options", None),
+        ("version", {}),
+    ):
+        with pytest.raises(UsageError):
+            units.plan_of(replace(sweep, document=json.dumps({**whole, name: value})), timer=DEVICE)
+    rewritten(db, rows=[{"M": "many"}])
     done = fp8tune("worker", "--db", db)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -117,32 +125,34 @@ def test_a_document_of_another_form_is_one_line_and_its_units_stay(db: str, chan
     assert fp8tune("worker", "--status", "--db", db).returncode == 0
 
 
+def test_the_speedup_so_far_is_that_of_the_decided_sizes(db: str) -> None:
+    plan = plan_of(3)
+    sweep = queue(db, plan)
+    with Store.open(db) as store:
+        assert units.speedups(store) == {}
+    for _ in worked(db):
+        pass
+    with Store.open(db) as store:
+        ratios = [pick.speedup_ratio for pick in picks.read(store)]
+        assert units.speedups(store) == {sweep.key: pytest.approx(geometric_mean(ratios))}
+
+
 # Imports
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        "{folder}/payload.py:SPEC",
-        "payload:SPEC",
-        "payload.py:SPEC@{folder}/run.json",
-        "rowwise-2d?reference=payload:SPEC",
-        "rowwise-2d?reference=payload.py:SPEC",
-        "fp8tune_kernels.quantize.colwise:SPEC@{folder}/run.json",
-    ],
-)
-def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Path, kernel: str) -> None:
-    """Whoever may write to the database must not choose what a worker runs. Its units are left to other workers."""
+def test_code_that_only_the_database_names_is_not_imported(db: str, tmp_path: Path) -> None:
+    """Write access to the database must not decide what a worker runs. Its units are left to other workers."""
     (tmp_path / "payload.py").write_text("open('canary', 'w').write('ran')\nSPEC = print\n")
     recorded = Kernel(f"{tmp_path / 'payload.py'}:SPEC", file=str(tmp_path / "payload.py"))
     (tmp_path / "run.json").write_text(recording.text_of(recording.Recording(kernels=(recorded,))))
     queue(db, plan_of(1))
-    rewritten(db, kernel=[kernel.format(folder=tmp_path)])
-    done = fp8tune("worker", "--db", db, cwd=tmp_path)
-    assert not (tmp_path / "canary").exists()
-    assert done.returncode == 2
-    assert " --kernel " in done.stderr.splitlines()[-1]
-    assert waiting_attempts(db) == [0]
+    for kernel in (f"{tmp_path}/payload.py:SPEC", f"payload:SPEC@{tmp_path}/run.json"):
+        rewritten(db, kernel=[kernel])
+        done = fp8tune("worker", "--db", db, cwd=tmp_path)
+        assert not (tmp_path / "canary").exists()
+        assert done.returncode == 2
+        assert " --kernel " in done.stderr.splitlines()[-1]
+        assert waiting_attempts(db) == [0]
 
 
 def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
@@ -172,7 +182,9 @@ def test_a_worker_imports_what_its_command_line_names(db: str) -> None:
         ("ops:softmax?inputs=os:system", "ops:*", True),
         ("rowwise-2d?check=exact", "ops:*", False),
         ("rowwise-2d?reference=os:system", "ops:*", True),
+        ("rowwise-2d?reference=payload.py:SPEC", "", True),
+        ("fp8tune_kernels.quantize.colwise:SPEC@/run.json", "", True),
     ],
 )
 def test_a_pattern_allows_names_of_kernels_and_nothing_else(queued: str, allowed: str, missing: bool) -> None:
-    assert bool(units.worker_options([queued], [allowed])) == missing
+    assert bool(units.worker_options([queued], [allowed] if allowed else [])) == missing

@@ -1,4 +1,4 @@
-"""What bounds a kernel on this GPU: the dense GEMM of each input dtype."""
+"""Speed of this GPU as the bound of a kernel: the dense GEMM of each input dtype."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from places import PLANTED
 
-from fp8tune.measure.backends.processes import ProcessBackend
+from fp8tune.measure.backends import ProcessBackend
 from fp8tune.options import SweepOptions
 from fp8tune.records import Kind, Row, Status
 from fp8tune.store.results import Store
@@ -29,9 +29,9 @@ EXPECTED = {
 }
 
 
-def rows_of(store: Store, **given: object) -> tuple[list[Row], int]:
+def rows_of(store: Store, **values: object) -> tuple[list[Row], int]:
     """(rows of new trials, how many were answered from the database)"""
-    options = SweepOptions(kernel=(FAULTS,), **given)  # type: ignore[arg-type]
+    options = SweepOptions(kernel=(FAULTS,), **values)  # type: ignore[arg-type]
     plan = planning.expanded(planning.planned(options))
     done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
     return [event.row for event in done if not event.from_database], sum(event.from_database for event in done)
@@ -52,7 +52,7 @@ def test_every_fault_is_a_row_and_is_not_repeated(tmp_path: Path, monkeypatch: p
             assert EXPECTED[fault][1] in row.outcome.reason
             assert row.kind is Kind.MEASURED
             assert (row.outcome.time_us is not None) == (row.outcome.status is Status.OK)
-        again, kept = rows_of(store, shapes=(str(shapes),))
-        assert (again, kept) == ([], len(rows))
+        again, stored = rows_of(store, shapes=(str(shapes),))
+        assert (again, stored) == ([], len(rows))
         retried, _ = rows_of(store, shapes=(str(shapes),), grid=("FAULT=0,1",), again=True)
         assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}

@@ -99,7 +99,7 @@ def answer(future: Future[Outcome]) -> Outcome:
 def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
     device = probe()
     assert device is not None
-    asked: dict[tuple[str, str, NamedInts], Future[Outcome]] = {}
+    requests: dict[tuple[str, str, NamedInts], Future[Outcome]] = {}
     for kernel, layout in KERNELS:
         spec = catalog.load(kernel)
         problem = problem_of(spec, layout)
@@ -109,8 +109,8 @@ def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
         others = random.Random(kernel + layout).sample(trials[1:], min(SAMPLED_CONFIGS, len(trials) - 1))
         for config in (spec.default, *others):
             arm = KernelArm(kernel, problem, config)
-            asked[kernel, layout, config] = pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False)
-    answers = {what: answer(future) for what, future in asked.items()}
+            requests[kernel, layout, config] = pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False)
+    answers = {what: answer(future) for what, future in requests.items()}
     wrong = [(*what, outcome) for what, outcome in answers.items() if outcome.status is not Status.OK]
     print(f"\nright {len(answers) - len(wrong)} of {len(answers)}", *wrong, sep="\n  ")
     assert not wrong
@@ -118,7 +118,7 @@ def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
 
 def test_every_planted_fault_is_found(pool: WorkerPool, tmp_path: Path) -> None:
     """In the default, or in the config with short blocks."""
-    asked: dict[str, list[Future[Outcome]]] = {}
+    requests: dict[str, list[Future[Outcome]]] = {}
     for number, (title, fault) in enumerate(FAULTS.items()):
         (folder := tmp_path / str(number)).mkdir()
         name, reference = plant_foreign(title, fault, folder)
@@ -130,10 +130,10 @@ def test_every_planted_fault_is_found(pool: WorkerPool, tmp_path: Path) -> None:
         if title in DESCRIPTORS:
             configs = [NamedInts({**config, "DESCRIPTORS": DESCRIPTORS[title]}) for config in configs]
         arms = [KernelArm(reference, replace(problem, kernel=name), config) for config in configs]
-        asked[title] = [pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False) for arm in arms]
-    answers = {title: [answer(future) for future in futures] for title, futures in asked.items()}
+        requests[title] = [pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False) for arm in arms]
+    answers = {title: [answer(future) for future in futures] for title, futures in requests.items()}
     # what does not compile, or ends its worker, is no pick either
-    missed = [title for title, found in answers.items() if all(each.status is Status.OK for each in found)]
+    missed = [title for title, results in answers.items() if all(item.status is Status.OK for item in results)]
     print(f"\nfound {len(answers) - len(missed)} of {len(answers)}", *missed, sep="\n  ")
     assert not missed
 
@@ -144,13 +144,13 @@ def test_every_planted_fault_is_found(pool: WorkerPool, tmp_path: Path) -> None:
 def operands(spec: KernelSpec, problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The inputs, and those that the public function takes as they are."""
     inputs = spec.inputs(problem, "cuda")
-    tensors = tuple(each for each in inputs if isinstance(each, torch.Tensor))
+    tensors = tuple(item for item in inputs if isinstance(item, torch.Tensor))
     return inputs, tensors if spec.name in catalog.QUANTIZERS else inputs
 
 
 def differences(outputs: Any, expected: tuple[torch.Tensor, ...]) -> list[Any]:
-    found = outputs if isinstance(outputs, tuple) else (outputs,)
-    return [EXACT.difference(output, right) for output, right in zip(found, expected, strict=True) if right.numel()]
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [EXACT.difference(output, right) for output, right in zip(results, expected, strict=True) if right.numel()]
 
 
 SMALL = {"M": 1040, "K": 528, "N": 272, "E": 3}
@@ -162,27 +162,27 @@ def test_a_captured_call_waits_for_nothing_and_replays_the_right_bytes(kernel: s
     problem = problem_of(spec, layout, SMALL)
     built = checking.build(spec, Edge("", problem, "integers" if spec.flops else "random"), "cuda")
     inputs = built.inputs
-    given = tuple(x for x in inputs if isinstance(x, torch.Tensor)) if kernel in catalog.QUANTIZERS else inputs
+    arguments = tuple(x for x in inputs if isinstance(x, torch.Tensor)) if kernel in catalog.QUANTIZERS else inputs
     call = public_wrapper(spec)
-    call(*given)  # a binary is loaded at its first launch, which no capture may contain
+    call(*arguments)  # a binary is loaded at its first launch, which no capture may contain
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call(*given)
+        call(*arguments)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = call(*given)
+        outputs = call(*arguments)
     for seed, routing in enumerate(("one-giant", "empty", "balanced"), 1):
-        other = replace(problem, seed=seed, routing=routing if spec.routed else "none")
-        values = checking.build(spec, Edge("", other, "integers" if spec.flops else "random"), "cuda")
+        second = replace(problem, seed=seed, routing=routing if spec.routed else "none")
+        values = checking.build(spec, Edge("", second, "integers" if spec.flops else "random"), "cuda")
         for tensor, value in zip(inputs, values.inputs, strict=True):
             if isinstance(tensor, torch.Tensor):
                 tensor.copy_(value)
         graph.replay()
-        found = outputs if isinstance(outputs, tuple) else (outputs,)
+        results = outputs if isinstance(outputs, tuple) else (outputs,)
         if spec.unwritten is not None:
-            spec.unwritten(inputs, found)
+            spec.unwritten(inputs, results)
         assert not any(differences(outputs, values.expected)), routing
 
 
@@ -190,9 +190,9 @@ def test_a_captured_call_waits_for_nothing_and_replays_the_right_bytes(kernel: s
 def test_a_call_on_a_side_stream_is_in_that_streams_order(kernel: str, layout: str) -> None:
     """A launcher that kept the stream of an earlier launch would read the input before it is there."""
     spec = catalog.load(kernel)
-    inputs, given = operands(spec, problem_of(spec, layout, SMALL))
+    inputs, arguments = operands(spec, problem_of(spec, layout, SMALL))
     call, first = public_wrapper(spec), inputs[0]
-    expected = call(*given)
+    expected = call(*arguments)
     right = first.clone(memory_format=torch.preserve_format)
     first.zero_()
     torch.cuda.synchronize()
@@ -200,14 +200,14 @@ def test_a_call_on_a_side_stream_is_in_that_streams_order(kernel: str, layout: s
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)  # about 10 ms
         first.copy_(right)
-        outputs = call(*given)
+        outputs = call(*arguments)
     stream.synchronize()
     written = expected if isinstance(expected, tuple) else (expected,)
-    found = outputs if isinstance(outputs, tuple) else (outputs,)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     if spec.unwritten is not None:
         spec.unwritten(inputs, written)
-        spec.unwritten(inputs, found)
-    assert not any(differences(found, written))
+        spec.unwritten(inputs, results)
+    assert not any(differences(results, written))
 
 
 # The grouped GEMMs beside torch's, and on long sums
@@ -224,8 +224,8 @@ def test_long_sums_are_exact_on_every_layout(kernel: str, in_dtype: str) -> None
         assert checking.build(spec, Edge("", problem), "cuda").check(spec.default) is None, routing
 
 
-def relative_error(found: torch.Tensor, right: torch.Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm())
+def relative_error(results: torch.Tensor, right: torch.Tensor) -> float:
+    return float((results.double() - right.double()).norm() / right.double().norm())
 
 
 def random_fp8(rows: int, columns: int, seed: int) -> torch.Tensor:

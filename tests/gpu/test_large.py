@@ -102,7 +102,7 @@ def parts(
 
 
 def is_large(value: Any, large: Large, length: int) -> bool:
-    """Whether an input is a matrix that is cut, as opposed to factors beside it, offsets, dtypes and modes."""
+    """Return True for a matrix that is cut, as opposed to factors beside it, offsets, dtypes and modes."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False
     return value.dim() > large.axis and value.shape[large.axis] == length
@@ -143,9 +143,9 @@ def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> No
         if spec.unwritten is not None:
             spec.unwritten(inputs, outputs)
         for half, half_inputs, half_outputs in halves(spec.name, inputs, outputs):
-            for given, found in parts(LARGE[half], half_inputs, by_group(problem.shape, half_outputs)):
-                expected = by_group(problem.shape, catalog.load(half).reference(*given))
-                for index, (output, right) in enumerate(zip(found, expected, strict=True)):
+            for arguments, results in parts(LARGE[half], half_inputs, by_group(problem.shape, half_outputs)):
+                expected = by_group(problem.shape, catalog.load(half).reference(*arguments))
+                for index, (output, right) in enumerate(zip(results, expected, strict=True)):
                     assert EXACT.difference(output, right) is None, f"{half}, output {index}, {config}"
 
 
@@ -188,11 +188,11 @@ def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
     counts = []
     for half, half_inputs, half_outputs in halves(kernel, inputs, whole):
         counted = [0] * len(half_outputs)
-        for given, right in parts(LARGE[half], half_inputs, by_group(shape, half_outputs), elements=900):
-            expected = by_group(shape, catalog.load(half).reference(*given))
-            for index, (one, other) in enumerate(zip(expected, right, strict=True)):
-                assert EXACT.difference(one, other) is None
-                counted[index] += one.numel()
+        for arguments, right in parts(LARGE[half], half_inputs, by_group(shape, half_outputs), elements=900):
+            expected = by_group(shape, catalog.load(half).reference(*arguments))
+            for index, (single, second) in enumerate(zip(expected, right, strict=True)):
+                assert EXACT.difference(single, second) is None
+                counted[index] += single.numel()
         counts += counted
     assert [*filter(None, counts)] == [output.numel() for output in whole if output.numel()]
 

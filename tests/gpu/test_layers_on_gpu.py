@@ -48,7 +48,7 @@ def operands_of_product(routing: str = "ragged", seed: int = 0) -> tuple[torch.T
 def layer(
     call: Callable[..., torch.Tensor], x: Any, w13: Any, w2: Any, logits: Any, grad: Any
 ) -> tuple[torch.Tensor, ...]:
-    """The same of a layer with its router."""
+    """Return the output and gradients of a layer with its router."""
     out = call(x, w13, w2, *choose_experts(logits, TOP_K))
     return out, *torch.autograd.grad(out, (x, w13, w2, logits), grad)
 
@@ -56,7 +56,7 @@ def layer(
 def operands_of_layer(routing: str = "", seed: int = 0, tokens: int = T) -> tuple[torch.Tensor, ...]:
     x, logits = normal(tokens, K, seed=seed), normal(tokens, E, seed=seed + 1)
     w13, w2 = normal(E, 2 * N, K, seed=seed + 2, std=K**-0.5), normal(E, K, N, seed=seed + 3, std=N**-0.5)
-    return *(each.requires_grad_() for each in (x, w13, w2, logits)), normal(tokens, K, seed=seed + 4)
+    return *(entry.requires_grad_() for entry in (x, w13, w2, logits)), normal(tokens, K, seed=seed + 4)
 
 
 STEPS: dict[str, tuple[Step, Callable[..., torch.Tensor], Callable[..., tuple[torch.Tensor, ...]]]] = {
@@ -70,14 +70,14 @@ STEPS: dict[str, tuple[Step, Callable[..., torch.Tensor], Callable[..., tuple[to
 each_step = pytest.mark.parametrize("name", STEPS)
 
 
-def assert_same(found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
-    for one, other in zip(found, right, strict=True):
-        assert torch.equal(one, other)
+def assert_same(results: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
+    for single, second in zip(results, right, strict=True):
+        assert torch.equal(single, second)
 
 
 @pytest.fixture
 def no_waiting() -> Iterator[None]:
-    """Whatever waits for the device raises. Switched on by the test, once everything is compiled."""
+    """Raise where something waits for the device. Switched on by the test, once everything is compiled."""
     yield
     torch.cuda.set_sync_debug_mode("default")
 
@@ -85,10 +85,10 @@ def no_waiting() -> Iterator[None]:
 @each_step
 def test_nothing_waits_for_the_device_and_bytes_repeat(no_waiting: None, name: str) -> None:
     step, call, operands = STEPS[name]
-    given = operands("empty")
-    first = step(call, *given)
+    values = operands("empty")
+    first = step(call, *values)
     torch.cuda.set_sync_debug_mode("error")
-    again = [step(call, *given) for _ in range(3)]  # the last two replay
+    again = [step(call, *values) for _ in range(3)]  # the last two replay
     torch.cuda.set_sync_debug_mode("default")
     for results in again:
         assert_same(results, first)
@@ -97,21 +97,21 @@ def test_nothing_waits_for_the_device_and_bytes_repeat(no_waiting: None, name: s
 @each_step
 def test_a_captured_step_replays_on_other_routings(name: str) -> None:
     step, call, operands = STEPS[name]
-    given = operands("balanced")
+    values = operands("balanced")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step(call, *given)
+        step(call, *values)
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
-        results = step(call, *given)
+        results = step(call, *values)
     for seed, routing in enumerate(ROUTINGS, 1):
-        other = operands(routing, seed)
-        for tensor, value in zip(given, other, strict=True):
+        second = operands(routing, seed)
+        for tensor, value in zip(values, second, strict=True):
             tensor.data.copy_(value.data)
         graph.replay()
-        assert_same(results, step(call, *other))
+        assert_same(results, step(call, *second))
 
 
 def launches(function: Callable[[], object]) -> list[str]:
@@ -128,11 +128,11 @@ def launches(function: Callable[[], object]) -> list[str]:
 def test_a_compiled_step_gives_the_same_bytes_by_the_same_kernels_and_no_more(name: str) -> None:
     torch._dynamo.reset()
     step, call, operands = STEPS[name]
-    given = operands()
+    values = operands()
     compiled = torch.compile(call, fullgraph=True, dynamic=False)
-    assert_same(step(compiled, *given), step(call, *given))
-    eager, traced = (launches(lambda f=f: step(f, *given)) for f in (call, compiled))
-    own = [[each for each in names if not each.startswith(("void at::", "triton_"))] for names in (eager, traced)]
+    assert_same(step(compiled, *values), step(call, *values))
+    eager, traced = (launches(lambda f=f: step(f, *values)) for f in (call, compiled))
+    own = [[entry for entry in names if not entry.startswith(("void at::", "triton_"))] for names in (eager, traced)]
     assert own[0] == own[1]
     assert len(traced) <= len(eager), (eager, traced)
 
@@ -150,20 +150,20 @@ def test_exact_values_give_exact_bytes_whatever_memory_held(precision: str, rout
     held = [torch.full((E * N * K,), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(8)]
     torch.cuda.synchronize()
     del held
-    found = product(partial(fp8_grouped_mm, precision=precision), A.requires_grad_(), w.requires_grad_(), offs, grad)
+    results = product(partial(fp8_grouped_mm, precision=precision), A.requires_grad_(), w.requires_grad_(), offs, grad)
     right = torch.zeros(M, N, device="cuda"), torch.zeros(M, K, device="cuda"), torch.zeros(E, N, K, device="cuda")
     start = 0
     for group, end in enumerate(offs.tolist()):
         a, g, of_group = A[start:end].double(), grad[start:end].double(), w[group].double()
         right[0][start:end], right[1][start:end], right[2][group] = a @ of_group.t(), g @ of_group, g.t() @ a
         start = end
-    assert_same(found, tuple(each.bfloat16() for each in right))
+    assert_same(results, tuple(entry.bfloat16() for entry in right))
 
 
 def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
-    given = operands_of_product()
-    on_cpu = [x.detach().cpu().requires_grad_(x.requires_grad) for x in given]
-    for result, right in zip(product(fp8_grouped_mm, *given), product(fp8_grouped_mm, *on_cpu), strict=True):
+    values = operands_of_product()
+    on_cpu = [x.detach().cpu().requires_grad_(x.requires_grad) for x in values]
+    for result, right in zip(product(fp8_grouped_mm, *values), product(fp8_grouped_mm, *on_cpu), strict=True):
         noise = (result.cpu().double() - right.double()).square().sum()
         assert 10 * torch.log10(right.double().square().sum() / noise) > 40  # Hopper's accumulators, and bfloat16
 
@@ -179,8 +179,8 @@ def test_all_contenders_of_the_benchmark_are_right() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 127, 4097])
 def test_any_number_of_tokens(tokens: int) -> None:
-    given = operands_of_layer(tokens=tokens)
-    fp8, bf16 = (layer(partial(moe_layer, precision=name), *given) for name in ("fp8", "bf16"))
+    values = operands_of_layer(tokens=tokens)
+    fp8, bf16 = (layer(partial(moe_layer, precision=name), *values) for name in ("fp8", "bf16"))
     assert min(cosines(fp8, bf16)) > 0.98
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU shows of ``record``: times, run-time tuning, the capture of a graph, torch.compile."""
+"""Facts of ``record`` that only a GPU shows: times, run-time tuning, the capture of a graph, torch.compile."""
 
 from __future__ import annotations
 

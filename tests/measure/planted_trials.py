@@ -37,7 +37,7 @@ def fresh_process() -> Iterator[None]:
     for reference in (LAUNCHES, RETURNED, *SUMS.values()):
         names = load_spec(reference).launch.__globals__
         names["launches"].clear()
-        names.get("kept", {}).clear()
+        names.get("stored", {}).clear()
     trial._edge_outcomes.clear()
     tensor_cache.clear()
     yield

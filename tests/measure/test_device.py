@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fp8tune import errors
-from fp8tune.measure import device, rocm
-from fp8tune.measure.backends.choice import interpreter
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure import device
+from fp8tune.measure.backends import interpreter
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 
@@ -80,13 +80,13 @@ def probe(environment: dict[str, str], nvml: FakeNvml) -> Device | None:
 
 
 def test_an_nvidia_gpu_is_described_without_torch() -> None:
-    found = probe({}, FakeNvml())
-    assert found is not None
-    assert (found.arch, found.name, found.multiprocessors) == ("sm_90", "NVIDIA H100 80GB HBM3", 132)
-    assert (found.driver, found.timing) == ("580.95.05", "gated")
-    assert (len(found.uuid_hash), UUID in repr(found)) == (16, False)
-    assert found.uuid_hash == device.hash_uuid(UUID) == device.hash_uuid(UUID.removeprefix("GPU-").upper())
-    assert (found.torch, found.triton) == (device.software().torch, device.software().triton)
+    results = probe({}, FakeNvml())
+    assert results is not None
+    assert (results.arch, results.name, results.multiprocessors) == ("sm_90", "NVIDIA H100 80GB HBM3", 132)
+    assert (results.driver, results.timing) == ("580.95.05", "gated")
+    assert (len(results.uuid_hash), UUID in repr(results)) == (16, False)
+    assert results.uuid_hash == device.hash_uuid(UUID) == device.hash_uuid(UUID.removeprefix("GPU-").upper())
+    assert (results.torch, results.triton) == (device.software().torch, device.software().triton)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_an_nvidia_gpu_is_described_without_torch() -> None:
     ],
 )
 def test_the_first_visible_device_is_taken(visible: str, uuid: str | None) -> None:
-    found = probe({"CUDA_VISIBLE_DEVICES": visible}, FakeNvml())
-    assert (found and found.uuid_hash) == (uuid and device.hash_uuid(uuid))
+    results = probe({"CUDA_VISIBLE_DEVICES": visible}, FakeNvml())
+    assert (results and results.uuid_hash) == (uuid and device.hash_uuid(uuid))
 
 
 def test_a_driver_that_is_missing_is_none_and_one_that_does_not_answer_a_line(tmp_path: Path) -> None:
     assert probe({}, FakeNvml(devices=0)) is None
-    assert rocm.probe({}, tmp_path) is None
+    assert device.probe_amd({}, tmp_path) is None
     with pytest.raises(errors.MachineError, match=r"does not answer.*nvidia-smi"):
         probe({}, FakeNvml(unreadable=("nvmlDeviceGetName",)))
 
@@ -153,9 +153,9 @@ def topology(tmp_path: Path) -> Path:
 def test_an_amd_gpu_is_read_from_the_drivers_topology(
     topology: Path, environment: dict[str, str], expected: tuple[str, int, str] | None
 ) -> None:
-    found = device.probe(environment, FakeNvml(devices=0), topology)
-    assert (found and (found.arch, found.multiprocessors, found.driver)) == expected
-    assert [rocm.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
+    results = device.probe(environment, FakeNvml(devices=0), topology)
+    assert (results and (results.arch, results.multiprocessors, results.driver)) == expected
+    assert [device.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
 
 
 def test_limits_are_the_archs_with_the_devices_own_count_and_stand_ins_have_none() -> None:
@@ -183,14 +183,14 @@ def test_probing_imports_no_torch() -> None:
 
 @pytest.mark.gpu
 def test_probing_without_a_context_tells_what_torch_tells() -> None:
-    found, properties = device.probe(), torch.cuda.get_device_properties(0)
-    assert found is not None
-    assert (found.name, found.multiprocessors) == (properties.name, properties.multi_processor_count)
-    if found.arch.startswith("sm_"):
-        assert found.arch == f"sm_{properties.major}{properties.minor}"
-        assert found.uuid_hash == device.hash_uuid(str(properties.uuid))
+    results, properties = device.probe(), torch.cuda.get_device_properties(0)
+    assert results is not None
+    assert (results.name, results.multiprocessors) == (properties.name, properties.multi_processor_count)
+    if results.arch.startswith("sm_"):
+        assert results.arch == f"sm_{properties.major}{properties.minor}"
+        assert results.uuid_hash == device.hash_uuid(str(properties.uuid))
     else:
-        assert found.arch == properties.gcnArchName.partition(":")[0]
+        assert results.arch == properties.gcnArchName.partition(":")[0]
 
 
 @pytest.mark.gpu

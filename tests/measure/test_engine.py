@@ -16,9 +16,9 @@ from places import PLANTED
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
-from fp8tune.measure.backends.gpu import GpuBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import GpuBackend
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.measure.worker import Worker, WorkerPool
 from fp8tune.records import ClockLimits, Device, NamedInts, Outcome, Problem, Status
@@ -35,6 +35,9 @@ class Named(Arm):
     def work(self) -> Work:
         return Work(self.name, 1000)
 
+    def build(self, torch_device: str) -> None:
+        raise AssertionError("no process runs it")
+
     def launcher(self, torch_device: str) -> Callable[[], object]:
         raise AssertionError("no process runs it")
 
@@ -44,14 +47,14 @@ class FakeWorkers:
     """A back end whose workers write down what they are asked; ``faults``: (step, arm's name) -> outcome, once."""
 
     faults: dict[tuple[str, str], Outcome] = field(default_factory=dict)
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
 
     def worker(self, tree: Tree | None = None) -> Any:
-        self.asked.append(("worker", tree))
+        self.calls.append(("worker", tree))
         return self
 
     def _answer(self, step: str, arm: Named, *place: Place) -> Outcome:
-        self.asked.append((step, arm.name, *place))
+        self.calls.append((step, arm.name, *place))
         return self.faults.pop((step, arm.name), OK)
 
     def __getattr__(self, step: str) -> Any:
@@ -60,15 +63,15 @@ class FakeWorkers:
         return partial(self._answer, step.removeprefix("checked_"))
 
     def close(self) -> None:
-        self.asked.append(("close",))
+        self.calls.append(("close",))
 
 
 def groups(*names: str) -> list[Group[Named, str]]:
     return [Group(name, [Named(f"{name}{number}") for number in (1, 2)]) for name in names]
 
 
-def run(backend: Any, of: Iterable[Group[Any, Any]], **schedule: Any) -> list[Turn[Any, Any]]:
-    return list(measure(backend, list(of), Schedule(**{"processes": range(1, 3), "rounds": 2, **schedule})))
+def run(backend: Any, timed: Iterable[Group[Any, Any]], **schedule: Any) -> list[Turn[Any, Any]]:
+    return list(measure(backend, list(timed), Schedule(**{"processes": range(1, 3), "rounds": 2, **schedule})))
 
 
 def test_each_process_is_fresh_and_times_each_group_once() -> None:
@@ -77,12 +80,12 @@ def test_each_process_is_fresh_and_times_each_group_once() -> None:
     assert [(turn.group.subject, turn.process, len(turn.blocks)) for turn in turns] == [
         ("a", 1, 4), ("b", 1, 4), ("a", 2, 4), ("b", 2, 4),
     ]  # fmt: skip
-    steps = [step for step, *_ in backend.asked]
+    steps = [step for step, *_ in backend.calls]
     one_group = ["build", "launch", "launch", *["block"] * 4]
     assert steps == 2 * ["worker", *one_group, *one_group, "close"]
     assert [group.processes for group in both] == [{1, 2}] * 2
     assert run(backend, both) == []
-    assert len(backend.asked) == len(steps)  # no worker is started for nothing
+    assert len(backend.calls) == len(steps)  # no worker is started for nothing
 
 
 def test_a_block_knows_its_place_and_what_came_before() -> None:
@@ -134,7 +137,7 @@ def test_a_checked_schedule_checks_before_the_first_block() -> None:
     backend = FakeWorkers({("check", "a1"): Outcome(Status.WRONG, reason="planted")})
     turns = run(backend, groups("a"), processes=range(1), is_checked=True)
     assert [len(turn.blocks) for turn in turns] == [0, 2]
-    assert "launch" not in {step for step, *_ in backend.asked}
+    assert "launch" not in {step for step, *_ in backend.calls}
 
 
 # Several code trees in turns
@@ -147,9 +150,9 @@ def trees(tmp_path: Path) -> tuple[Tree, Tree]:
     """Launches of the second break; see ``breaking.py``."""
     text = (PLANTED / "breaking.py").read_text()
     made = []
-    for name, said in (("one", text), ("two", text.replace("BREAKS = False", "BREAKS = True"))):
+    for name, message in (("one", text), ("two", text.replace("BREAKS = False", "BREAKS = True"))):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "breaking.py").write_text(said)
+        (tmp_path / name / "breaking.py").write_text(message)
         made.append(Tree(name, tmp_path / name, tmp_path / f"{name}-cache"))
     return made[0], made[1]
 
@@ -178,13 +181,13 @@ def forth_and_back(group: Group[KernelArm, int], process: int, round: int) -> li
 @pytest.mark.parametrize("broken", [128, 256])
 def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[Tree, Tree], broken: int) -> None:
     """At its first launch, or later, inside a block. Every later launch in that process would fail."""
-    found = rows(trees, 64, broken, 64)
+    results = rows(trees, 64, broken, 64)
     turns = run(
-        GpuBackend(Device("sm_90"), None, "cpu"), found, rounds=1, order=forth_and_back, on_failure="end",
+        GpuBackend(Device("sm_90"), None, "cpu"), results, rounds=1, order=forth_and_back, on_failure="end",
         trees=(*trees, trees[0]),
     )  # fmt: skip
     reason = "RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert [group.failure for group in found] == ["", reason, ""]
+    assert [group.failure for group in results] == ["", reason, ""]
     assert [len(turn.blocks) for turn in turns] == [6, 0, 6, 6, 6]
     (bad,) = [turn for turn in turns if turn.failed]
     assert [(block.arm.seat, block.outcome.status) for block in bad.failed] == [(1, Status.CRASHED)]
@@ -194,11 +197,11 @@ def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[
 
 
 def test_a_worker_that_hangs_is_replaced(trees: tuple[Tree, Tree]) -> None:
-    found = rows(trees, 64, 512, 64)
+    results = rows(trees, 64, 512, 64)
     backend = GpuBackend(Device("sm_90"), None, "cpu")
     backend.trial_timeout_s = 5.0
-    run(backend, found, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
-    assert [group.failure for group in found] == ["", "no answer in 5 s", ""]
+    run(backend, results, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
+    assert [group.failure for group in results] == ["", "no answer in 5 s", ""]
 
 
 LIMITS = [ClockLimits(1980, 2619, 700.0), ClockLimits(None, 2619, 700.0), ClockLimits(1980, 2619, 500.0)]
@@ -234,11 +237,11 @@ def test_every_limit_is_part_of_what_may_be_compared(field: int, name: str) -> N
 
 def test_the_simulated_gpu_needs_no_process() -> None:
     arms = [Named("a"), Named("b"), Named("b", duplicate=True)]
-    (one, two) = run(SimulatedBackend("simulated:1"), [Group("", arms)])
-    assert len({block.outcome.time_us for block in (*one.blocks, *two.blocks)}) == 12
+    (single, two) = run(SimulatedBackend("simulated:1"), [Group("", arms)])
+    assert len({block.outcome.time_us for block in (*single.blocks, *two.blocks)}) == 12
     (again, _) = run(SimulatedBackend("simulated:1"), [Group("", list(arms))])
-    assert [block.outcome.samples_us for block in again.blocks] == [block.outcome.samples_us for block in one.blocks]
-    logs = [math.log(block.outcome.time_us or 0) for block in (*one.blocks, *two.blocks) if block.arm.name == "b"]
+    assert [block.outcome.samples_us for block in again.blocks] == [block.outcome.samples_us for block in single.blocks]
+    logs = [math.log(block.outcome.time_us or 0) for block in (*single.blocks, *two.blocks) if block.arm.name == "b"]
     assert max(logs) - min(logs) < 0.2
 
 

@@ -72,8 +72,8 @@ def test_one_byte_beside_it_is_found(like: torch.Tensor, device: str, at: int, s
 
 @pytest.mark.parametrize(("past", "wrong"), [(0, None), (1, "4 bytes written past its end"), (-41, "before its start")])
 def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str | None, device: str) -> None:
-    def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-        spec.launch(config, given, out)
+    def launch(config: Any, values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+        spec.launch(config, values, out)
         if past:
             beside = out[0].as_strided((1,), (1,), out[0].storage_offset() + out[0].numel() - 1 + past)
             beside.zero_()
@@ -81,5 +81,5 @@ def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str |
     spec = load_spec(FAULTS)
     edge = Edge("", Problem(spec.name, NamedInts(M=5, K=8), "ragged"))
     tensors = build(replace(spec, launch=launch), edge, device)
-    found = tensors.check(spec.default)
-    assert found is None if wrong is None else found is not None and found.startswith("output 0: ") and wrong in found
+    fault = tensors.check(spec.default)
+    assert fault is None if wrong is None else str(fault).startswith("output 0: ") and wrong in str(fault)

@@ -43,21 +43,18 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("error", MACHINES, ids=str)
-def test_a_machines_failure_is_no_outcome(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_it(*_: object) -> None:
-        raise error
+def test_a_machines_failure_is_no_outcome_and_a_configs_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in MACHINES:
 
-    monkeypatch.setattr(compiling, "record_launches", compile_it)
-    with pytest.raises(MachineError, match="no config is to blame"):
-        compiling.compile_config("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(), "sm_90", 1)
-    with pytest.raises(MachineError):
-        failure(error)
+        def compile_it(*_: object, error: Exception = error) -> None:
+            raise error
 
-
-@pytest.mark.parametrize("error", CONFIGS, ids=str)
-def test_a_configs_failure_stays_one(error: Exception) -> None:
-    assert failure(error).status is Status.COMPILE_ERROR
+        monkeypatch.setattr(compiling, "record_launches", compile_it)
+        with pytest.raises(MachineError, match="no config is to blame"):
+            compiling.compile_config("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(), "sm_90", 1)
+        with pytest.raises(MachineError):
+            failure(error)
+    assert {failure(error).status for error in CONFIGS} == {Status.COMPILE_ERROR}
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])

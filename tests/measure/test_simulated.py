@@ -10,8 +10,7 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place, Work
-from fp8tune.measure.backends.simulated import SimulatedBackend
-from fp8tune.measure.simulated import Noise, SimulatedClock, log_slowdown, near_share
+from fp8tune.measure.simulated import Noise, SimulatedBackend, SimulatedClock, log_slowdown, near_share
 from fp8tune.records import NamedInts, Problem, Status
 from fp8tune.stats.means import trimmed_mean
 
@@ -81,7 +80,7 @@ def test_each_block_is_drawn_anew():
 
 
 @pytest.mark.parametrize(
-    ("changed", "asked", "sd"),
+    ("changed", "calls", "sd"),
     [
         ({}, [{}], 0),
         ({"block_sd": 0.0035}, [{"round": number} for number in range(400)], 0.0035),
@@ -93,10 +92,10 @@ def test_each_block_is_drawn_anew():
     ],
     ids=lambda value: next(iter(value), "still") if isinstance(value, dict) else "",
 )
-def test_noise_has_the_size_it_states(changed, asked, sd):
+def test_noise_has_the_size_it_states(changed, calls, sd):
     """400 draws tell a standard deviation to 3.5 %; the drift is a sum of waves, and near normal only."""
     timer = SimulatedClock(1, replace(STILL, **changed))
-    assert float(np.std([log_ratio(timer, **place) for place in asked])) == pytest.approx(sd, rel=0.2, abs=1e-6)
+    assert float(np.std([log_ratio(timer, **place) for place in calls])) == pytest.approx(sd, rel=0.2, abs=1e-6)
 
 
 def test_drift_is_slow():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from planted_trials import SUMS
 
 from fp8tune.errors import UsageError
-from fp8tune.measure import comparing, guards, watch
+from fp8tune.measure import comparing, guards
 from fp8tune.measure.comparing import EXACT, Rule
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Tolerance
@@ -59,28 +60,28 @@ def test_any_nan_is_any_other_on_exact_inputs() -> None:
     assert Rule(any_nan=True).difference(quiet, torch.ones(1, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64])
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda whole: whole.flatten()[:840].view(2, 21, 20),
-        lambda whole: whole.flatten()[8:848].view(2, 21, 20).transpose(1, 2),
-        lambda whole: whole.flatten()[3:843].view(2, 21, 20).permute(2, 0, 1),
-        lambda whole: whole[:, :21, :20],
-        lambda whole: whole.flatten()[:7],
-    ],
-)
-def test_one_bit_that_differs_is_found_in_any_layout(dtype: torch.dtype, view: Callable[..., torch.Tensor]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    memory = torch.randint(0, 100, (2, 24, 40 * 8), dtype=torch.uint8, generator=generator).view(dtype)
-    right, alike = (view(whole) for whole in (memory, memory.clone()))
-    plain = right.clone()  # dense, in an order of its own
-    assert not any(bool(EXACT.differs(right, copy)) for copy in (alike, plain))
-    for place in ((0,) * right.ndim, tuple(size - 1 for size in right.shape)):
-        for changed in (alike.clone(), plain.clone(), plain.clone().contiguous()):
-            comparing.bits(changed)[place] ^= 1
-            assert bool(EXACT.differs(changed, right))
-            assert bool(EXACT.differs(right, changed))
+LAYOUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda whole: whole.flatten()[:840].view(2, 21, 20),
+    lambda whole: whole.flatten()[8:848].view(2, 21, 20).transpose(1, 2),
+    lambda whole: whole.flatten()[3:843].view(2, 21, 20).permute(2, 0, 1),
+    lambda whole: whole[:, :21, :20],
+    lambda whole: whole.flatten()[:7],
+]
+
+
+def test_one_bit_that_differs_is_found_in_any_layout() -> None:
+    dtypes = (torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64)
+    for dtype, view in itertools.product(dtypes, LAYOUTS):
+        generator = torch.Generator().manual_seed(0)
+        memory = torch.randint(0, 100, (2, 24, 40 * 8), dtype=torch.uint8, generator=generator).view(dtype)
+        right, alike = (view(whole) for whole in (memory, memory.clone()))
+        plain = right.clone()  # dense, in an order of its own
+        assert not any(bool(EXACT.differs(right, copy)) for copy in (alike, plain))
+        for place in ((0,) * right.ndim, tuple(size - 1 for size in right.shape)):
+            for changed in (alike.clone(), plain.clone(), plain.clone().contiguous()):
+                comparing.bits(changed)[place] ^= 1
+                assert bool(EXACT.differs(changed, right)), dtype
+                assert bool(EXACT.differs(right, changed)), dtype
 
 
 @pytest.mark.parametrize(
@@ -115,36 +116,32 @@ def test_a_bound_that_is_broken_says_by_what_and_where(elements: int, monkeypatc
     assert str(BOUND.difference(output, right)).startswith(message)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.int32, torch.bool])
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_spoiled_output_is_wrong_everywhere(dtype: torch.dtype, number: int) -> None:
-    expected = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    if dtype.is_floating_point:
-        expected[2:] = torch.tensor([nan, inf])
-    output, right = torch.empty(4, dtype=dtype), expected if dtype.is_floating_point else expected.to(torch.int64)
-    if dtype == torch.bool:
-        right, number = right.bool(), 0
-    BOUND.spoil(output, right, number)
-    assert str(BOUND.difference(output, right)).startswith("4 of 4 ")
+def test_a_spoiled_output_is_wrong_everywhere() -> None:
+    for dtype, number in itertools.product([*DTYPES, torch.int32, torch.bool], (0, 1)):
+        right = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+        if dtype.is_floating_point:
+            right[2:] = torch.tensor([nan, inf])
+        else:
+            right = right.to(torch.bool if dtype == torch.bool else torch.int64)
+        output = torch.empty(4, dtype=dtype)
+        BOUND.spoil(output, right, 0 if dtype == torch.bool else number)
+        assert str(BOUND.difference(output, right)).startswith("4 of 4 "), dtype
 
 
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
     tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
-    own, before = guards.own_bytes(tensor), watch.fingerprint(tensor)
+    own, before = guards.own_bytes(tensor), guards.fingerprint(tensor)
     guards.fill(tensor, 7)
-    assert watch.fingerprint(tensor) == before
+    assert guards.fingerprint(tensor) == before
     if size:
         at = data.draw(st.integers(0, size - 1))
         own[at] = data.draw(st.integers(0, 255).filter(lambda value: value != at))
-        assert watch.fingerprint(tensor) != before
+        assert guards.fingerprint(tensor) != before
         own[at] = at
     if size >= 16:
         own[:16] = own[:16].roll(8)
-        assert watch.fingerprint(tensor) != before
-
-
-# What a spec declares
+        assert guards.fingerprint(tensor) != before
 
 
 @pytest.mark.parametrize(
@@ -171,17 +168,12 @@ def test_a_check_that_cannot_be_is_one_line(changed: dict[str, object], refused:
     load_spec.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
+def test_a_row_says_how_it_was_checked() -> None:
+    for changes, text in (
         ({}, "exact"),
         ({"check": "exact-inputs"}, "exact-inputs"),
-        (
-            {"check": "tolerance", "tolerance": Tolerance(1e-3, 1e-5)},
-            "tolerance 1e-03 relative + 1e-05 absolute of float64",
-        ),
-        ({"check": "tolerance", "tolerance": Tolerance(0.0015)}, "tolerance 0.0015 relative of float64"),
-    ],
-)
-def test_a_row_says_how_it_was_checked(spec: dict[str, object], text: str) -> None:
-    assert replace(load_spec(SUMS["EXACT"]), **spec).check_text == text
+        ({"tolerance": Tolerance(1e-3, 1e-5)}, "tolerance 1e-03 relative + 1e-05 absolute of float64"),
+        ({"tolerance": Tolerance(0.0015)}, "tolerance 0.0015 relative of float64"),
+    ):
+        check = {"check": "tolerance"} if "tolerance" in changes else {}
+        assert replace(load_spec(SUMS["EXACT"]), **changes, **check).check_text == text

@@ -1,5 +1,8 @@
+"""Shape sets, and ``--shapes SET[,NAME=VALUE...]``: which sizes are kept, and which settings they get."""
+
 import itertools
 import keyword
+import time
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
+from fp8tune.options import SweepOptions
 from fp8tune.plan import shapes
+from fp8tune.plan.problems import problems
+from fp8tune.plan.shapes import Settings
 from fp8tune.records import NamedInts
+from fp8tune.replay.loading import load_spec
+from fp8tune.sweeping.planning import planned
 
 SIZE = st.integers(1, shapes.LARGEST_DIM)
 SIZES = st.one_of(SIZE, st.lists(SIZE, min_size=1, max_size=3))
@@ -36,10 +44,6 @@ def load_text(folder: Path, text: str | bytes) -> shapes.Selection:
     return shapes.load(str(path))
 
 
-def rows_of(name):
-    return {tuple(row.items()) for row in shapes.load(name).rows}
-
-
 def expected(weights, sizes):
     """Rows of both weights, w1/w3 (K, N) and w2 (N, K), each at all of ``sizes`` (M, E)."""
     return {
@@ -51,61 +55,38 @@ def expected(weights, sizes):
 
 
 def test_the_sets_hold_what_they_promise():
-    assert shapes.list_sets() == (
-        "bench-models",
-        "deepseek-moe-16b",
-        "deepseek-v3",
-        "grouped-mm",
-        "llama4",
-        "models",
-        "moe-layer-down",
-        "moe-layer-up",
-        "rows",
-        "starting-line",
-        "tiny",
-        "unseen",
-    )
-    assert rows_of("llama4") == expected((5120, 8192), [(16640, (1, 4, 16, 64, 128)), (131072, (8,))])
-    assert rows_of("deepseek-v3") == expected((7168, 2048), [(16640, (4, 8, 32)), (131072, (8,))])
-    rows = {(("M", m), ("K", k), ("E", 8)) for m in (4096, 65536) for k in (768, 1024, 10752, 12288, 14336, 16384)}
-    assert rows_of("rows") == rows
+    names = "bench-models deepseek-moe-16b deepseek-v3 grouped-mm llama4 models moe-layer-down moe-layer-up rows"
+    assert shapes.list_sets() == (*names.split(), "starting-line", "tiny", "unseen")
+    sets = {name: shapes.load(name).rows for name in shapes.list_sets()}
+    assert all(len(set(rows)) == len(rows) for rows in sets.values())
+    rows = {name: {tuple(row.items()) for row in rows} for name, rows in sets.items()}
+    assert rows["llama4"] == expected((5120, 8192), [(16640, (1, 4, 16, 64, 128)), (131072, (8,))])
+    assert rows["deepseek-v3"] == expected((7168, 2048), [(16640, (4, 8, 32)), (131072, (8,))])
+    sizes = itertools.product((4096, 65536), (768, 1024, 10752, 12288, 14336, 16384))
+    assert rows["rows"] == {(("M", m), ("K", k), ("E", 8)) for m, k in sizes}
     activations = {(("M", 16640), ("K", 5120), ("E", experts)) for experts in (64, 128)}
-    assert rows_of("deepseek-moe-16b") == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
-
-
-def test_a_name_is_no_dim_and_names_all_rows_of_its_entry(folder):
-    text = '[[rows]]\nname = "Mine, up"\nM = [3, 5]\nK = 4\nE = 1\n[[rows]]\nM = 7\n'
-    found = load_text(folder, text)
-    first, second, unnamed = found.rows
-    assert (first, unnamed) == (NamedInts(M=3, K=4, E=1), NamedInts(M=7))
-    assert found.names == {first: "Mine, up", second: "Mine, up"}
-
-
-@pytest.mark.parametrize("name", shapes.list_sets())
-def test_no_set_repeats_a_row(name):
-    rows = shapes.load(name).rows
-    assert len(set(rows)) == len(rows)
-
-
-def test_tiny_is_small_has_groups_and_dims_that_no_block_divides():
-    for row in shapes.load("tiny").rows:
+    assert rows["deepseek-moe-16b"] == activations | expected((2048, 1408), [(16640, (64, 128)), (65536, (64,))])
+    for row in sets["tiny"]:
         assert row["E"] > 1
         assert all(size % 64 and size < 256 for size in row.values())
 
 
-def test_rows_may_be_an_inline_list(folder):
-    (folder / "ours.toml").write_text("rows = [{M = 3, K = 4, E = 1}]")
-    assert shapes.load(str(folder / "ours.toml")) == shapes.Selection((NamedInts(M=3, K=4, E=1),))
+def test_a_name_is_no_dim_and_names_all_rows_of_its_entry(folder):
+    selection = load_text(folder, '[[rows]]\nname = "Mine, up"\nM = [3, 5]\nK = 4\nE = 1\n[[rows]]\nM = 7\n')
+    first, second, unnamed = selection.rows
+    assert (first, unnamed) == (NamedInts(M=3, K=4, E=1), NamedInts(M=7))
+    assert selection.names == {first: "Mine, up", second: "Mine, up"}
+    assert load_text(folder, "rows = [{M = 3, K = 4, E = 1}]") == shapes.Selection((NamedInts(M=3, K=4, E=1),))
 
 
 @given(st.lists(ENTRY, min_size=1, max_size=4))
 def test_an_entry_multiplies_out_in_order(folder, entries):
-    wanted = []
+    rows = []
     for entry in entries:
         dims = sorted(entry, key=lambda dim: shapes.DIMS.index(dim) if dim in shapes.DIMS else len(shapes.DIMS))
         lists = [entry[dim] if isinstance(entry[dim], list) else [entry[dim]] for dim in dims]
-        wanted += [tuple(zip(dims, sizes, strict=True)) for sizes in itertools.product(*lists)]
-    assert [tuple(row.items()) for row in load_text(folder, as_toml(entries)).rows] == wanted
+        rows += [tuple(zip(dims, sizes, strict=True)) for sizes in itertools.product(*lists)]
+    assert [tuple(row.items()) for row in load_text(folder, as_toml(entries)).rows] == rows
 
 
 @given(st.one_of(st.binary(max_size=80), st.text(max_size=80)))
@@ -136,7 +117,6 @@ def test_any_bytes_are_a_set_or_a_one_line_error(folder, text):
         ("[[rows]]\nM=1\nK=[]\nE=1", "entry 1: K must be an integer from 1"),
         ("[[rows]]\nM=0\nK=1\nE=1", "entry 1: M must be an integer from 1 to 2147483647"),
         ("[[rows]]\nM=1\nK=1\nE=2147483648", "entry 1: E must be an integer from 1 to"),
-        ('[[rows]]\nM=1\nname=""', "entry 1: name must be a text"),
         ("[[rows]]\nM=1\nname=3", "entry 1: name must be a text"),
         ('[[rows]]\nM=1\nname="a\\nb"', "entry 1: name must be a text of one line and at most 60 characters"),
         ('[[rows]]\nname="no dims"', "entry 1: is empty"),
@@ -148,18 +128,59 @@ def test_an_error_names_the_file_the_entry_and_what_is_wrong(folder, text, compl
         load_text(folder, text)
 
 
-def test_an_unknown_name_gets_its_near_matches():
+def test_a_set_that_is_not_there_is_refused():
     with pytest.raises(UsageError, match="unknown shape set 'lama4': did you mean llama4"):
         shapes.load("lama4")
-
-
-@pytest.mark.parametrize("reference", ["missing.toml", "../llama4", "/"])
-def test_a_file_that_cannot_be_read_is_a_usage_error(reference):
-    with pytest.raises(UsageError, match="cannot read shape file"):
-        shapes.load(reference)
-
-
-def test_a_name_cannot_leave_the_folder():
+    for reference in ("missing.toml", "../llama4", "/"):
+        with pytest.raises(UsageError, match="cannot read shape file"):
+            shapes.load(reference)
     for reference in ("..", "", "published", "llama4\n"):
         with pytest.raises(UsageError):
             shapes.load(reference)
+
+
+def test_a_hostile_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A key of 100,000 parts took over a minute."""
+    path, began = tmp_path / "dots.toml", time.monotonic()
+    for text in (".".join("a" * 100_000) + " = 1\n", "#\n" * 100_000, (".".join("a" * 900) + " = 1\n") * 35):
+        path.write_text(text)
+        with pytest.raises(UsageError):
+            shapes.parse(str(path))
+    assert time.monotonic() - began < 20
+
+
+def test_sizes_filter_and_settings_apply(tmp_path: Path) -> None:
+    spec, selected = load_spec("colwise"), shapes.parse("llama4,K=5120,G=16,routing=zipf,dtype=bfloat16,seed=3")
+    assert selected.settings == Settings(routing="zipf", dtype="bfloat16", seed=3)
+    sizes = problems(spec, selected.rows, selected.settings, size=selected.size)
+    assert {(problem.shape["K"], problem.shape["G"], problem.routing) for problem in sizes} == {(5120, 16, "zipf")}
+    selected = shapes.parse("llama4,E=8")  # a dim that the kernel lacks is looked up in the row
+    assert {size.shape["M"] for size in problems(spec, selected.rows, size=selected.size)} == {131072}
+    selected = shapes.parse("llama4,K=77")
+    with pytest.raises(UsageError, match="K=77"):
+        problems(spec, selected.rows, size=selected.size)
+    path = tmp_path / "mine.toml"
+    path.write_text('routing = "empty"\nseed = 7\n[[rows]]\nM = [64, 128]\nK = 96\nN = 32\nE = 2\n')
+    assert shapes.parse(f"{path},M=64").settings == Settings(routing="empty", seed=7)
+    assert shapes.parse(f"{path},routing=zipf").settings == Settings(routing="zipf", seed=7)
+    with pytest.raises(UsageError, match="one command for each"):
+        planned(SweepOptions(shapes=("tiny,routing=zipf", "llama4")))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("K=5120", "names no shape set"),
+        ("llama4,routing=jaged", "did you mean jagged"),
+        ("llama4,rooting=jagged", "did you mean routing"),
+        ("llama4,dtype=bf16", "dtype"),
+        ("llama4,seed=-1", "seed"),
+        (f"llama4,seed={2**64}", "seed"),
+        (f"llama4,seed={'9' * 9999}", "seed"),
+        ("llama4,K", "NAME=VALUE"),
+        ("llama4,", "NAME=VALUE"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        shapes.parse(text)

@@ -25,8 +25,8 @@ def problems(kernel: str):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_name_in_a_key_is_a_size_of_its_problems(kernel):
-    spec, found = problems(kernel)
-    assert [fault for problem in found for fault in key_faults(spec, problem)] == []
+    spec, results = problems(kernel)
+    assert [fault for problem in results for fault in key_faults(spec, problem)] == []
 
 
 def test_a_name_of_nothing_and_the_exact_m_are_faults():
@@ -40,8 +40,8 @@ def test_a_name_of_nothing_and_the_exact_m_are_faults():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_argument_is_in_the_key_or_varied(kernel):
-    spec, found = problems(kernel)
-    for problem in found:
+    spec, results = problems(kernel)
+    for problem in results:
         varied = {variation.argument for variation in variations(spec, problem)}
         assert varied >= {dim for dim in problem.shape if dim not in spec.key}
         assert {*(["scale_mode"] if spec.scale_modes else []), "seed"} <= varied
@@ -54,21 +54,21 @@ def test_a_variation_differs_in_its_argument_alone_and_has_the_same_key(kernel, 
     spec, (problem, *_) = problems(kernel)
     problem = replace(problem, shape=NamedInts({dim: data.draw(dims) for dim in problem.shape}))
     for variation in variations(spec, problem):
-        other, argument = variation.problem, variation.argument
-        assert spec.lookup_key(other) == spec.lookup_key(problem)
+        second, argument = variation.problem, variation.argument
+        assert spec.lookup_key(second) == spec.lookup_key(problem)
         if argument in problem.shape:
-            assert other.shape[argument] >= 1
-            back = replace(other, shape=NamedInts({**other.shape, argument: problem.shape[argument]}))
+            assert second.shape[argument] >= 1
+            back = replace(second, shape=NamedInts({**second.shape, argument: problem.shape[argument]}))
         else:
-            back = replace(other, **{argument: getattr(problem, argument)})
-        assert other != problem
+            back = replace(second, **{argument: getattr(problem, argument)})
+        assert second != problem
         assert back == problem
 
 
 def test_what_colwise_is_varied_to():
     spec, (problem, *_) = problems("colwise")
-    found = variations(spec, problem)
-    assert [variation.problem.shape["M"] for variation in found if variation.argument == "M"] == [16384, 24576, 32736]
-    assert {v.problem.routing for v in found if v.argument == "routing"} == set(ROUTINGS) - {"jagged"}
+    results = variations(spec, problem)
+    assert [variation.problem.shape["M"] for variation in results if variation.argument == "M"] == [16384, 24576, 32736]
+    assert {v.problem.routing for v in results if v.argument == "routing"} == set(ROUTINGS) - {"jagged"}
     coarse = variations(replace(spec, key=("M_bucket", "K")), problem)
     assert [variation.problem.shape["G"] for variation in coarse if variation.argument == "G"] == [2]

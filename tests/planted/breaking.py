@@ -38,9 +38,9 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     return (torch.rand(M, K, generator=torch.Generator().manual_seed(problem.seed)).to(device),)
 
 
-def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+def launch(config: Any, values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
     global _broken, _launches
-    fault = FAULTS[given[0].shape[1]] if BREAKS and config["BLOCK_SIZE"] != 32 else 0
+    fault = FAULTS[values[0].shape[1]] if BREAKS and config["BLOCK_SIZE"] != 32 else 0
     if not fault:
         _launches = itertools.count(1)
     if fault == 3:
@@ -49,7 +49,7 @@ def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
         _broken = True
     if _broken:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    out[0].copy_(2 * given[0])
+    out[0].copy_(2 * values[0])
 
 
 SPEC = KernelSpec(

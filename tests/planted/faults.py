@@ -30,8 +30,8 @@ def reference(x: Any, routing: str) -> tuple[Any, ...]:
     return (2 * x,)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    x, routing = given
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    x, routing = values
     match config["FAULT"]:
         case 1:
             raise SyntaxError("planted: no such operation")

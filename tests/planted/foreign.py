@@ -29,8 +29,8 @@ def outputs(x: Any) -> tuple[Any, ...]:
     return (torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    x = given[0]
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    x = values[0]
     grid = (triton.cdiv(x.numel(), config["BLOCK"]),)
     cast_kernel[grid](x, out[0], x.numel(), BLOCK=config["BLOCK"], num_warps=config["num_warps"])
 

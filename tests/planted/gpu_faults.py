@@ -47,8 +47,8 @@ def double_kernel(
     tl.store(out_ptr + offsets, 2 * x + addend, mask=offsets < count)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    x, routing = given
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    x, routing = values
     fault = config["FAULT"]
     if fault == 3:
         torch.empty(1 << 45, device=x.device)

@@ -24,7 +24,7 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
     yield NamedInts(M=row["M"], K=row["K"])
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
     print("hostile: launch")
     os.write(1, b"hostile: launch, past Python\n")
     if config["FAULT"] == 1:

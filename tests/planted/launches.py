@@ -43,8 +43,8 @@ def reference(x: Any) -> tuple[Any, ...]:
     return largest, largest.to(torch.float8_e4m3fn)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    x, fault = given[0], config["FAULT"]
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    x, fault = values[0], config["FAULT"]
     launches[fault] += 1
     largest, codes = reference(x)
     match fault:

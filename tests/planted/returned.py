@@ -18,7 +18,7 @@ from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 launches: Counter[int] = Counter()
 """FAULT -> launches so far."""
 
-kept: dict[int, tuple[Any, ...]] = {}
+stored: dict[int, tuple[Any, ...]] = {}
 """Data pointer of the input -> what fault 7 returned for it."""
 
 
@@ -37,8 +37,8 @@ def reference(x: Any) -> tuple[Any, ...]:
     return 2 * x, x.amax(1)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
-    x, fault = given[0], config["FAULT"]
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> Any:
+    x, fault = values[0], config["FAULT"]
     launches[fault] += 1
     doubled, largest = reference(x)
     match fault:
@@ -57,7 +57,7 @@ def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ..
         case 6:
             return (doubled,)
         case 7:
-            return kept.setdefault(x.data_ptr(), (doubled, largest))
+            return stored.setdefault(x.data_ptr(), (doubled, largest))
         case 8:
             doubled = doubled.t().contiguous().t()
         case 9:

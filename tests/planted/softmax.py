@@ -24,8 +24,8 @@ def reference(x: Any) -> tuple[Any, ...]:
     return (torch.softmax(x.float(), -1).to(x.dtype),)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    out[0].copy_(reference(*given)[0])
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    out[0].copy_(reference(*values)[0])
 
 
 SPEC = KernelSpec(

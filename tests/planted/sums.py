@@ -50,8 +50,8 @@ def reference(x: Any, w: Any, scales: Any, dtype: torch.dtype = torch.float32) -
     return summed(x, w, scales, dtype, blocks), torch.full((1,), len(x), dtype=torch.int32, device=x.device)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    (x, w, scales), fault = given, config["FAULT"]
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    (x, w, scales), fault = values, config["FAULT"]
     launches[fault] += 1
     blocks = list(range(scales.shape[1]))
     match fault:
@@ -62,7 +62,7 @@ def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ..
         case 4:
             x = torch.cat([x[:, :-1], torch.zeros_like(x[:, :1])], 1)
         case 5:
-            x, w = (each.where(~each.isnan(), 0) for each in (x, w))
+            x, w = (item.where(~item.isnan(), 0) for item in (x, w))
         case 6:
             scales = scales.roll(1, 1)
     total = summed(x, w, scales, torch.float32, blocks)
@@ -72,7 +72,7 @@ def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ..
         case 7:
             out[0].as_strided((1,), (1,), out[0].storage_offset() + len(x)).fill_(1)
         case 8:
-            given[1][0] += 1
+            values[1][0] += 1
         case 9:
             total[-1] += launches[fault] % 50 == 0
         case 10 | 11:
@@ -110,16 +110,16 @@ EXACT = KernelSpec(
 
 EXACT_INPUTS = replace(EXACT, check="exact-inputs")
 TOLERANCE = replace(
-    EXACT, check="tolerance", tolerance=BOUND, reference=lambda *given: reference(*given, dtype=torch.float64)
+    EXACT, check="tolerance", tolerance=BOUND, reference=lambda *values: reference(*values, dtype=torch.float64)
 )
 LOOSE = replace(TOLERANCE, tolerance=Tolerance(relative=0.1, absolute=20.0), edges=lambda problem: ())
 """A bound that hides much of what ``exact-inputs`` finds."""
 
 
-def prepare(given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+def prepare(values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
     out[0].zero_()
 
 
-PREPARED = tuple(replace(each, prepare=prepare) for each in (EXACT, EXACT_INPUTS, TOLERANCE))
+PREPARED = tuple(replace(item, prepare=prepare) for item in (EXACT, EXACT_INPUTS, TOLERANCE))
 PREPARED_EXACT, PREPARED_EXACT_INPUTS, PREPARED_TOLERANCE = PREPARED
 """Adding to an output (FAULT 3) is right where zeros are in it."""

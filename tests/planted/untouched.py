@@ -25,8 +25,8 @@ def reference(x: Any) -> tuple[Any, ...]:
     return (2 * x,)
 
 
-def launch(config: Mapping[str, int], given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    out[0].copy_(2 * given[0])
+def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    out[0].copy_(2 * values[0])
 
 
 SPEC = KernelSpec(

@@ -419,7 +419,7 @@ def test_a_bound_goes_by_the_size_of_all_outputs() -> None:
     spec = spec_of(toy_recording.copies("hooked", 4096), check="tolerance")
     assert spec.tolerance is not None
     expected = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 100.0)]).double()
-    rule = Rule.of(spec)
+    rule = Rule.from_spec(spec)
     off = expected + 5e-4
     assert rule.difference(off.float(), expected) is None
     assert rule.difference((off + 0.01).float(), expected) is not None

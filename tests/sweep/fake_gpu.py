@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fp8tune.measure.arms import Arm, KernelArm, Place
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree
 from fp8tune.records import Outcome
 
@@ -27,7 +27,7 @@ class FakeWorker:
         return self.gpu.launch(arm)
 
     def block(self, arm: KernelArm, place: Place) -> Outcome:
-        self.gpu.asked.append((arm, place))
+        self.gpu.calls.append((arm, place))
         return self.gpu.answer(arm, place) or self.gpu.block(arm, place)
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class FakeGpu(SimulatedBackend):
     """What building a problem's tensors comes to, if not ok."""
     turns: int = 0
     """How often a process began with a problem in finals."""
-    asked: list[tuple[KernelArm, Place]] = field(default_factory=list)
+    calls: list[tuple[KernelArm, Place]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(self.timer)

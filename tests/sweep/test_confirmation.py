@@ -17,16 +17,15 @@ from servers import on_both
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.options import SweepOptions
 from fp8tune.records import NamedInts, Outcome, Row, Status
-from fp8tune.stats.calibration import plan_for
+from fp8tune.stats.decide import PLAN
 from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.confirmation import process_name
-from fp8tune.sweeping.events import ConfirmationSkipped, ConfirmationStarted, Event, Finished, TrialDone
+from fp8tune.sweeping.events import ConfirmationSkipped, Event, Finished, TrialDone
 from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-PROTOCOL = plan_for({})
 TIMER = "simulated:7"
 
 
@@ -69,8 +68,8 @@ def budgeted(store: Store, options: SweepOptions, turns: int, answer: Answer = l
     return last
 
 
-def rows(found: list[Event]) -> list[Row]:
-    return [event.row for event in found if isinstance(event, TrialDone)]
+def rows(done: list[Event]) -> list[Row]:
+    return [event.row for event in done if isinstance(event, TrialDone)]
 
 
 def studies(store: Store, options: SweepOptions) -> list[Study]:
@@ -97,50 +96,50 @@ def timed(store: Store) -> list[tuple[object, ...]]:
     )
 
 
-def test_finals_are_the_default(store: Store, options: SweepOptions) -> None:
-    found = rows(events(store, options))
-    screened = [row for row in found if row.stage == "screen"]
-    played = [row for row in found if row.stage == "final"]
-    assert len(screened) > 0
-    for of in {row.problem for row in found}:
-        mine = [row for row in played if row.problem == of]
+def test_finals_are_the_default(store: Store, options: SweepOptions, tmp_path: Path) -> None:
+    """An equal sweep gives the same rows whatever the processes, and times nothing when it is run again."""
+    done = rows(events(store, options))
+    assert any(row.stage == "screen" for row in done)
+    for problem in {row.problem for row in done}:
+        mine = [row for row in done if row.problem == problem and row.stage == "final"]
         configs, processes = {row.config for row in mine}, {row.process for row in mine}
-        assert 2 <= len(configs) <= PROTOCOL.finalists
-        assert len(processes) in (PROTOCOL.processes, *PROTOCOL.more_processes)
+        assert 2 <= len(configs) <= PLAN.finalists
         assert processes == {process_name(number) for number in range(1, len(processes) + 1)}
-        assert len(mine) == len(configs) * len(processes) * PROTOCOL.rounds
-        assert {row.round for row in mine} == set(range(PROTOCOL.rounds))
-        default = mine[0].version.default if mine[0].version else None
-        duplicates = [row for row in found if row.stage == "duplicate" and row.problem == of]
-        assert {row.config for row in duplicates} == {default}
-        assert len(duplicates) == len(processes) * PROTOCOL.rounds
+        assert len(mine) == len(configs) * len(processes) * PLAN.rounds
+        assert {row.round for row in mine} == set(range(PLAN.rounds))
+        duplicates = [row for row in done if row.stage == "duplicate" and row.problem == problem]
+        assert {row.config for row in duplicates} == {mine[0].version and mine[0].version.default}
+        assert len(duplicates) == len(processes) * PLAN.rounds
         assert {row.outcome.time_us for row in duplicates}.isdisjoint({row.outcome.time_us for row in mine})
     for study in studies(store, options):
         assert study.choice.verdict in (Verdict.PROVEN, Verdict.OPEN)
-        assert study.choice.processes in (PROTOCOL.processes, *PROTOCOL.more_processes)
+        assert study.choice.processes in (PLAN.processes, *PLAN.more_processes)
+        assert not study.choice.needs_more or study.choice.processes == PLAN.more_processes[-1]
         assert study.noise is not None
         assert study.noise < 0.02
-
-
-def test_only_open_rows_get_more_processes(store: Store, options: SweepOptions) -> None:
-    events(store, options)
-    for study in studies(store, options):
-        assert not study.choice.needs_more or study.choice.processes == PROTOCOL.more_processes[-1]
+    gpu = FakeGpu(TIMER)
+    again = events(store, options, gpu)
+    assert all(event.from_database for event in again if isinstance(event, TrialDone))
+    assert (gpu.turns, again[-1].is_whole) == (0, True)  # type: ignore[union-attr]
+    with Store.open(str(tmp_path / "again.db"), create=True) as second:
+        events(second, options)
+        assert timed(second) == timed(store)
+        assert decisions(second, options) == decisions(store, options)
 
 
 def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: SweepOptions) -> None:
     """Its pick was certified: proven faster than all of no rivals."""
     default = planned(options).problems[0].version.default
     alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
-    found = rows(events(store, alone))
-    assert {row.config for row in found} == {default}
+    done = rows(events(store, alone))
+    assert {row.config for row in done} == {default}
     for study in studies(store, alone):
         assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.PROVEN, None)
-        assert (study.choice.processes, study.noise is None) == (PROTOCOL.processes, False)
-    kept = picks.read(store)
-    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in kept}
+        assert (study.choice.processes, study.noise is None) == (PLAN.processes, False)
+    stored = picks.read(store)
+    bounds = {(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in stored}
     assert bounds == {("proven", None, None)}
-    assert len(kept) == 2
+    assert len(stored) == 2
 
 
 def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: SweepOptions) -> None:
@@ -148,20 +147,10 @@ def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: 
     screened = rows(events(store, quick))
     assert {row.stage for row in screened} == {"screen"}
     assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
-    found = events(store, options)
-    kept = [event for event in found if isinstance(event, TrialDone) and event.from_database]
-    assert len(kept) == len(screened)
+    done = events(store, options)
+    stored = [event for event in done if isinstance(event, TrialDone) and event.from_database]
+    assert len(stored) == len(screened)
     assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
-
-
-def test_the_same_sweep_gives_the_same_rows_whatever_the_processes(
-    store: Store, options: SweepOptions, tmp_path: Path
-) -> None:
-    events(store, options)
-    with Store.open(str(tmp_path / "again.db"), create=True) as other:
-        events(other, options)
-        assert timed(other) == timed(store)
-        assert decisions(other, options) == decisions(store, options)
 
 
 @on_both
@@ -181,14 +170,6 @@ def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: 
         assert timed(whole) == timed(store)
 
 
-def test_a_finished_sweep_times_nothing(store: Store, options: SweepOptions) -> None:
-    events(store, options)
-    gpu = FakeGpu(TIMER)
-    again = events(store, options, gpu)
-    assert all(event.from_database for event in again if isinstance(event, TrialDone))
-    assert (gpu.turns, again[-1].is_whole) == (0, True)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMEOUT])
 def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: SweepOptions, status: Status) -> None:
     events(store, replace(options, quick=True))
@@ -200,33 +181,25 @@ def test_a_config_that_fails_in_the_finals_is_out(store: Store, options: SweepOp
         return Outcome(status, reason="planted") if is_victim else None
 
     gpu = FakeGpu(TIMER, failing)
-    found = rows(events(store, options, gpu))
-    failed = [row for row in found if row.outcome.status is status]
+    done = rows(events(store, options, gpu))
+    failed = [row for row in done if row.outcome.status is status]
     assert {(row.config, row.stage, row.outcome.reason) for row in failed} == {(victim, "final", "planted")}
     assert len(failed) == len({row.problem for row in failed})
-    assert not [place for arm, place in gpu.asked if arm.config == victim and place.process > 3]
+    assert not [place for arm, place in gpu.calls if arm.config == victim and place.process > 3]
     for study in studies(store, options):
         assert study.pick.config != victim
-        assert study.choice.processes >= PROTOCOL.processes
+        assert study.choice.processes >= PLAN.processes
 
 
 def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store, options: SweepOptions) -> None:
     gpu = FakeGpu(TIMER, unbuilt=Outcome(Status.OUT_OF_MEMORY, reason="out of memory"))
-    found = events(store, options, gpu)
-    assert [event.reason for event in found if isinstance(event, ConfirmationSkipped)] == ["out of memory"] * 2
-    assert isinstance(found[-1], Finished)
-    assert not found[-1].is_whole
+    done = events(store, options, gpu)
+    assert [event.reason for event in done if isinstance(event, ConfirmationSkipped)] == ["out of memory"] * 2
+    assert isinstance(done[-1], Finished)
+    assert not done[-1].is_whole
     *_, last = events(store, options)
     assert isinstance(last, Finished)
     assert last.is_whole
-
-
-def test_a_time_budget_that_ends_in_the_finals_says_so(store: Store, options: SweepOptions) -> None:
-    assert budgeted(store, options, 3).left_out > 0
-    *_, last = events(store, options)
-    assert isinstance(last, Finished)
-    assert last.left_out == 0
-    assert Verdict.QUICK not in {study.choice.verdict for study in studies(store, options)}
 
 
 def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
@@ -234,7 +207,7 @@ def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
 
 
 def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: SweepOptions) -> None:
-    assert budgeted(store, options, 2 * PROTOCOL.processes - 1).left_out > 0
+    assert budgeted(store, options, 2 * PLAN.processes - 1).left_out > 0
     plan = planned(options)
     assert verdict_of(store, plan, 0) is not Verdict.QUICK
     assert verdict_of(store, plan, 1) is Verdict.QUICK
@@ -261,20 +234,20 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
     store: Store, options: SweepOptions, settles: bool
 ) -> None:
     """Once, a row that 16 processes had not settled was as if none had timed it."""
-    turns = 2 * PROTOCOL.processes + 1  # one more than the first judgement takes
+    turns = 2 * PLAN.processes + 1  # one more than the first judgement takes
     assert budgeted(store, options, turns, ambiguous).left_out > 0
     plan = planned(options)
     cut = [session.studies(store, replace(plan, problems=(problem,)))[0] for problem in plan.problems]
-    assert [study.choice.processes for study in cut] == [PROTOCOL.processes + 1, PROTOCOL.processes]
+    assert [study.choice.processes for study in cut] == [PLAN.processes + 1, PLAN.processes]
     assert Verdict.QUICK not in {study.choice.verdict for study in cut}
     *_, last = events(store, options, FakeGpu(TIMER, clear if settles else ambiguous))
     assert isinstance(last, Finished)
     assert last.left_out == 0
-    found = [study.choice.processes for study in studies(store, options)]
+    counts = [study.choice.processes for study in studies(store, options)]
     if settles:
-        assert all(PROTOCOL.processes < n <= PROTOCOL.more_processes[-1] for n in found)
+        assert all(PLAN.processes < n <= PLAN.more_processes[-1] for n in counts)
     else:
-        assert found == [PROTOCOL.more_processes[-1]] * 2
+        assert counts == [PLAN.more_processes[-1]] * 2
 
 
 def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: SweepOptions, tmp_path: Path) -> None:
@@ -289,8 +262,8 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: S
     gpu = FakeGpu(TIMER, failing)
 
     def clock() -> float:  # the second problem's seventh process is over
-        timed = {place.process for arm, place in gpu.asked if arm.problem != first}
-        return math.inf if len(timed) > PROTOCOL.processes else 0.0
+        timed = {place.process for arm, place in gpu.calls if arm.problem != first}
+        return math.inf if len(timed) > PLAN.processes else 0.0
 
     *_, last = session.run(store, replace(planned(replace(options, budget_s=1e9)), backend=gpu), clock)
     assert isinstance(last, Finished)
@@ -302,7 +275,7 @@ def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: S
 
 
 def with_committed(plan: Plan, **committed: NamedInts) -> Plan:
-    return replace(plan, problems=tuple(replace(of, **committed) for of in plan.problems))  # type: ignore[arg-type]
+    return replace(plan, problems=tuple(replace(size, **committed) for size in plan.problems))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("use", ["current", "today"])
@@ -311,9 +284,9 @@ def test_the_config_in_use_is_a_finalist_however_slow(store: Store, options: Swe
     slowest = max(screened, key=lambda row: row.outcome.time_us or 0.0).config
     assert slowest is not None
     in_use = Today(slowest, Origin.SHIPPED_TABLE) if use == "today" else slowest
-    found = rows(list(session.run(store, with_committed(planned(options), **{use: in_use}))))
-    for of in {row.problem for row in found}:
-        assert slowest in {row.config for row in found if row.problem == of and row.stage == "final"}
+    done = rows(list(session.run(store, with_committed(planned(options), **{use: in_use}))))
+    for size in {row.problem for row in done}:
+        assert slowest in {row.config for row in done if row.problem == size and row.stage == "final"}
     assert slowest not in {study.pick.config for study in studies(store, options)}
 
 
@@ -328,16 +301,6 @@ def test_what_the_committed_table_holds_is_timed_in_every_round(
     assert slowest is not None
     assert max(row.round for row in screened if row.config == slowest) == 0
     again = with_committed(planned(replace(options, again=True)), **{committed: slowest})
-    found = rows(list(session.run(store, again)))
-    for of in {row.problem for row in found}:
-        assert {row.round for row in found if (row.problem, row.config) == (of, slowest)} == {0, 1, 2}
-
-
-def test_the_numbers_of_a_calibration_are_used(store: Store, options: SweepOptions) -> None:
-    device = planning.planned(options).backend.device
-    calibrated = store.begin_sweep("calibrate", device, command="", commit="", timer="", seed=0)
-    for name, value in {"process_sd": 0.0005, "block_sd": 0.0002}.items():
-        store.record_calibration(calibrated, device, name, value)
-    store.finish_sweep(calibrated)
-    (started,) = [event for event in events(store, options) if isinstance(event, ConfirmationStarted)][:1]
-    assert started.processes == 4
+    done = rows(list(session.run(store, again)))
+    for size in {row.problem for row in done}:
+        assert {row.round for row in done if (row.problem, row.config) == (size, slowest)} == {0, 1, 2}

@@ -13,15 +13,14 @@ from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends.gpu import copied
-from fp8tune.measure.backends.processes import ProcessBackend
-from fp8tune.measure.backends.simulated import SimulatedBackend
+from fp8tune.measure.backends import ProcessBackend, copied
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats.study import Study
+from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import loop, planning, session
 from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
@@ -31,8 +30,8 @@ from fp8tune.sweeping.planning import Plan
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
 
-def planned(**given: object) -> Plan:
-    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **given}
+def planned(**arguments: object) -> Plan:
+    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **arguments}
     return planning.planned(SweepOptions(**options))  # type: ignore[arg-type]
 
 
@@ -40,8 +39,8 @@ def events(store: Store, **options: object) -> Iterator[Event]:
     return session.run(store, planning.expanded(planned(**options)))
 
 
-def rows_of(found: Iterable[Event]) -> list[Row]:
-    return [event.row for event in found if isinstance(event, TrialDone)]
+def rows_of(done: Iterable[Event]) -> list[Row]:
+    return [event.row for event in done if isinstance(event, TrialDone)]
 
 
 def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
@@ -97,9 +96,9 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
         assert "\n" not in row.outcome.reason
         assert row.kind is Kind.INTERPRETER
         assert row.outcome.time_us is None
-    again, kept = run(store, shapes=one_shape)
+    again, old = run(store, shapes=one_shape)
     assert again == []
-    assert len(kept) == len(rows)
+    assert len(old) == len(rows)
     retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), again=True)
     assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}
 
@@ -126,6 +125,22 @@ def test_results_at_another_power_limit_are_not_mixed(store: Store, one_shape: t
     assert run_at(500.0)[0] == 0
 
 
+def test_a_quick_sweep_at_another_power_limit_replaces_a_confirmation(store: Store, tmp_path: Path) -> None:
+    """Its pick stayed proven by times at the old limit."""
+    path = tmp_path / "large.toml"
+    path.write_text("[[rows]]\nM = 16384\nK = 2048\nN = 8\nE = 2\n")
+    verdicts = []
+    for power_limit_w, quick in ((700.0, False), (700.0, True), (500.0, True), (500.0, False)):
+        grid = ("num_warps=4,8",)
+        plan = planning.expanded(planned(shapes=(str(path),), timer="simulated:7", quick=quick, grid=grid))
+        assert isinstance(plan.backend, SimulatedBackend)
+        plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
+        for _ in session.run(store, plan):
+            pass
+        verdicts += [study.choice.verdict for study in session.studies(store, plan)]
+    assert verdicts == [Verdict.PROVEN, Verdict.PROVEN, Verdict.QUICK, Verdict.PROVEN]
+
+
 def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:
     rows, _ = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.outcome.status for row in rows} == {Status.OK}
@@ -135,7 +150,7 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert len(best) == 1
     backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
     true_us = {
-        row.config: backend.clock.true_time_us(KernelArm.of(FAULTS, spec, row.problem, row.config).work)
+        row.config: backend.clock.true_time_us(KernelArm.from_spec(FAULTS, spec, row.problem, row.config).work)
         for row in rows
         if row.config
     }
@@ -145,31 +160,31 @@ def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[s
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
 
 
-def publish(store: Store, of: Problem, *configs: NamedInts) -> None:
+def publish(store: Store, size: Problem, *configs: NamedInts) -> None:
     sweep_id = store.begin_sweep("published", Device("published"), command="", commit="", timer="", seed=0)
     for config in configs:
         somebody = Device("simulated", "somebody's")
-        store.add(sweep_id, Row(of, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
+        store.add(sweep_id, Row(size, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
 
 
 def test_what_others_published_for_a_problem_is_timed_with_the_grid(
     tmp_path: Path, one_shape: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     same = planned(shapes=one_shape, timer="simulated:7")
-    (of,) = planning.expanded(same).problems
-    known = next(iter(of.configs))
+    (size,) = planning.expanded(same).problems
+    known = next(iter(size.configs))
     name = next(iter(known))
-    elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in of.configs)})
+    elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in size.configs)})
     with Store.open(str(tmp_path / "results.db"), create=True) as store:
         rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-        assert {row.config for row in rows} == set(of.configs)
-        publish(store, of.problem, known, NamedInts(OTHER=1))
+        assert {row.config for row in rows} == set(size.configs)
+        publish(store, size.problem, known, NamedInts(OTHER=1))
     with Store.open(str(tmp_path / "results.db")) as store:
-        publish(store, of.problem, elsewhere)
+        publish(store, size.problem, elsewhere)
     with Store.open(str(tmp_path / "results.db")) as store:
-        rows, kept = run(store, shapes=one_shape, timer="simulated:7")
+        rows, old = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
-    assert {row.config for row in kept} >= set(of.configs)
+    assert {row.config for row in old} >= set(size.configs)
     assert "OTHER=1" in caplog.text
 
 
@@ -182,31 +197,27 @@ def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str
         if done == 4:
             break
     running.close()  # type: ignore[attr-defined]
-    new, kept = run(store, shapes=one_shape, timer="simulated:7")
-    assert len(kept) == 4
-    assert {row.config for row in new + kept if row.round == 0} == {row.config for row in new + kept}
+    new, old = run(store, shapes=one_shape, timer="simulated:7")
+    assert len(old) == 4
+    assert {row.config for row in new + old if row.round == 0} == {row.config for row in new + old}
+    assert run(store, shapes=one_shape, timer="simulated:7")[0] == []
     stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
-    assert len(stored) == len(set(stored)) == len(new) + len(kept)
+    assert len(stored) == len(set(stored)) == len(new) + len(old)
+    anew, old = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    assert (len(anew), len(old)) == (len(stored), 0)
 
 
 @on_both
 def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple[str, ...]) -> None:
     """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
     plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7"))
-    (of,) = plan.problems
-    pruned = replace(of, configs={config: "planted" if config["FAULT"] == 3 else "" for config in of.configs})
+    (size,) = plan.problems
+    pruned = replace(size, configs={config: "planted" if config["FAULT"] == 3 else "" for config in size.configs})
     first = rows_of(session.run(store, replace(plan, problems=(pruned,))))
     assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
-    new, kept = run(store, shapes=one_shape, timer="simulated:7")
+    new, old = run(store, shapes=one_shape, timer="simulated:7")
     assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
-    assert kept
-
-
-@on_both
-def test_again_measures_anew(store: Store, one_shape: tuple[str, ...]) -> None:
-    first, _ = run(store, shapes=one_shape, timer="simulated:7")
-    new, kept = run(store, shapes=one_shape, timer="simulated:7", again=True)
-    assert (len(new), len(kept)) == (len(first), 0)
+    assert old
 
 
 def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
@@ -234,22 +245,15 @@ def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
 ) -> None:
     """A time budget may end a round behind them. Where nothing is left to try, the same rows are one."""
     plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=True))
-    (of, *_) = plan.problems
-    pruned, *tried = of.configs
-    begun = replace(of, configs={pruned: "planted", **dict.fromkeys(tried, "")})
-    ended = replace(of, configs={pruned: "planted"})
+    (size, *_) = plan.problems
+    pruned, *tried = size.configs
+    begun = replace(size, configs={pruned: "planted", **dict.fromkeys(tried, "")})
+    ended = replace(size, configs={pruned: "planted"})
     for _ in sweep(store, replace(plan, problems=(ended,))):
         pass
     assert session.tallies(store, replace(plan, problems=(begun,))) == []
     (tally,) = session.tallies(store, replace(plan, problems=(ended,)))
     assert not tally.has_right
-
-
-def test_a_finished_sweep_runs_nothing(store: Store, one_shape: tuple[str, ...]) -> None:
-    first, _ = run(store, shapes=one_shape, timer="simulated:7", quick=True)
-    new, kept = run(store, shapes=one_shape, timer="simulated:7", quick=True)
-    assert not new
-    assert {(row.config, row.round) for row in kept} == {(row.config, row.round) for row in first}
 
 
 def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
@@ -260,11 +264,11 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
     options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
     plan = planning.expanded(planned(**options))
-    asked: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
 
     def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
-        asked.append(shape["M"])
+        calls.append(shape["M"])
         return "planted" if config["FAULT"] > config["num_warps"] else None
 
     spec = replace(load_spec(FAULTS), excluded=excluded)
@@ -273,9 +277,9 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     running = sweep(store, replace(plan, problems=tuple(problems)))
     started = next(running)
     assert isinstance(started, Started)
-    assert (started.problems, started.configs, asked) == (3, 27, [])
+    assert (started.problems, started.configs, calls) == (3, 27, [])
     assert any(isinstance(event, TrialDone) for event in running)
-    assert set(asked) == {40, 41}  # the next is compiled ahead
+    assert set(calls) == {40, 41}  # the next is compiled ahead
     rows = rows_of(running)
     assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
 
@@ -297,9 +301,9 @@ def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, on
     assert {row.outcome.status for row in mended} == {Status.OK}
     assert {result.status for study in store.studies() for result in study.results} == {Status.OK}
     spec.write_text(text)
-    again, kept = run(store, **options)
+    again, old = run(store, **options)
     assert not again
-    assert len(kept) == len(rows)
+    assert len(old) == len(rows)
 
 
 def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
@@ -307,11 +311,11 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
     text = (PLANTED / "foreign.py").read_text()
     text = text.replace("(x.float().clamp(-448, 448).to(torch.float8_e4m3fn)", "(x.double()")
     text = text.replace("import KernelSpec,", "import KernelSpec, Tolerance,")
-    found = []
+    statuses = []
     for name, bound in (("loose", 0.5), ("strict", 0.001)):
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
         rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape)
-        found.append({row.outcome.status for row in rows})
-    assert found == [{Status.OK}, {Status.WRONG}]
+        statuses.append({row.outcome.status for row in rows})
+    assert statuses == [{Status.OK}, {Status.WRONG}]

@@ -1,25 +1,31 @@
-"""Back ends with worker processes: one that launches arms, and a coarse pass that compiles beside it."""
+"""Back ends with worker processes: a GPU, Triton's interpreter and the compiler alone; and the choice of one."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from fp8tune import alive
-from fp8tune.errors import MachineError
-from fp8tune.measure import trial
+from fp8tune.errors import MachineError, UsageError, unknown
+from fp8tune.measure import device, trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config
-from fp8tune.measure.engine import CompileProgress, Screened
+from fp8tune.measure.engine import Backend, Ceiling, CompileProgress, Screened
+from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
 from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
+from fp8tune_kernels.arches import ARCHES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
 COMPILE_TIMEOUT_S = 300.0
 POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
 
@@ -51,9 +57,8 @@ class ProcessBackend:
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
         """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
-        self.runners = (
-            self.runners.replaced()
-        )  # their context, and the device's memory that they hold, would disturb the clock
+        # The context of the coarse pass, and the device's memory that it holds, would disturb the clock.
+        self.runners = self.runners.replaced()
         return ProcessWorker(self, self._torch_device, tree)
 
     def close(self) -> None:
@@ -68,9 +73,10 @@ class ProcessBackend:
         for arm in arms:
             if arm not in self._compiling:
                 code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
-                self._compiling[arm] = self._compilers.submit(
+                future = self._compilers.submit(
                     COMPILE_TIMEOUT_S, compile_config, *code, is_run=bool(self._runner_count)
                 )
+                self._compiling[arm] = future
 
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
@@ -98,7 +104,7 @@ class ProcessBackend:
             alive.sign()
             done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
             for future in [future for future in pending if future in done]:
-                number, outcome = pending.pop(future), answer(future)
+                number, outcome = pending.pop(future), _answer(future)
                 ahead = self._compiling.get(arms[number])
                 if future is ahead:
                     uncompiled -= 1
@@ -107,7 +113,7 @@ class ProcessBackend:
                     else:
                         yield number, outcome
                 else:
-                    facts = outcome.facts if ahead is None else answer(ahead).facts
+                    facts = outcome.facts if ahead is None else _answer(ahead).facts
                     yield number, replace(self.comparable(outcome), facts=facts)
             if uncompiled and done:
                 yield CompileProgress(arms[0].problem, total - uncompiled, total)
@@ -121,6 +127,57 @@ class ProcessBackend:
             )
         self.limits = self.limits.merged(outcome.limits)
         return outcome
+
+
+class GpuBackend(ProcessBackend):
+    """The GPU of this machine: configs compile in a pool of all cores and are checked and timed in one process.
+
+    The first coarse passes also time a copy and a dense GEMM.
+    """
+
+    timer = "do_bench"
+    times = True
+
+    def __init__(self, device_here: Device, shared_limit: int | None, torch_device: str = "cuda") -> None:
+        super().__init__(device_here, torch_device, Kind.MEASURED, shared_limit=shared_limit)
+        self.limits = device.clock_limits() if torch_device == "cuda" else self.limits
+        self._copy: Future[float] | None = None
+        self._is_warm = torch_device != "cuda"
+        self._gemm_dtypes: set[str] = set()  # input dtypes whose dense GEMM was timed, or cannot be
+
+    def compile(self, arms: Sequence[KernelArm]) -> None:
+        """Compile, and start beside it what takes seconds: the GPU context, the copy ceiling, the first inputs."""
+        # Workers of one host share a cache: in an order of its own, each finds compiled most of what it comes to.
+        super().compile(random.sample(arms, len(arms)))
+        if arms and not self._is_warm:
+            self._is_warm = True
+            self._copy = self.runners.submit(self.trial_timeout_s, trial.copy_ceiling_gb_per_s)
+            self.runners.submit(self.trial_timeout_s, trial.prepare, arms[0].reference, arms[0].problem, "cuda")
+
+    def screen(
+        self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[Screened]:
+        """Measure ceilings before the arms. Raises MachineError if the GPU cannot even copy."""
+        self.compile(arms)
+        if self._copy is not None:
+            copy, self._copy = self._copy, None
+            yield Ceiling("", copied(copy))
+        dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")
+        for dtype in dtypes.keys() - self._gemm_dtypes:
+            self._gemm_dtypes.add(dtype)
+            with contextlib.suppress(WorkerDied, RemoteError):  # there is no GEMM of the dtype
+                peak = alive.result(self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype))
+                yield Ceiling(dtype, peak)
+        yield from super().screen(arms, places, is_over)
+
+
+def copied(copy: Future[float]) -> float:
+    """Return the GB/s of a copy. Raises MachineError if the worker failed."""
+    try:
+        return alive.result(copy)
+    except (WorkerDied, RemoteError) as error:
+        reason = str(error).strip().splitlines()[-1][:300]
+        raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
 
 
 class ProcessWorker:
@@ -169,7 +226,7 @@ class ProcessWorker:
         return outcome
 
 
-def answer(future: Future[Outcome]) -> Outcome:
+def _answer(future: Future[Outcome]) -> Outcome:
     """Return a worker's outcome, or the one that its death stands for."""
     try:
         return future.result()
@@ -183,3 +240,45 @@ def outcome_of(error: WorkerDied | RemoteError) -> Outcome:
         return Outcome(Status.TIMEOUT, reason=str(error))
     reason = str(error) if isinstance(error, WorkerDied) else str(error).strip().splitlines()[-1][:300]
     return Outcome(Status.CRASHED, reason=reason)
+
+
+def compiler(arch: str) -> ProcessBackend:
+    """Return the compiler alone, for an arch that need not be here. Raises MachineError if it cannot compile."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise MachineError("TRITON_INTERPRET=1 is set, and Triton then cannot compile: unset it")
+    here = Device(arch=arch, triton=device.software().triton)
+    return ProcessBackend(here, "meta", Kind.STATIC, runners=0, shared_limit=ARCHES[arch].shared_bytes_per_block)
+
+
+def interpreter() -> ProcessBackend:
+    """Return Triton's interpreter, which checks outputs in as many processes as there are cores and times nothing."""
+    installed = device.software()
+    here = Device("interpreter", "Triton interpreter", torch=installed.torch, triton=installed.triton)
+    return ProcessBackend(here, "cpu", Kind.INTERPRETER, runners=usable_cores())
+
+
+def backend_for(arch: str | None, timer: str | None) -> tuple[Backend, tuple[str, ...]]:
+    """Return the back end of a timer (None: this machine's) or the compiler for an arch, with notices about it.
+
+    Raises UsageError for an unknown name, MachineError for what this machine cannot do.
+    """
+    timer = timer or os.environ.get(TIMER)
+    if timer is not None and timer.startswith("simulated"):
+        if arch not in (None, "simulated"):
+            raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")
+        return SimulatedBackend(timer), ("simulated clock: no kernel runs, times are drawn from a seeded model",)
+    if timer not in (None, "do_bench"):
+        raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
+    if arch is not None:
+        if arch not in ARCHES:
+            raise unknown("arch", arch, ARCHES)
+        return compiler(arch), (f"configs are compiled for {arch}; nothing is run or timed",)
+    here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
+    if here is None:
+        if timer is not None:
+            raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
+        return interpreter(), ()
+    limits = device.limits(here)
+    if limits is None:
+        raise MachineError(f"the limits of {here.arch} are not known: add them to fp8tune_kernels/arches.py")
+    return GpuBackend(here, limits.shared_bytes_per_block), ()

@@ -1,4 +1,4 @@
-"""Static facts: resources from the compiler's text, and what is stored of them."""
+"""Facts of compiled kernels: resources from the compiler's text, what is stored of them, and occupancy bounds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 from database_rows import begin, config, row, stored_results
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fp8tune.compiled import facts
 from fp8tune.records import Code, Device, Facts, Kind
 from fp8tune.store.results import Store
+from fp8tune_kernels.arches import ARCHES, SIMDS
 
 GFX950 = Device("gfx950", triton="3.7.1")
 GOOD = Code(resident_warps=32, fp8_conversions=16)
-
-
-# The compiler's text
 
 
 def test_amd_resources_come_from_the_metadata():
@@ -46,9 +46,6 @@ def test_conversions_to_fp8_are_counted(assembly, count):
     assert facts.fp8_conversions(assembly) == count
 
 
-# The database
-
-
 def stored(path: Path) -> Store:
     return Store.open(str(path), create=True)
 
@@ -64,3 +61,40 @@ def test_what_the_machine_code_does_is_kept_and_merged(tmp_path):
         with stored(tmp_path / "b.db") as second:
             second.merge(store)
             assert {item.config: item.facts.code for item in stored_results(second)} == codes
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_warps", "registers", "shared", "sgprs", "warps"),
+    [
+        ("sm_90", 8, 32, 0, 0, 64),  # full
+        ("sm_90", 4, 255, 0, 0, 8),  # 512 registers of a thread on each of four schedulers: two warps
+        ("sm_90", 4, 40, 100 * 1024, 0, 8),  # two blocks of 101 KiB in 228
+        ("sm_90", 1, 32, 0, 0, 32),  # at most 32 blocks
+        ("sm_120", 4, 32, 0, 0, 48),
+        ("gfx942", 4, 67, 8192, 89, 28),  # LLVM: 7
+        ("gfx90a", 4, 77, 8192, 0, 24),  # LLVM: 6
+        ("gfx942", 4, 32, 0, 102, 28),  # LLVM: 7, for the scalar registers
+        ("gfx942", 4, 376, 0, 0, 4),
+        ("gfx942", 2, 32, 0, 0, 32),  # 16 work-groups
+        ("gfx942", 8, 32, 40 * 1024, 0, 8),  # one in 64 KiB of LDS
+        ("gfx950", 8, 32, 40 * 1024, 0, 32),  # four in 160 KiB
+        ("gfx942", 4, 32, 65 * 1024, 0, 0),  # does not fit at all
+    ],
+)
+def test_bounds_are_computed_by_hand_or_printed_by_llvm(arch, num_warps, registers, shared, sgprs, warps):
+    assert facts.resident_warps(ARCHES[arch], num_warps, registers, shared, sgprs) == warps
+
+
+@given(
+    arch=st.sampled_from(sorted(ARCHES)),
+    num_warps=st.sampled_from([1, 2, 4, 8, 16]),
+    registers=st.integers(1, 512),
+    shared=st.integers(0, 1 << 18),
+)
+def test_more_resources_never_allow_more_warps(arch, num_warps, registers, shared):
+    known = ARCHES[arch]
+    warps = facts.resident_warps(known, num_warps, registers, shared)
+    assert warps % num_warps == 0
+    assert warps <= known.warps_per_simd * SIMDS
+    assert facts.resident_warps(known, num_warps, registers + 8, shared) <= warps
+    assert facts.resident_warps(known, num_warps, registers, shared + 1024) <= warps
