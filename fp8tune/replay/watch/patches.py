@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
-from fp8tune.replay.watch import process
+from fp8tune.replay.watch import process, window
 from fp8tune.replay.watch.kernel import DECLARED, signature_of, tuning_key
 
 CALM = 4096
@@ -30,7 +30,7 @@ def patch_autotuner(module: ModuleType) -> None:
     mark = _marked_as_tuning if current.patterns else lambda run: run
     if current.patterns:
         patch_bare(module.JITFunction)
-    autotuner.run = recorded_run(mark(_tuned_without_a_gpu(autotuner.run)), autotuner, current)
+    autotuner.run = recorded_run(window.counted(mark(_tuned_without_a_gpu(autotuner.run))), autotuner, current)
     initialize = autotuner.__init__
 
     @functools.wraps(initialize)
@@ -39,14 +39,15 @@ def patch_autotuner(module: ModuleType) -> None:
         DECLARED[self] = tuple(self.configs)
         kind = type(self)
         if "fp8tune_original" not in vars(vars(kind).get("run", object)):  # it may launch without the class above
-            kind.run = recorded_run(mark(getattr(kind.run, "fp8tune_original", kind.run)), kind, current)
+            original = window.counted(mark(getattr(kind.run, "fp8tune_original", kind.run)))
+            kind.run = recorded_run(original, kind, current)
 
     autotuner.__init__ = noting_configs
 
 
 def patch_bare(jitted: Any) -> None:
     """Wrap ``run`` of JITFunction or InterpretedFunction, but not for what an autotuner launches."""
-    original, recorded = jitted.run, recorded_run(jitted.run, jitted, process.current())
+    original, recorded = jitted.run, recorded_run(window.counted(jitted.run), jitted, process.current())
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
