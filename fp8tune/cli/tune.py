@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from fp8tune.records import Pick
     from fp8tune.replay.recording import Recording
     from fp8tune.store.results import Tally
+    from fp8tune.sweeping.planning import ProblemPlan
     from fp8tune.tables.picks import KernelPicks
     from fp8tune.tuning.runs import Run
 
 RECORDING = "run.json"
 DIFF = "tune.diff"
+CONFIRMED = ("proven", "open")
 WITHIN = 0.02
 """Slowdown that the diff allows for fewer configs, as ``fp8tune export`` does."""
 
@@ -72,69 +74,75 @@ def tune(options: TuneOptions) -> None:
         raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command)}")
     recording = first.ended.recording
     Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
-    weights, skipped = work.weights(recording), work.skipped(recording)
-    kernels = [kernel for kernel in recording.kernels if kernel.name in weights]
+    kernels, skipped = work.tunable(recording), work.skipped(recording)
     if not kernels:
         name, reason = next(iter(skipped.items()))
         raise UsageError(f"no kernel of the program can be tuned: {name} {reason}")
     notice(
         screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
     )
-    tallies, picks = _sweep(options, recording, weights, db)
+    tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
         notice(*checks.failure_lines(tallies))
         notice("To tune, run the same command on a machine with a GPU.")
         raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
-    exported = _exported(db, backend.device.arch, weights)
+    exported = _exported(db, backend.device.arch, picks)
     second = _second_run(options, first, exported)
-    _print_result(recording, picks, skipped, first, second, is_simulated=backend.kind is Kind.SIMULATED)
+    names = [kernel.kernel for kernel in exported]
+    _print_result(recording, picks, skipped, first, second, names)
     if second is not None and second.ended.exit_code:
         raise UsageError(f"the program failed with exit code {second.ended.exit_code} with the picks: nothing changed")
     _offer(options, exported, db)
 
 
 def _sweep(
-    options: TuneOptions, recording: Recording, weights: Mapping[str, float], db: str
-) -> tuple[list[Tally], dict[str, list[Pick]]]:
+    options: TuneOptions, recording: Recording, kernels: Sequence[str], db: str
+) -> tuple[list[Tally], list[Pick]]:
     """Sweep the kernels within the budget, first the launches that take the most GPU time."""
     from fp8tune.output.progress import SweepProgress
     from fp8tune.output.tables import notice
+    from fp8tune.output.text import counted
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks, planning, session
     from fp8tune.tuning import work
 
-    ends, progress = time.monotonic() + options.budget_s, SweepProgress({})
-    launches = {kernel.name: kernel.launches for kernel in recording.kernels}
-    plans = {}
-    for kernel in weights:
-        sweep = SweepOptions(
-            kernel=(kernel,), recording=RECORDING, tolerance=options.tolerance, timer=options.timer, db=options.db
-        )
-        plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
-        plans[kernel] = (plan, work.shares(plan, launches[kernel]))
-    turns = [(turn, kernel, plan) for kernel, (_, parts) in plans.items() for turn, plan in enumerate(parts)]
-    turns.sort(key=lambda item: item[0])
-    unfinished = 0
-    with Store.open(db, create=True) as store:
-        with progress:
-            for index, (turn, kernel, plan) in enumerate(turns):
-                ahead = sum(weights[name] for other, name, _ in turns[index:] if other == turn)
-                budget_s = (ends - time.monotonic()) * weights[kernel] / ahead
-                if budget_s <= 0:
-                    unfinished += len(plan.problems)
-                    continue
-                plan = replace(plan, options=replace(plan.options, budget_s=budget_s))
-                for event in session.run(store, plan):
-                    progress.show(event)
-        if unfinished:
-            notice(f"the budget left out {unfinished} launches: run the same command to resume, or give --budget 1h")
-        tallies = [tally for plan, _ in plans.values() for tally in session.tallies(store, plan)]
-        studies = {kernel: session.studies(store, plan) for kernel, (plan, _) in plans.items()}
-    return tallies, {kernel: picks.of(found) for kernel, found in studies.items()}
+    begun = time.monotonic()
+    sweep = SweepOptions(
+        kernel=tuple(kernels),
+        recording=RECORDING,
+        tolerance=options.tolerance,
+        timer=options.timer,
+        db=options.db,
+        budget_s=options.budget_s,
+        quick=True,
+    )
+    plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
+    plan, first = work.ordered(plan, recording)
+    progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
+    with Store.open(db, create=True) as store, progress:
+
+        def run(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> None:
+            options = replace(plan.options, budget_s=until_s, quick=quick)
+            for event in session.run(store, replace(plan, options=options, problems=tuple(sizes)), begun=begun):
+                progress.show(event)
+
+        if not plan.backend.times:
+            run(plan.problems, options.budget_s, quick=False)
+        else:
+            run(plan.problems, work.COARSE_SHARE * options.budget_s, quick=True)
+            done = {study.problem for study in session.studies(store, plan) if study.is_usable}
+            for sizes in (plan.problems[:first], plan.problems[first:]):
+                if (
+                    timed := [size for size in sizes if size.problem in done]
+                ) and time.monotonic() < begun + options.budget_s:
+                    run(timed, options.budget_s, quick=False)
+            if left_out := len(plan.problems) - len(done):
+                notice(f"The budget left out {counted(left_out, 'launch')}: --budget 1h has time for more.")
+        return session.tallies(store, plan), picks.of(session.studies(store, plan))
 
 
-def _exported(db: str, arch: str, kernels: Mapping[str, float]) -> list[KernelPicks]:
+def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
     """Return the confirmed picks of each kernel that has some."""
     from fp8tune.exporting import read_for_format
     from fp8tune.output.tables import warning
@@ -142,7 +150,7 @@ def _exported(db: str, arch: str, kernels: Mapping[str, float]) -> list[KernelPi
 
     exported = []
     with Store.open(db) as store:
-        for kernel in kernels:
+        for kernel in dict.fromkeys(pick.problem.kernel for pick in picks if pick.verdict in CONFIRMED):
             try:
                 exported += read_for_format(store, arch, [kernel], allow_quick=False)[:1]
             except UsageError as error:
@@ -169,37 +177,36 @@ def _second_run(options: TuneOptions, first: Run, exported: Sequence[KernelPicks
 
 def _print_result(
     recording: Recording,
-    picks: Mapping[str, Sequence[Pick]],
+    picks: Sequence[Pick],
     skipped: Mapping[str, str],
     first: Run,
     second: Run | None,
-    *,
-    is_simulated: bool,
+    exported: Sequence[str],
 ) -> None:
     from fp8tune.output import tune as screens
     from fp8tune.output.show import ListedPick
+    from fp8tune.output.tables import notice
     from fp8tune.records import RECORDED
     from fp8tune.tuning import runs
 
     change = runs.Change(reason="no pick is confirmed") if second is None else runs.change(first, second)
-    after_s = {}
-    if second is not None and second.ended.recording is not None:
-        after_s = {kernel.name: kernel.tuning_s for kernel in second.ended.recording.kernels}
     rows = []
     for kernel in recording.kernels:
-        if not (listed := picks.get(kernel.name)):
+        if not (listed := [pick for pick in picks if pick.problem.kernel == kernel.name]):
             continue
         counts = {RECORDED + launch.id: launch.count for launch in kernel.launches}
-        tuning_s = after_s.get(kernel.name)
+        function = runs.function_of(kernel.name)
         rows.append(
             screens.TunedKernel(
                 kernel.name,
                 [ListedPick.of(pick) for pick in listed],
                 [counts.get(pick.problem.input_layout, 1) for pick in listed],
-                change.kernels.get(runs.function_of(kernel)),
-                None if tuning_s is None or is_simulated else tuning_s - kernel.tuning_s,
+                change.kernels.get(function),
+                change.tuning_s.get(function),
             )
         )
+    for name in set(exported) - change.pinned if second is not None else ():
+        notice(f"{name} ran without its picks: a copy of it was launched, as torch.compile does")
     headline = screens.headline(change.gpu, change.startup_s, change.reason)
     screens.result(rows, skipped, headline, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)).print()
 

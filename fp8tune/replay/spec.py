@@ -122,6 +122,7 @@ def build(
     resized = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in kernel.launches}
     untried = next((reason for reason in resized.values() if isinstance(reason, str)), "")
     work = _Work(kernel, launcher, launches, grid, shared, resized)
+    check = check or ("tolerance" if _has_float_outputs(kernel) else "exact")
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
     right = partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound)
     return RecordedSpec(
@@ -137,7 +138,7 @@ def build(
         invalid=work.invalid,
         edges=work.edges,
         scaled_down=work.scaled_down,
-        check=check or "exact",
+        check=check,
         tolerance=bound,
         prepare=lambda inputs, outputs: inputs[-1].prepare(inputs, outputs),
         configs=grid,
@@ -390,6 +391,10 @@ def _may_be_address(argument: Argument) -> bool:
         is_wide = argument.dtype in ("int64", "uint64") and argument.is_loaded is not False
         return is_wide and argument.most is not None and int(argument.most) in ADDRESSES
     return type(argument.value) is int and argument.value in ADDRESSES
+
+
+def _has_float_outputs(kernel: Kernel) -> bool:
+    return any(item.is_stored is not False and not item.is_integer for run in kernel.launches for item in run.tensors)
 
 
 def _tolerance(kernel: Kernel) -> Tolerance:

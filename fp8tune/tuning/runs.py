@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp8tune.replay import program
-from fp8tune.replay.recording import Kernel
 from fp8tune.replay.watch import window
 from fp8tune.replay.watch.window import Measured
 
@@ -39,10 +38,18 @@ class Run:
         """GPU time in the windows of all processes by function name."""
         return sum((Counter(dict(process.kernel_us)) for process in self.launching), Counter())
 
-    def share_of(self, kernels: Sequence[Kernel]) -> float | None:
+    @property
+    def tuning_s(self) -> Mapping[str, float]:
+        """Time of run-time tuning by function name, of the process where it took longest."""
+        result: Counter[str] = Counter()
+        for process in self.launching:
+            result |= Counter(dict(process.tuning_s))
+        return result
+
+    def share_of(self, kernels: Iterable[str]) -> float | None:
         """Return the share of the GPU time that kernels take; None if nothing was profiled."""
         total, times = self.gpu_us, self.kernel_us
-        return sum(times.get(function_of(kernel), 0.0) for kernel in kernels) / total if total else None
+        return sum(times.get(name, 0.0) for name in set(map(function_of, kernels))) / total if total else None
 
 
 def run(
@@ -79,34 +86,42 @@ class Change:
     """Function name -> the change of its GPU time, as a share of all GPU time in the first run's window."""
     reason: str = ""
     """Reason why nothing was measured."""
+    tuning_s: Mapping[str, float] = field(default_factory=dict)
+    """Function name -> the change of the time of its run-time tuning, in the process where it took longest."""
+    pinned: frozenset[str] = frozenset()
+    """Kernels that took their configs from a table in the second run."""
 
 
 def change(first: Run, second: Run) -> Change:
     """Compare the windows of two runs, which must hold the same launches."""
+    pinned = frozenset(name for process in second.launching for name in process.pinned)
+    tuning_s = {name: second.tuning_s.get(name, 0.0) - time_s for name, time_s in first.tuning_s.items()}
     before = {process.rank: process for process in first.launching}
     after = {process.rank: process for process in second.launching}
     if any(process.opened is None for process in before.values()):
         return Change(
-            reason=f"a program must go on for over {window.QUIET_LAUNCHES} launches after the last run-time tuning"
+            reason=f"it made at most {window.QUIET_LAUNCHES} launches after the last run-time tuning", pinned=pinned
         )
     if len(before) < len(first.launching) or len(after) < len(second.launching):
-        return Change(reason="several processes launch kernels, and no RANK tells them apart")
+        return Change(
+            reason="several processes launch kernels, and no RANK tells them apart", tuning_s=tuning_s, pinned=pinned
+        )
     spans = [
         {rank: (item.opened, item.closed, item.launches if item.closed is None else None) for rank, item in run.items()}
         for run in (before, after)
     ]
     if spans[0] != spans[1]:
-        return Change(reason="the second run made other launches than the first")
+        return Change(reason="the second run made other launches than the first", tuning_s=tuning_s, pinned=pinned)
     startup_s = max(item.startup_s or 0.0 for item in after.values()) - max(
         item.startup_s or 0.0 for item in before.values()
     )
     total, times = first.gpu_us, (first.kernel_us, second.kernel_us)
     if not total or second.gpu_us is None:
-        return Change(startup_s=startup_s, reason="no GPU to measure on")
+        return Change(reason="no GPU was used", tuning_s=tuning_s, pinned=pinned)
     kernels = {name: (times[1].get(name, 0.0) - times[0][name]) / total for name in times[0]}
-    return Change(second.gpu_us / total - 1, startup_s, kernels)
+    return Change(second.gpu_us / total - 1, startup_s, kernels, tuning_s=tuning_s, pinned=pinned)
 
 
-def function_of(kernel: Kernel) -> str:
+def function_of(kernel: str) -> str:
     """Return the name of a kernel's function, as a profile has it."""
-    return kernel.name.rpartition(":")[2].rpartition(".")[2]
+    return kernel.rpartition(":")[2].rpartition(".")[2]

@@ -17,13 +17,15 @@ import sys
 import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fp8tune.replay import pinning
+from fp8tune.replay.naming import function_name
 from fp8tune.replay.watch import times
 
 FOLDER, PLAN, TABLES = "FP8TUNE_WINDOW", "FP8TUNE_WINDOW_PLAN", "FP8TUNE_WINDOW_TABLES"
@@ -50,7 +52,10 @@ class Measured:
     launches: int
     """Launches of the whole run."""
     startup_s: float | None = None
-    """Time from the start of Python until the window opened, with all GPU work before it."""
+    """Time from the start of Python until the window opened, with all GPU work before it. Without the time of what the
+    next start finds on the disk: compiled code, and tuning of kernels with ``cache_results``."""
+    tuning_s: Mapping[str, float] = field(default_factory=dict)
+    """Function name -> time of its run-time tuning, with the same exceptions."""
     wall_s: float | None = None
     """Length of the window."""
     gpu_us: float | None = None
@@ -77,6 +82,8 @@ class Window:
         self._plan: tuple[int, int | None] | None = None if plan is None else plan.get(self._rank, (sys.maxsize, None))
         self._tables = pinning._tables(tables) if tables else []
         logging.getLogger("fp8tune").setLevel(logging.ERROR)  # that kernels are pinned is no news
+        self._tuning_s: defaultdict[str, float] = defaultdict(float)
+        self._compiled_s = self._cached_s = 0.0
         self._known: set[int] = set()
         self._pinned: list[str] = []
         self._inside = threading.local()
@@ -97,18 +104,31 @@ class Window:
                 return original(kernel, *args, **kwargs)
             if self._tables and id(kernel) not in self._known and self._pin(kernel):
                 return kernel.run(*args, **kwargs)  # the pin has put another in its place
-            before_s = getattr(kernel, "bench_time", None)
-            with contextlib.suppress(Exception):  # the program goes on, unmeasured
+            before_s, compiled_s = getattr(kernel, "bench_time", None), self._compiled_s
+            with self._guarded():
                 self._count()
             self._inside.depth = True
             try:
                 return original(kernel, *args, **kwargs)
             finally:
                 self._inside.depth = False
-                if getattr(kernel, "bench_time", None) != before_s:
-                    self._tuned()
+                tuned_s = getattr(kernel, "bench_time", None)
+                if tuned_s is not None and tuned_s != before_s:
+                    with self._guarded():
+                        self._tuned(kernel, tuned_s - (self._compiled_s - compiled_s))
 
         return run
+
+    def listen(self, compilation: Any) -> None:
+        """Add up the time of compiling that Triton's cache saves the next start."""
+        before = getattr(compilation, "listener", None)
+
+        def listener(*, times: Any, cache_hit: bool, **others: Any) -> None:
+            self._compiled_s += 0.0 if cache_hit else times.total / 1e6
+            if before is not None:
+                before(times=times, cache_hit=cache_hit, **others)
+
+        compilation.listener = listener
 
     def _pin(self, kernel: Any) -> bool:
         """Pin a kernel that a table names. Return True if its ``run`` is another now."""
@@ -140,23 +160,27 @@ class Window:
         elif now_s - self._opened_s > LENGTH_S:
             self._close()
 
-    def _tuned(self) -> None:
-        """Begin anew: tuning is no work that both runs have."""
+    def _tuned(self, kernel: Any, seconds: float) -> None:
+        """Note the time of run-time tuning, and begin anew: it is no work that both runs have."""
+        if getattr(kernel, "cache_results", False):
+            self._cached_s += seconds
+        else:
+            self._tuning_s[function_name(kernel).rpartition(".")[2].rpartition(":")[2]] += seconds
         self._tuned_at, self._tuned_at_s = self._launches, time.perf_counter()
         if self._plan is None and self._opened is not None and not self._is_closed:
             self._opened = None
-            with contextlib.suppress(Exception):
-                self._stop()
+            self._stop()
 
     def _open(self) -> None:
         if times.is_capturing():
             return
         self._synchronize()
-        self._startup_s = time.perf_counter() - self._began_s
+        self._startup_s = time.perf_counter() - self._began_s - self._compiled_s - self._cached_s
         if times.is_on_gpu():
             profiler = sys.modules["torch"].profiler
             self._profile = profiler.profile(activities=[profiler.ProfilerActivity.CUDA])
-            self._profile.start()
+            with warnings.catch_warnings(action="ignore"):  # that it has one cycle
+                self._profile.start()
             self._synchronize()
         self._opened, self._opened_s = self._launches, time.perf_counter()
 
@@ -176,9 +200,10 @@ class Window:
                 closed=None if is_end else self._launches,
                 launches=self._launches,
                 startup_s=self._startup_s,
+                tuning_s=dict(self._tuning_s),
                 wall_s=wall_s,
                 gpu_us=busy_ns(spans) / 1e3 if spans else None,
-                kernel_us=kernel_us,
+                kernel_us=dict(kernel_us),  # asdict copies no Counter
                 pinned=tuple(self._pinned),
             )
         )
@@ -188,16 +213,35 @@ class Window:
         profile, self._profile = self._profile, None
         if profile is None:
             return []
-        profile.stop()
+        with warnings.catch_warnings(action="ignore"):
+            profile.stop()
         is_gpu = sys.modules["torch"].autograd.DeviceType.CUDA
         return [event for event in profile.profiler.kineto_results.events() if event.device_type() == is_gpu]
 
     def _finish(self) -> None:
-        with contextlib.suppress(Exception):
+        with self._guarded():
             if self._opened is not None and not self._is_closed:
                 self._close(is_end=True)
             elif not self._is_closed:
-                self._write(Measured(self._rank, None, None, self._launches, pinned=tuple(self._pinned)))
+                self._write(
+                    Measured(
+                        self._rank,
+                        None,
+                        None,
+                        self._launches,
+                        tuning_s=dict(self._tuning_s),
+                        pinned=tuple(self._pinned),
+                    )
+                )
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Go on with the program, unmeasured, if the block fails."""
+        try:
+            yield
+        except Exception as error:
+            self._is_closed = True
+            print(f"fp8tune tune: process {os.getpid()} is not measured: {error!r}", file=sys.stderr)
 
     def _write(self, measured: Measured) -> None:
         self._path.write_text(json.dumps(asdict(measured)), encoding="utf-8")
@@ -234,4 +278,8 @@ def current() -> Window | None:
 def counted(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` of a class of kernels, counted if there is a window."""
     window = current()
-    return run if window is None else window.counted(run)
+    if window is None:
+        return run
+    if knobs := getattr(sys.modules.get("triton.knobs"), "compilation", None):  # Triton 3.4 and later
+        window.listen(knobs)
+    return window.counted(run)
