@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fp8tune.records import Pick
     from fp8tune.replay.recording import Recording
     from fp8tune.store.results import Tally
-    from fp8tune.sweeping.planning import ProblemPlan
+    from fp8tune.sweeping.planning import Plan, ProblemPlan
     from fp8tune.tables.picks import KernelPicks
     from fp8tune.tuning.runs import Run
 
@@ -81,12 +81,14 @@ def tune(options: TuneOptions) -> None:
     notice(
         screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
     )
-    tallies, picks = _sweep(options, recording, kernels, db)
+    plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
         notice(*checks.failure_lines(tallies))
         notice("To tune, run the same command on a machine with a GPU.")
         raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
+    skipped |= work.disputed(plan, tallies)
+    picks = [pick for pick in picks if pick.problem.kernel not in skipped]
     exported = _exported(db, backend.device.arch, picks)
     second = _second_run(options, first, exported)
     names = [kernel.kernel for kernel in exported]
@@ -98,7 +100,7 @@ def tune(options: TuneOptions) -> None:
 
 def _sweep(
     options: TuneOptions, recording: Recording, kernels: Sequence[str], db: str
-) -> tuple[list[Tally], list[Pick]]:
+) -> tuple[Plan, list[Tally], list[Pick]]:
     """Sweep the kernels within the budget, first the launches that take the most GPU time."""
     from fp8tune.output.progress import SweepProgress
     from fp8tune.output.tables import notice
@@ -139,7 +141,7 @@ def _sweep(
                     run(timed, options.budget_s, quick=False)
             if left_out := len(plan.problems) - len(done):
                 notice(f"The budget left out {counted(left_out, 'launch')}: --budget 1h has time for more.")
-        return session.tallies(store, plan), picks.of(session.studies(store, plan))
+        return plan, session.tallies(store, plan), picks.of(session.studies(store, plan))
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 
-from fp8tune.records import RECORDED
+from fp8tune.records import RECORDED, Status
 from fp8tune.replay import summary
 from fp8tune.replay.recording import Recording
+from fp8tune.store.read import Tally
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 FIRST_SHARE = 0.8
@@ -46,3 +49,19 @@ def ordered(plan: Plan, recording: Recording) -> tuple[Plan, int]:
     covered = accumulate(map(time_of, sizes))
     first = next((count for count, time in enumerate(covered, 1) if time >= FIRST_SHARE * total_us), len(sizes))
     return replace(plan, problems=tuple(sizes)), first
+
+
+def disputed(plan: Plan, tallies: Iterable[Tally]) -> dict[str, str]:
+    """Return the kernels whose config in use gives another output than the first one: which is right is not known.
+
+    Such outputs may depend on the config by design, as partial sums do.
+    """
+    today = {size.problem: size.today.config for size in plan.problems if size.today}
+    return {
+        problem.kernel: "its config in use gives another output than its first: see fp8tune show "
+        f"{shlex.quote(problem.kernel)} --failed"
+        for tally in tallies
+        if (problem := tally.subject.problem) in today
+        and (outcome := tally.outcomes.get(today[problem])) is not None
+        and outcome.status is Status.WRONG
+    }
