@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.replay import pinning
-from fp8tune.replay.naming import function_name
+from fp8tune.replay.naming import python_function
 from fp8tune.replay.watch import times
 
 FOLDER, PLAN, TABLES = "FP8TUNE_WINDOW", "FP8TUNE_WINDOW_PLAN", "FP8TUNE_WINDOW_TABLES"
@@ -165,7 +165,7 @@ class Window:
         if getattr(kernel, "cache_results", False):
             self._cached_s += seconds
         else:
-            self._tuning_s[function_name(kernel).rpartition(".")[2].rpartition(":")[2]] += seconds
+            self._tuning_s[python_function(kernel).__name__] += seconds
         self._tuned_at, self._tuned_at_s = self._launches, time.perf_counter()
         if self._plan is None and self._opened is not None and not self._is_closed:
             self._opened = None
