@@ -20,25 +20,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from fp8tune import interpreter, registry
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.replay import recording
-from fp8tune.replay.naming import is_kernel, resolved
 from fp8tune.replay.recording import Kernel
 from fp8tune.replay.spec import RecordedSpec, build
 from fp8tune.revisions import first_import
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
+from fp8tune_kernels.tuners import is_kernel, resolved
 
 FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
 """Functions of a spec that run while a sweep is planned: what they raise is no trial's failure. ``problems`` too, whose
 KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
 
-LARGEST = 2**63 - 1
-"""The largest value an axis may have: what the database holds."""
+LARGEST = 2**63 - 1  # the largest value an axis may have: what the database holds
 
 
 @functools.cache
@@ -56,12 +55,11 @@ def load_spec(reference: str) -> KernelSpec:
         check_reference(reference)
         module_text, _, attribute = registry.kernels()[named.kernel].partition(":")
         try:
-            spec = getattr(importlib.import_module(module_text), attribute)
+            return _with_check(getattr(importlib.import_module(module_text), attribute), named)
         except (ImportError, AttributeError) as error:
             raise MachineError(
                 f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
             ) from error
-        return _with_check(spec, named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = imported_module(module_text)
@@ -73,14 +71,12 @@ def load_spec(reference: str) -> KernelSpec:
     try:
         if is_kernel(spec):
             return _usable(_from_recording(spec, named), module)
-        if not isinstance(spec, KernelSpec):
-            raise UsageError(
-                f"{named.kernel} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec or a kernel "
-                "of triton.autotune"
-            )
-        return _usable(_with_check(spec, named), module)
+        if isinstance(spec, KernelSpec):
+            return _usable(_with_check(spec, named), module)
     except (TypeError, ValueError, AttributeError) as error:  # a field of another type
         raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
+    kinds = "name an fp8tune_kernels.spec.KernelSpec or a kernel of triton.autotune"
+    raise UsageError(f"{named.kernel} is of type {type(spec).__name__}: {kinds}")
 
 
 def check_reference(reference: str) -> None:
@@ -123,10 +119,8 @@ def reach_recorded(named: KernelReference) -> None:
 
 def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
     if not named.recording:
-        raise UsageError(
-            f"{named.kernel} is a kernel without a spec: run fp8tune record -o run.json -- python PROGRAM, and add "
-            "--recording run.json"
-        )
+        record = "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json"
+        raise UsageError(f"{named.kernel} is a kernel without a spec: {record}")
     return build(
         recorded_kernel(named),
         function,
@@ -161,10 +155,10 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
 
 def _function(text: str, option: str = "--reference") -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
-    function = getattr(imported_module(where), name, None)
+    function: Any = getattr(imported_module(where), name, None)
     if not callable(function):
         raise UsageError(f"{option} {text}: {where} has no function {name}")
-    return cast(Callable[..., Any], function)
+    return function  # type: ignore[no-any-return]
 
 
 def imported_module(text: str) -> ModuleType:
@@ -251,10 +245,9 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         yield f"it has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
     if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
         yield f"it has {spec.span}: name an axis, and a size that its key has exactly"
-    for what, names in (("axis", spec.axes), ("key", spec.key)):
-        for name in names:
-            if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-                yield f"{what} {name!r} is refused: use a name that Python takes"
+    for what, name in (*(("axis", name) for name in spec.axes), *(("key", name) for name in spec.key)):
+        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+            yield f"{what} {name!r} is refused: use a name that Python takes"
     for axis, values in spec.axes.items():
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:

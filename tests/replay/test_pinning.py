@@ -24,9 +24,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
 import fp8tune
-from fp8tune.errors import UsageError
+from fp8tune_kernels.pinning import PinError as UsageError
 from fp8tune.records import Device, Kind, NamedInts, Problem
-from fp8tune.replay import pinning
+from fp8tune_kernels import pinning
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch
 from fp8tune.stats.decide import decide_study

@@ -8,7 +8,7 @@ from pathlib import Path
 from command_line import fp8tune
 
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Recording, text_of
-from fp8tune.replay.summary import most_to_gain, rows
+from fp8tune.output.record import make_summary
 
 LAUNCH = Launch((), Grid((), (((), (1,)),)))
 TWO = (Config({"BLOCK": 64}), Config({"BLOCK": 128}))

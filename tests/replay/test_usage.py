@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fp8tune.replay.recording import Grid, Kernel, Launch, Scalar, Tensor
 from fp8tune.replay.ttir import usage_of
-from fp8tune.replay.usage import Usage, Use, usages
+from fp8tune.replay.program import usages
+from fp8tune.replay.ttir import Use
 
 MODULE = "compiled_kernels"
 READ, WRITTEN, BOTH, NEITHER = Use(is_loaded=True), Use(is_stored=True), Use(True, True), Use()
@@ -60,7 +63,7 @@ def _launch(kernel: str) -> tuple[Kernel, Launch]:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Usage]:
+def compiled() -> dict[str, Any]:
     """All kernels, in one process."""
     folder = __file__.rpartition("/")[0]
     with pytest.MonkeyPatch.context() as patch:
@@ -69,14 +72,14 @@ def compiled() -> dict[str, Usage]:
 
 
 @pytest.mark.parametrize("kernel", EXPECTED)
-def test_compiled_code_tells_what_is_read_and_written(compiled: dict[str, Usage], kernel: str) -> None:
+def test_compiled_code_tells_what_is_read_and_written(compiled: dict[str, Any], kernel: str) -> None:
     assert compiled[kernel] == EXPECTED[kernel]
 
 
 SIGNATURE = {"x": "*fp32", "y": "*fp32", "n": "i64", "BLOCK": "constexpr"}
 
 
-def _use(body: str, kind: str = "!tt.ptr<f32>") -> Usage:
+def _use(body: str, kind: str = "!tt.ptr<f32>") -> Any:
     arguments = f"%x: {kind}, %y: !tt.ptr<f32>, %n: i64"
     return usage_of(f"module {{\n  tt.func public @k({arguments}) {{\n{body}\n  tt.return\n  }}\n}}\n", SIGNATURE)
 

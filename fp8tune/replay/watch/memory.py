@@ -11,14 +11,13 @@ from typing import Any
 
 from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import Tensor, pack
-from fp8tune.replay.values import Unrecordable, encoded, is_descriptor, tensor_in
+from fp8tune.replay.values import Unrecordable, encoded
+from fp8tune_kernels.tuners import is_descriptor, tensor_in
 
-LISTED = 64
-"""Integers that a recording lists one by one; more are packed."""
+LISTED = 64  # integers that a recording lists one by one; more are packed
 MOST_INTEGERS, MOST_PACKED_BYTES, MOST_BYTES_IN_ALL = 1 << 21, 4 << 20, 64 << 20
 """Larger integer tensors are described by their range alone: they would make recordings that nobody can send."""
-SAMPLED = 1 << 20
-"""Elements of a floating-point tensor that its statistics are computed of, at most."""
+SAMPLED = 1 << 20  # elements of a floating-point tensor that its statistics are computed of, at most
 
 _packed_bytes = 0
 
@@ -30,26 +29,26 @@ def described(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     for base in bases.values():
         storage = base.untyped_storage().data_ptr()
         first[storage] = min(first.get(storage, base.data_ptr()), base.data_ptr())
-    numbers = {storage: number for number, storage in enumerate(first)}
     result: dict[str, Tensor] = {}
     for name, base in bases.items():
         value, storage, address = tensors[name], base.untyped_storage().data_ptr(), base.data_ptr()
         offset, rest = divmod(address - first[storage], base.element_size())
         if rest:
             raise Unrecordable(f"argument {name} shares memory with another, not a whole number of elements apart")
-        descriptor = tuple(value.block_shape) if is_descriptor(value) else None
-        rounds = getattr(value, "round_f32_to_tf32", False)  # not in Triton 3.6
-        if descriptor is not None and (value.padding != "zero" or rounds):
-            raise Unrecordable(f"argument {name} is a TensorDescriptor with options, which a recording cannot hold")
+        shape, strides, block = base.shape, base.stride(), None
+        if is_descriptor(value):
+            shape, strides, block = value.shape, value.strides, tuple(value.block_shape)
+            if value.padding != "zero" or getattr(value, "round_f32_to_tf32", False):  # not in Triton 3.6
+                raise Unrecordable(f"argument {name} is a TensorDescriptor with options, which a recording cannot hold")
         result[name] = Tensor(
             name=name,
             dtype=str(base.dtype).removeprefix("torch."),
-            shape=tuple(map(int, base.shape if descriptor is None else value.shape)),
-            strides=tuple(map(int, base.stride() if descriptor is None else value.strides)),
+            shape=tuple(map(int, shape)),
+            strides=tuple(map(int, strides)),
             alignment=min(16, address & -address) if address else 16,
-            storage=numbers[storage],
+            storage=list(first).index(storage),
             offset=offset,
-            descriptor=descriptor,
+            descriptor=block,
         )
     return result
 
@@ -105,8 +104,7 @@ def _floats(tensor: Any) -> dict[str, Any]:
         "not_finite": 1 - share,
     }
     is_constant = ((values == first) | (values.isnan() & first.isnan())).all()
-    *numbers, value, is_constant = torch.stack(
-        [n.double() for n in (*statistics.values(), first, is_constant)]
-    ).tolist()
+    every = torch.stack([number.double() for number in (*statistics.values(), first, is_constant)])
+    *numbers, value, is_constant = every.tolist()
     facts = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
     return facts | ({"constant": encoded(value, "")} if is_constant else {})

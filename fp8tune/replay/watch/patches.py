@@ -9,9 +9,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
+from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.watch import process
-from fp8tune.replay.watch.kernel import DECLARED, signature_of, tuning_key
+from fp8tune.replay.watch.kernel import DECLARED, signature_of
+from fp8tune_kernels.tuners import chain, resolved, tuner_of, tuning_key
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
@@ -19,8 +20,7 @@ all of them took 13.2 +- 2.6 us a launch on an H200 (torch 2.11, Triton 3.6): 11
 STRIDES = (10, 22, 6, 17, 27, 3, 14)
 """Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 14 in the mean."""
 
-_tuning = threading.local()
-"""Depth of the autotuners' launches that are going on in a thread."""
+_tuning = threading.local()  # depth of the autotuners' launches that are going on in a thread
 
 
 def patch_autotuner(module: ModuleType) -> None:
