@@ -183,43 +183,33 @@ def _try_import(text: str, content: str) -> None:
 
 
 def imported_here(text: str) -> ModuleType:
-    """Import a module or a ``path.py`` in this process. Raises UsageError."""
-    if text.endswith(".py"):
-        return _from_file(Path(text))
-    with _importing(text, Path.cwd()):
-        return importlib.import_module(text)
-
-
-def _from_file(path: Path) -> ModuleType:
-    path = path.resolve()
-    # a name of its own, the same in every process, since a file may be called like a module that is installed
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec: Any = importlib.util.spec_from_file_location(name, path)  # not None, as the path ends in .py
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    with _importing(str(path), path.parent):
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return module
-
-
-@contextlib.contextmanager
-def _importing(what: str, folder: Path) -> Iterator[None]:
-    """Let a kernel import its neighbours and print; turn whatever its module raises into one line."""
-    process = os.getpid()
+    """Import a module or a ``path.py`` in this process: it may import its neighbours, and print. Raises UsageError."""
+    path, process = Path(text).resolve(), os.getpid()
+    folder, what = (path.parent, str(path)) if text.endswith(".py") else (Path.cwd(), text)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that no neighbour hides an installed module
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results have stdout to themselves
-            yield
+            return _from_file(path) if text.endswith(".py") else importlib.import_module(text)
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import {what!r}: {one_line(error)}") from error
     finally:
         if os.getpid() != process:  # the module forked: its copy of this program would do everything a second time
             os._exit(0)
+
+
+def _from_file(path: Path) -> ModuleType:
+    # a name of its own, the same in every process, since a file may be called like a module that is installed
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec: Any = importlib.util.spec_from_file_location(name, path)  # not None, as the path ends in .py
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:

@@ -226,8 +226,48 @@ def run_pruned(kernel, *sizes):
         assert torch.equal(y, x + 1)
 
 
+@triton.autotune(CONFIGS, ["n"], reset_to_zero=["total"])
+@triton.jit
+def accumulate(x, total, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(total, tl.sum(tl.load(x + at, mask=at < n, other=0), 0))
+
+
+@triton.autotune(CONFIGS, ["n"], restore_value=["x"])
+@triton.jit
+def double_in_place(x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def wrong_block(x, y, n, B: tl.constexpr):
+    """Wrong by one where B is 128."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + (B == 128), mask=at < n)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def drops_tail(x, y, n, B: tl.constexpr):
+    """Drop the elements past the last whole block where B is 128; no round size shows it."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    end = n // B * B if B == 128 else n
+    tl.store(y + at, tl.load(x + at, mask=at < end), mask=at < end)
+
+
+def run_in_memory():
+    x, y, total = torch.ones(256), torch.empty(256), torch.zeros(1)
+    accumulate[blocks(256)](x, total, 256)
+    double_in_place[blocks(256)](x, 256)
+    for kernel in (wrong_block, drops_tail):
+        kernel[blocks(256)](x, y, 256)
+    assert (total.item(), y.unique().tolist()) == (256, [2])
+
+
 def main():
-    for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill):
+    for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill, run_in_memory):
         run()
     run_addresses()
     run_pruned(increment, 5000, 4096, 100)

@@ -91,23 +91,12 @@ def test_the_exit_code_and_the_output_are_the_programs(recorded: Recorded) -> No
 
 def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
     softmax = kernels["softmax"]
-    assert softmax.name == "my_kernels:softmax"
+    assert (softmax.name, softmax.key, len(softmax.source_hash)) == ("my_kernels:softmax", ("columns",), 16)
     assert [(launch.arguments[0].shape, launch.count) for launch in softmax.launches] == [((4, 64), 3), ((2, 128), 1)]
-    assert softmax.key == ("columns",)
-    assert [launch.key for launch in softmax.launches] == [
-        (64, "torch.float32", "torch.float32"),
-        (128, "torch.float32", "torch.float32"),
-    ]
-    assert [config.kwargs for config in softmax.configs] == [
-        {"BLOCK": 64},
-        {"BLOCK": 64},
-        {"BLOCK": 128},
-        {"BLOCK": 128},
-    ]
-    assert softmax.launches[0].grid.axes == ()
-    assert softmax.launches[0].grid.of({"BLOCK": 64}) == (4,)
-    assert softmax.launches[0].config == softmax.configs[0]
-    assert len(softmax.source_hash) == 16
+    assert [launch.key for launch in softmax.launches] == [(n, "torch.float32", "torch.float32") for n in (64, 128)]
+    assert [config.kwargs["BLOCK"] for config in softmax.configs] == [64, 64, 128, 128]
+    launch = softmax.launches[0]
+    assert (launch.grid.axes, launch.grid.of({"BLOCK": 64}), launch.config) == ((), (4,), softmax.configs[0])
 
 
 def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
@@ -131,24 +120,14 @@ def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernel
     assert (launch.grid.of({"BLOCK": 64}), launch.grid.of({"BLOCK": 8})) == ((2,), (13,))
 
 
-def test_bare_kernels_are_recorded_where_a_pattern_names_them(kernels: dict[str, Kernel]) -> None:
-    fill = kernels["fill"]
-    assert (fill.is_autotuned, fill.configs) == (False, ())
+def test_bare_kernels_subclasses_and_unknown_arguments(kernels: dict[str, Kernel]) -> None:
+    fill, cached = kernels["fill"], kernels["cached"]
+    assert (fill.is_autotuned, fill.configs, "twice" in kernels) == (False, (), False)
     (launch,) = fill.launches
     assert (launch.count, launch.options) == (2, {"num_warps": 2})
     assert launch.arguments[2] == Scalar("BLOCK", 64, is_constexpr=True)
-    assert "twice" not in kernels
-
-
-def test_an_autotuner_of_a_subclass_is_recorded_once_with_all_it_declares(kernels: dict[str, Kernel]) -> None:
-    cached = kernels["cached"]
-    assert [launch.count for launch in cached.launches] == [2]
-    assert len(cached.configs) == 4
-
-
-def test_an_argument_of_an_unknown_type_is_named(kernels: dict[str, Kernel]) -> None:
-    (reason,) = kernels["cached"].skipped
-    assert reason.startswith("argument n is of type __main__.Odd")
+    assert ([launch.count for launch in cached.launches], len(cached.configs)) == ([2], 4)
+    assert [reason.partition(",")[0] for reason in cached.skipped] == ["argument n is of type __main__.Odd"]
 
 
 def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict[str, Kernel]) -> None:
@@ -190,10 +169,34 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert ended.recording.processes == 3
 
 
-def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
-    ended = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
-    assert (ended.returncode, ended.recording, ended.stdout) == (2, None, "1\n")
-    assert "no process imported Triton" in ended.stderr
+def test_integers_are_left_out_where_the_user_says_so(folder: Path) -> None:
+    program = (PYTHON, "-c", "import my_kernels; my_kernels.run_gather(100)")
+    ended = record(folder, program=program, FP8TUNE_RECORD_VALUES="0")
+    assert ended.recording is not None, ended.stderr
+    index = ended.recording.kernels[0].launches[0].arguments[1]
+    assert isinstance(index, Tensor)
+    assert (index.integers, index.least, index.most) == (None, 0.0, 99.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "message"),
+    [
+        ((PYTHON, "-c", "print(1)"), 2, "no process imported Triton"),
+        ((PYTHON, "-c", "import triton.runtime.autotuner"), 2, "launched no autotuned kernel"),
+        (("./no-such-program",), 2, "cannot run './no-such-program'"),
+        (("sh", "-c", "kill -9 $$"), 137, "was killed before its recording was first written"),
+    ],
+)
+def test_a_program_that_launches_nothing_is_one_line_and_replaces_no_recording(
+    tmp_path: Path, program: tuple[str, ...], code: int, message: str
+) -> None:
+    earlier = tmp_path / "run.json"
+    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
+    before = earlier.read_bytes()
+    ended = fp8tune("record", "-o", earlier, "--", *program)
+    assert (ended.returncode, ended.stderr.count("\n")) == (code, 1)
+    assert message in ended.stderr
+    assert earlier.read_bytes() == before
 
 
 def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
@@ -203,28 +206,6 @@ def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
     assert recorded.returncode == 2
     assert "is not a recording, and stays as it is" in recorded.stderr
     assert program.read_text() == "print('never run')\n"
-
-
-def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> None:
-    earlier = tmp_path / "run.json"
-    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
-    before = earlier.read_bytes()
-    program = "import triton.runtime.autotuner"
-    recorded = fp8tune("record", "-o", earlier, "--", PYTHON, "-c", program)
-    assert recorded.returncode == 2
-    assert earlier.read_bytes() == before
-
-
-def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    ended = record(tmp_path, program=("./no-such-program",))
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert "cannot run './no-such-program'" in ended.stderr
-
-
-def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
-    ended = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
-    assert (ended.returncode, ended.stderr.count("\n")) == (137, 1)
-    assert "was killed before its recording was first written" in ended.stderr
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -14,10 +14,6 @@ def _hook(arguments):
     HOOKED.append(arguments["BLOCK"])
 
 
-def _prune(configs, named_args, **kwargs):
-    return [config for config in configs if config.kwargs["BLOCK"] <= named_args["n"]]
-
-
 def configs(*blocks, **options):
     return [triton.Config({"BLOCK": block}, num_warps=4, **options) for block in blocks]
 
@@ -33,22 +29,6 @@ def softmax(x, y, n_rows, n_cols, stride, ROWS: tl.constexpr, BLOCK: tl.constexp
         tl.store(y + row * stride + columns, power / tl.sum(power, 0), mask=columns < n_cols)
 
 
-if True:
-
-    @triton.autotune(configs=configs(64, 128), key=["n"], reset_to_zero=["total"])
-    @triton.jit
-    def accumulate(x, total, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.atomic_add(total, tl.sum(tl.load(x + at, mask=at < n, other=0), 0))
-
-
-@triton.autotune(configs=configs(64, 128), key=["n"], restore_value=["x"])
-@triton.jit
-def double_in_place(x, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
-
-
 @triton.jit
 def bare(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +42,6 @@ hooked_tuner = triton.autotune(
     pre_hook=lambda arguments, reset_only=False: _hook(arguments),
     prune_configs_by={"perf_model": lambda **arguments: 1.0, "top_k": 1},
 )(bare)
-pruned = triton.autotune(configs(64, 4096), ["n"], prune_configs_by={"early_config_prune": _prune})(bare)
 
 
 def _set_block_shapes(arguments):
@@ -80,14 +59,6 @@ def described(x, y, BLOCK: tl.constexpr):
 def keyed(x, y, n, FLAG: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, mask=at < n) + FLAG, mask=at < n)
-
-
-@triton.autotune(configs=configs(64, 128, 256), key=["n"])
-@triton.jit
-def wrong_block(x, y, n, BLOCK: tl.constexpr):
-    """Wrong by one where BLOCK is 128."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n) + (BLOCK == 128), mask=at < n)
 
 
 @triton.autotune(configs=configs(64, 128), key=["n"])

@@ -54,16 +54,6 @@ def softmax(rows: int = 64, columns: int = 96) -> Kernel:
     )
 
 
-def accumulate(n: int = 256) -> Kernel:
-    total = written("total", 1, is_loaded=True, storage=1, least=7.0, most=7.0)
-    return kernel("accumulate", (64, 128), Launch((floats("x", n), total, Scalar("n", n)), by_blocks(n, (64, 128))))
-
-
-def in_place(n: int = 256) -> Kernel:
-    both = floats("x", n, is_stored=True)
-    return kernel("double_in_place", (64, 128), Launch((both, Scalar("n", n)), by_blocks(n, (64, 128))))
-
-
 def keyed(n: int = 256) -> Kernel:
     blocks, grid = (64, 128), by_blocks(n, (64, 128))
     rest = (Scalar("n", n), Scalar("FLAG", True, True), Scalar("MODE", "sum", True))
@@ -80,16 +70,7 @@ def bare(n: int = 256) -> Kernel:
     return Kernel(f"{MODULE}:bare", is_autotuned=False, launches=(launch,))
 
 
-def everything() -> Recording:
-    refused = Kernel("__main__:local", refusal="it is defined in __main__")
-    kernels = (
-        *(softmax(), accumulate(), in_place(), copies("hooked"), copies("pruned", blocks=(64, 4096)), keyed(), bare()),
-        *(copies("wrong_block", blocks=(64, 128, 256)), copies("drops_tail"), refused),
-    )
-    return Recording(command="python toy.py", kernels=kernels)
-
-
 def write(folder: Path, *kernels: Kernel) -> Path:
     path = folder / "run.json"
-    path.write_text(text_of(Recording(kernels=kernels) if kernels else everything()))
+    path.write_text(text_of(Recording(kernels=kernels)))
     return path

@@ -16,8 +16,7 @@ from fp8tune.errors import one_line
 from fp8tune.replay.naming import place_of
 from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
 from fp8tune.replay.values import Unrecordable, config_of, encoded
-from fp8tune.replay.watch import memory, times
-from fp8tune.replay.watch.grids import grid_of
+from fp8tune.replay.watch import describing, times
 from fp8tune_kernels.tuners import chain, flattened, is_descriptor, is_tensor, python_function, tensor_in, tuning_key
 
 WITH_VALUES = 256  # distinct launches of a kernel whose values are read, each time with a synchronization
@@ -206,14 +205,14 @@ class WatchedKernel:
 
     def _described(self, key: tuple[Any, ...], bound: Mapping[str, Any]) -> Launch:
         flat = self._flat(bound)
-        tensors = memory.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
+        tensors = describing.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
         known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
         configs = [config.kwargs for config in self._declared()]
         if not self.is_autotuned:  # what could be tuned are the constants that the caller gives
             configs = [{name: value for name, value in known.items() if name in self._constexprs}]
         launch = Launch(
             tuple(tensors[name] if name in tensors else self._scalar(name, value) for name, value in flat.items()),
-            grid_of(bound["grid"], known, configs, self._heuristics),
+            describing.grid_of(bound["grid"], known, configs, self._heuristics),
             tuple(encoded(value, "a key argument") for value in key),
             self._options(bound),
             in_graph=True,
@@ -231,7 +230,7 @@ class WatchedKernel:
         """Return the launch with statistics and values, before it runs."""
         before = {item.name: item for item in launch.tensors}
         if before and len(self.entries) <= WITH_VALUES:
-            known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
+            known = describing.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
             launch = launch.with_tensors(lambda tensor: known[tensor.name])
         return replace(launch, in_graph=False)
 

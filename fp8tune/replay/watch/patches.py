@@ -25,11 +25,9 @@ _tuning = threading.local()  # depth of the autotuners' launches that are going 
 
 def patch_autotuner(module: ModuleType) -> None:
     """Wrap ``Autotuner.run`` of a module that was just imported, and ``JITFunction.run`` if bare kernels count."""
-    current = process.current()
-    autotuner = module.Autotuner
+    current, autotuner = process.current(), module.Autotuner
     mark = _marked_as_tuning if current.patterns else lambda run: run
-    if current.patterns:
-        patch_bare(module.JITFunction)
+    patch_bare(module)
     autotuner.run = recorded_run(mark(_tuned_without_a_gpu(autotuner.run)), autotuner, current)
     initialize = autotuner.__init__
 
@@ -44,8 +42,12 @@ def patch_autotuner(module: ModuleType) -> None:
     autotuner.__init__ = noting_configs
 
 
-def patch_bare(jitted: Any) -> None:
-    """Wrap ``run`` of JITFunction or InterpretedFunction, but not for what an autotuner launches."""
+def patch_bare(module: ModuleType) -> None:
+    """Wrap ``run`` of JITFunction or InterpretedFunction, if bare kernels count; not for what an autotuner launches."""
+    names = [name for name in ("JITFunction", "InterpretedFunction") if name in vars(module)]
+    if not names or not process.current().patterns:
+        return
+    jitted = vars(module)[names[0]]
     original, recorded = jitted.run, recorded_run(jitted.run, jitted, process.current())
 
     @functools.wraps(original)
@@ -53,12 +55,6 @@ def patch_bare(jitted: Any) -> None:
         return (original if getattr(_tuning, "depth", 0) else recorded)(self, *args, **kwargs)
 
     jitted.run = run
-
-
-def patch_interpreter(module: ModuleType) -> None:
-    """Wrap ``InterpretedFunction.run``, if bare kernels count."""
-    if process.current().patterns:
-        patch_bare(module.InterpretedFunction)
 
 
 def patch_torch_compile(module: ModuleType) -> None:

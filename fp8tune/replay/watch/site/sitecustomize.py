@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
 PATCHED = {
     "triton.runtime.autotuner": "patch_autotuner",
-    "triton.runtime.interpreter": "patch_interpreter",
+    "triton.runtime.interpreter": "patch_bare",
     "torch._higher_order_ops.triton_kernel_wrap": "patch_torch_compile",
 }
 """Module -> the function of fp8tune.replay.watch.patches that is called when it has been imported."""
