@@ -105,7 +105,7 @@ class Launcher:
         place = (launch.id, config)
         if place not in self._choices:
             chosen = decoded(self.kernel, config)
-            self._choices[place] = triton_config(chosen, self._declared), launch.grid.of(chosen.values)
+            self._choices[place] = triton_config(chosen, self._declared), launch.grid.programs(chosen.values)
         return self._choices[place]
 
     def unlisted(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
@@ -118,7 +118,7 @@ class Launcher:
         """Explain why the kernel itself does not run a config on launches; None if it does."""
         chosen = decoded(self.kernel, NamedInts(config))
         for launch in launches:
-            if self._make_inputs is None and launch.grid.of(chosen.values) is None:
+            if self._make_inputs is None and launch.grid.programs(chosen.values) is None:
                 return _gridless(launch, chosen)
             try:
                 triton_chosen, listed = triton_config(chosen, self._declared), list(self._listed)
@@ -154,7 +154,7 @@ class Launcher:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         case = self.case([launch], "meta")
         (arguments,) = case.arguments(case.inputs(0), case.outputs())
-        options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
+        options = {**_options(launch), "grid": launch.grid.programs(config.values), "warmup": False}
         return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:

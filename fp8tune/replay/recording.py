@@ -102,7 +102,7 @@ class Grid:
     table: tuple[tuple[tuple[Value, ...], tuple[int, ...]], ...]
     """(values of ``axes``, programs in x, y, z): the declared configs, and powers of two around them."""
 
-    def of(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
+    def programs(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
         """Return the programs of a config; None for one that is not in the table."""
         expected_values = tuple(config.get(axis) for axis in self.axes)
         return next((programs for values, programs in self.table if values == expected_values), None)
@@ -185,16 +185,16 @@ class Launch:
         """Return the launch without the elements of its tensors."""
         return self.with_tensors(lambda tensor: replace(tensor, values=None, packed=""))
 
-    def merged(self, other: Launch) -> Launch:
+    def merged(self, later: Launch) -> Launch:
         """Add a launch of the same id: the one that has values, with the counts, programs and configs of both."""
-        first, second = (other, self) if self.in_graph and not other.in_graph else (self, other)
+        first, second = (later, self) if self.in_graph and not later.in_graph else (self, later)
         gpu_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
         more = [entry for entry in second.grid.table if first.grid != second.grid and entry not in first.grid.table]
         return replace(
             first,
             grid=replace(first.grid, table=(*first.grid.table, *more)),
-            configs=None if self.configs is None or other.configs is None else distinct(self.configs + other.configs),
-            count=self.count + other.count,
+            configs=None if self.configs is None or later.configs is None else distinct(self.configs + later.configs),
+            count=self.count + later.count,
             gpu_us=sum(gpu_us) / len(gpu_us) if gpu_us else None,
             config=first.config or second.config,
             code=first.code or second.code,
@@ -220,18 +220,18 @@ class Kernel:
     launches: tuple[Launch, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)  # reason why launches were only counted -> their number
 
-    def merged(self, other: Kernel) -> Kernel:
+    def merged(self, later: Kernel) -> Kernel:
         """Add what another process recorded."""
-        launches = merged_by((*self.launches, *other.launches), lambda launch: launch.id)
-        first, second = (self, other) if self.configs else (other, self)
-        is_fine = launches and not (self.refusal and other.refusal)  # recorded in any process is enough
+        launches = merged_by((*self.launches, *later.launches), lambda launch: launch.id)
+        first, second = (self, later) if self.configs else (later, self)
+        is_fine = launches and not (self.refusal and later.refusal)  # recorded in any process is enough
         return replace(
             first,
             configs=distinct(first.configs + second.configs),
-            refusal="" if is_fine else self.refusal or other.refusal,
-            tuning_s=self.tuning_s + other.tuning_s,
+            refusal="" if is_fine else self.refusal or later.refusal,
+            tuning_s=self.tuning_s + later.tuning_s,
             launches=launches,
-            skipped=dict(Counter(self.skipped) + Counter(other.skipped)),
+            skipped=dict(Counter(self.skipped) + Counter(later.skipped)),
         )
 
 

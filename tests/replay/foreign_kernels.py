@@ -51,8 +51,8 @@ def copy_rows(x, y, rows, ROWS: tl.constexpr):
 def run_copy_rows():
     x = torch.arange(96 * 64, dtype=torch.float32).view(96, 64)
     y = torch.empty_like(x)
-    given = [TensorDescriptor.from_tensor(item, [1, 1]) for item in (x, y)]
-    copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*given, 96)
+    descriptors = [TensorDescriptor.from_tensor(item, [1, 1]) for item in (x, y)]
+    copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*descriptors, 96)
     assert torch.equal(x, y)
 
 

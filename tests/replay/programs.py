@@ -116,8 +116,8 @@ def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str)
     """``fp8tune record`` in a folder."""
     output = folder / "run.json"
     output.unlink(missing_ok=True)
-    given = ("record", "-o", output, *arguments, "--", *program)
-    process = ended(*given, cwd=folder, TRITON_INTERPRET="1", **more)
+    command = ("record", "-o", output, *arguments, "--", *program)
+    process = ended(*command, cwd=folder, TRITON_INTERPRET="1", **more)
     return Recorded(read(output) if output.exists() else None, *process)
 
 

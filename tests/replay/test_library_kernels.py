@@ -251,7 +251,7 @@ def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
         ("float32", (4096,), False),
         ("float16", (4096,), True),
     ]
-    assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
+    assert (launch.grid.programs({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
     options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
     swept = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path)
     assert "torch.compile launches copies of it: the kernel itself is swept" in swept.stderr

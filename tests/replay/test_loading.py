@@ -128,7 +128,7 @@ def test_a_module_that_forks_goes_on_once(folder):
 
 
 def test_a_file_is_tried_once_for_its_content(folder):
-    """What a file does while it is imported it does twice: in the child process, and here. A second spec costs none."""
+    """Importing a file runs it twice: in the child process, and here. A second spec costs none."""
     log = folder / "log"
     code = f"open({str(log)!r}, 'a').write('imported ')\nFIRST, SECOND = spec(), spec(name='tripling')\n"
     (folder / "twice.py").write_text(SPEC + code)

@@ -135,12 +135,12 @@ NUMBERS = st.integers(0, 2**40) | st.floats(-1e9, 1e9)
 )
 def test_every_rank_finds_the_same_nearest_key_in_whatever_order_it_read_them(rows, data):
     table = {key(*item): {"kwargs": {"BLOCK": size}} for item, size in rows.items()}
-    other = dict(data.draw(st.permutations(list(table.items()))))
+    shuffled = dict(data.draw(st.permutations(list(table.items()))))
     expected = (data.draw(NUMBERS), next(iter(rows))[1])
     results = []
-    for each in (table, other):
+    for rank_table in (table, shuffled):
         kernel = tuner()
-        pin(each, kernel, unknown="nearest")
+        pin(rank_table, kernel, unknown="nearest")
         results.append(block(kernel, *expected))
     assert results[0] == results[1]
     if expected in rows:

@@ -96,7 +96,7 @@ def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel
     assert [launch.key for launch in softmax.launches] == [(n, "torch.float32", "torch.float32") for n in (64, 128)]
     assert [config.kwargs["BLOCK"] for config in softmax.configs] == [64, 64, 128, 128]
     launch = softmax.launches[0]
-    assert (launch.grid.axes, launch.grid.of({"BLOCK": 64}), launch.config) == ((), (4,), softmax.configs[0])
+    assert (launch.grid.axes, launch.grid.programs({"BLOCK": 64}), launch.config) == ((), (4,), softmax.configs[0])
 
 
 def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
@@ -117,7 +117,7 @@ def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernel
     )
     assert infinite.arguments[4] == Scalar("scale", {"float": "inf"})
     assert launch.grid.axes == ("BLOCK",)
-    assert (launch.grid.of({"BLOCK": 64}), launch.grid.of({"BLOCK": 8})) == ((2,), (13,))
+    assert (launch.grid.programs({"BLOCK": 64}), launch.grid.programs({"BLOCK": 8})) == ((2,), (13,))
 
 
 def test_bare_kernels_subclasses_and_unknown_arguments(kernels: dict[str, Kernel]) -> None:

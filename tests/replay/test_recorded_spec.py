@@ -97,8 +97,8 @@ def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> No
     assert torch.equal(*run(spec, {"BLOCK": 128}))
     (launch,) = kernel.launches
     own = Grid(("BLOCK",), (((128,), (2,)), ((64,), (4,))))
-    other = replace(launch, arguments=(*launch.arguments[:-1], Scalar("BLOCK", 128, True)), grid=own)
-    spec = spec_of(replace(kernel, launches=(launch, other)))
+    second = replace(launch, arguments=(*launch.arguments[:-1], Scalar("BLOCK", 128, True)), grid=own)
+    spec = spec_of(replace(kernel, launches=(launch, second)))
     assert spec.configs == tuple(NamedInts(BLOCK=block, num_warps=2, num_stages=3) for block in (64, 128))
     assert spec.launches[only(spec)][0].count == 2
     fixed = replace(launch, grid=Grid((), (((), (4,)),)))  # another block would need other programs
@@ -247,7 +247,7 @@ def test_sizes_become_odd_everywhere(launch: Launch, expected: dict[str, Any]) -
         item = by_name[name]
         assert (item.value if isinstance(item, Scalar) else item.values or item.shape) == value
     if "n_rows" in expected:
-        assert result.grid.of({"ROWS": 2}) == (24,)
+        assert result.grid.programs({"ROWS": 2}) == (24,)
 
 
 PROGRAMS = Grid((), (((), (128,)),))
@@ -301,16 +301,16 @@ UNREAD = {"least": None, "most": None, "values": None}
     ],
 )
 def test_a_launch_of_unknown_integers_or_addresses_is_left_out(launch: Launch, reason: str) -> None:
-    (other,) = copies("plain", 512).launches
+    (second,) = copies("plain", 512).launches
     alone = replace(copies("plain"), launches=(launch,))
-    both = replace(alone, launches=(launch, other))
+    both = replace(alone, launches=(launch, second))
     if not reason:
         assert repeatable(both) == (both, ())
         return
     with pytest.raises(UsageError, match=f"cannot be swept: 1 of 1 launches left out: {reason}"):
         repeatable(alone)
     left, (notice,) = repeatable(both)
-    assert (left.launches, len(notice) < 200) == ((other,), True)
+    assert (left.launches, len(notice) < 200) == ((second,), True)
     assert notice.startswith(f"1 of 2 launches left out: {reason}")
 
 

@@ -38,11 +38,11 @@ X, N = Tensor("x", "float32", (8, 64), (64, 1), least=-1.0, most=1.0), Scalar("n
 SOFTMAX = Launch((X, N), Grid(("BLOCK",), (((64,), (8,)),)), key=(64, "torch.float32"))
 
 
-def of(*launches: Launch, **fields: float) -> Recording:
+def recording_of(*launches: Launch, **fields: float) -> Recording:
     return Recording(kernels=(Kernel("m:k", launches=launches, **fields),))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("recording", [FULL, of(SOFTMAX), Recording()])
+@pytest.mark.parametrize("recording", [FULL, recording_of(SOFTMAX), Recording()])
 @pytest.mark.parametrize("is_compact", [True, False])
 def test_what_is_written_is_read(tmp_path: Path, recording: Recording, is_compact: bool) -> None:
     (tmp_path / "run.json").write_text(text_of(recording, is_compact), encoding="utf-8")
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path: Path, recording: Recording, is_compac
 
 
 def test_defaults_are_left_out_of_the_file() -> None:
-    (kernel,) = json.loads(text_of(of(SOFTMAX)))["kernels"]
+    (kernel,) = json.loads(text_of(recording_of(SOFTMAX)))["kernels"]
     assert set(kernel) == {"name", "launches"}
     assert kernel["launches"][0]["arguments"][1] == {"name": "n", "value": 64}
 
@@ -60,7 +60,7 @@ def test_defaults_are_left_out_of_the_file() -> None:
 def test_a_damaged_file_is_a_recording_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    text = text_of(of(SOFTMAX))
+    text = text_of(recording_of(SOFTMAX))
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 20)))
     path = tmp_path_factory.getbasetemp() / "damaged.json"
@@ -108,15 +108,15 @@ def test_a_file_that_is_no_recording_is_refused_in_one_line(
 
 
 def test_equal_launches_of_two_processes_are_one() -> None:
-    first = of(replace(SOFTMAX, count=3, gpu_us=4.0), tuning_s=1.0)
-    second = of(replace(SOFTMAX, count=4, gpu_us=6.0, arguments=(replace(X, least=-2.0), N)), tuning_s=2.0)
+    first = recording_of(replace(SOFTMAX, count=3, gpu_us=4.0), tuning_s=1.0)
+    second = recording_of(replace(SOFTMAX, count=4, gpu_us=6.0, arguments=(replace(X, least=-2.0), N)), tuning_s=2.0)
     both = merged([first, replace(second, kernels=(*second.kernels, Kernel("m:other")))])
     assert ([kernel.name for kernel in both.kernels], both.processes) == (["m:k", "m:other"], 2)
     (launch,) = both.kernels[0].launches
     assert (launch.count, launch.gpu_us, both.kernels[0].tuning_s, launch.arguments) == (7, 5.0, 3.0, (X, N))
     captured = replace(SOFTMAX, in_graph=True, arguments=(replace(X, least=None), N))
     for ranks in ([captured, SOFTMAX], [SOFTMAX, captured]):  # the one with values stands for both
-        (launch,) = merged([of(launch) for launch in ranks]).kernels[0].launches
+        (launch,) = merged([recording_of(launch) for launch in ranks]).kernels[0].launches
         assert (launch.in_graph, launch.arguments) == (False, (X, N))
 
 

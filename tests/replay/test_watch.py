@@ -52,8 +52,8 @@ def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
     result = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
     assert result.axes == ("BLOCK", "SPLITS")
     expected = {(64, 3): (16, 3), (8, 8): (125, 8), (1024, 3): None}
-    assert {key: result.of(dict(zip(result.axes, key, strict=True))) for key in expected} == expected
-    assert grid_of((4, 2), {}, configs, {}).of({"BLOCK": 64}) == (4, 2)
+    assert {key: result.programs(dict(zip(result.axes, key, strict=True))) for key in expected} == expected
+    assert grid_of((4, 2), {}, configs, {}).programs({"BLOCK": 64}) == (4, 2)
     with pytest.raises(ZeroDivisionError):  # for every config
         grid_of(lambda meta: (1 // 0,), {}, [{"BLOCK": 64}], {})
 

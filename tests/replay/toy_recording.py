@@ -12,31 +12,31 @@ MODULE = "toy_kernels"
 FOLDER = Path(__file__).parent
 
 
-def floats(name: str, *shape: int, **given: Any) -> Tensor:
+def floats(name: str, *shape: int, **fields: Any) -> Tensor:
     strides = tuple([shape[1], 1] if len(shape) == 2 else [1])
     described = {"least": -3.0, "most": 3.0, "mean": 0.0, "deviation": 1.0, "is_loaded": True, "is_stored": False}
-    return Tensor(name, **{"dtype": "float32", "shape": shape, "strides": strides, **described, **given})
+    return Tensor(name, **{"dtype": "float32", "shape": shape, "strides": strides, **described, **fields})
 
 
-def written(name: str, *shape: int, **given: Any) -> Tensor:
-    return floats(name, *shape, **{"is_loaded": False, "is_stored": True, **given})
+def written(name: str, *shape: int, **fields: Any) -> Tensor:
+    return floats(name, *shape, **{"is_loaded": False, "is_stored": True, **fields})
 
 
 def by_blocks(n: int, blocks: Sequence[int]) -> Grid:
     return Grid(("BLOCK",), tuple(((block,), (-(-n // block),)) for block in blocks))
 
 
-def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **given: Any) -> Kernel:
+def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **fields: Any) -> Kernel:
     configs = tuple(Config({"BLOCK": block}, has_pre_hook=attribute == "hooked") for block in blocks)
-    return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **given}, launches=launches)
+    return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **fields}, launches=launches)
 
 
-def copies(attribute: str, n: int = 256, blocks: Sequence[int] = (64, 128), **given: Any) -> Kernel:
+def copies(attribute: str, n: int = 256, blocks: Sequence[int] = (64, 128), **fields: Any) -> Kernel:
     """A kernel that writes ``y`` from ``x``."""
-    extra = given.pop("extra", ())
+    extra = fields.pop("extra", ())
     storage = {"storage": 1}
     arguments = (floats("x", n), written("y", n, **storage), Scalar("n", n), *extra)
-    return kernel(attribute, blocks, Launch(arguments, by_blocks(n, [*blocks, 512])), **given)
+    return kernel(attribute, blocks, Launch(arguments, by_blocks(n, [*blocks, 512])), **fields)
 
 
 def softmax(rows: int = 64, columns: int = 96) -> Kernel:

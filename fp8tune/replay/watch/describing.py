@@ -189,4 +189,5 @@ def _widened(axes: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> list[
         more = [2**power for power in range(3, LARGEST_POWER.get(len(axes), 10) + 1)] if is_block else COUNTS
         are_integers = values and all(type(value) is int for value in values)
         wide.append(list(dict.fromkeys([*values, *(more if are_integers else ())])))
-    return next((each for each in (wide, declared) if math.prod(map(len, each)) <= MOST_ENTRIES), [[]] * len(axes))
+    small = (values for values in (wide, declared) if math.prod(map(len, values)) <= MOST_ENTRIES)
+    return next(small, [[]] * len(axes))

@@ -83,7 +83,7 @@ def _add_trace(
     name = attribute_of(kernel) or attribute_of(list(chain(kernel))[1])
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
-    watched = process.current().of(tuner_of(original) or original)
+    watched = process.current().find(tuner_of(original) or original)
     if watched is not None and not tma_descriptor_metadata:
         watched.add_trace(bound, grid, getattr(kernel, "configs", ()))
 
@@ -118,7 +118,7 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
             return original(self, *args, **kwargs)
         kernel = None
         try:
-            kernel = current.of(self) if type(self) is kind else None
+            kernel = current.find(self) if type(self) is kind else None
         except Exception as error:
             _say_once(f"a kernel is not recorded: {error!r}")
         launch = functools.partial(original, self)

@@ -58,7 +58,7 @@ class Process:
 
         os._exit = finish_and_leave
 
-    def of(self, kernel: Any) -> WatchedKernel | None:
+    def find(self, kernel: Any) -> WatchedKernel | None:
         """Return the launches of an autotuner, or of a bare kernel that a pattern names; None for other bare ones."""
         watched, is_autotuned = self.watched[type(kernel)], hasattr(kernel, "configs")
         if id(kernel) in self._others:
