@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.util
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ from fp8tune.replay.recording import Kernel, Launch, Recording, Tensor, merged, 
 from fp8tune.replay.watch import process
 from fp8tune.revisions import source
 from fp8tune.stopping import Stopped
+from fp8tune_kernels import tuners
 
 Work = tuple[Kernel, Launch, Any]
 """A launch with its compiled code: (type of each argument, TTIR); None to compile it."""
@@ -49,8 +49,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
         environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns)}
         environment |= {} if stores_integers else {process.VALUES: "0"}
-        kernels_package = importlib.util.find_spec("fp8tune_kernels")
-        environment[process.KERNELS] = str(kernels_package.origin if kernels_package else "")
+        environment[process.TUNERS] = tuners.__file__
         site = str(Path(process.__file__).absolute().parent / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
         exit_code = _exit_code(command, environment, stdout)

@@ -47,8 +47,8 @@ def run(spec: RecordedSpec, config: dict[str, int]) -> tuple[Any, Any]:
 def test_problems_have_the_key_first_then_dtypes_that_differ_and_no_strides() -> None:
     spec = spec_of(toy_recording.softmax(64, 96))
     problem = only(spec)
-    assert list(problem.shape.items()) == [("n_cols", 96), ("n_rows", 64)]
-    assert spec.lookup_key(problem) == NamedInts(n_cols=96)
+    assert list(problem.shape.items()) == [("columns", 96), ("rows", 64)]
+    assert spec.lookup_key(problem) == NamedInts(columns=96)
     assert problem.input_layout.startswith("recorded-")
     assert (problem.fp8_dtype, problem.scale_mode, problem.routing) == ("", "", "none")
     assert spec.bytes_moved(problem.shape) == 2 * 64 * 96 * 4
@@ -57,7 +57,7 @@ def test_problems_have_the_key_first_then_dtypes_that_differ_and_no_strides() ->
     assert spec.key == ("n", "FLAG", "MODE", "x_dtype", "y_dtype")
     assert (first.shape["FLAG"], first.shape["MODE"]) == (1, second.shape["MODE"])
     assert spec.bytes_moved(first.shape) == 2 * spec.bytes_moved(second.shape)
-    large = spec_of(copies("hooked", extra=(Scalar("BLOCK", 2**40),)))  # larger than any size
+    large = spec_of(copies("hooked", extra=(Scalar("B", 2**40),)))  # larger than any size
     assert dict(only(large).shape) == {"n": 256}
 
 
@@ -92,14 +92,14 @@ def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> No
     kernel = toy_recording.bare()
     spec = spec_of(kernel)
     assert (spec.key, spec.kernel.launches[0].key) == (("n",), (256, "torch.float32", "torch.float32"))
-    result = grids.configs(spec, only(spec), grids.parse_grid(["BLOCK=64,128"], spec.axes), None)
-    assert {config["BLOCK"]: reason for config, reason in result.items()} == {64: "", 128: ""}
-    assert torch.equal(*run(spec, {"BLOCK": 128}))
+    result = grids.configs(spec, only(spec), grids.parse_grid(["B=64,128"], spec.axes), None)
+    assert {config["B"]: reason for config, reason in result.items()} == {64: "", 128: ""}
+    assert torch.equal(*run(spec, {"B": 128}))
     (launch,) = kernel.launches
-    own = Grid(("BLOCK",), (((128,), (2,)), ((64,), (4,))))
-    second = replace(launch, arguments=(*launch.arguments[:-1], Scalar("BLOCK", 128, True)), grid=own)
+    own = Grid(("B",), (((128,), (2,)), ((64,), (4,))))
+    second = replace(launch, arguments=(*launch.arguments[:-1], Scalar("B", 128, True)), grid=own)
     spec = spec_of(replace(kernel, launches=(launch, second)))
-    assert spec.configs == tuple(NamedInts(BLOCK=block, num_warps=2, num_stages=3) for block in (64, 128))
+    assert spec.configs == tuple(NamedInts(B=block, num_warps=2, num_stages=3) for block in (64, 128))
     assert spec.launches[only(spec)][0].count == 2
     fixed = replace(launch, grid=Grid((), (((), (4,)),)))  # another block would need other programs
     spec = spec_of(replace(kernel, launches=(fixed,)))
@@ -229,7 +229,7 @@ ENDS = floats("ends", 3, dtype="int32", values=(100, 100, 1024), storage=2)
     ("launch", "expected"),
     [
         # multiples of 16 stay such, and strides follow
-        (toy_recording.softmax(64, 96).launches[0], {"x": (48, 80), "n_rows": 48, "n_cols": 80, "stride": 80}),
+        (toy_recording.softmax(64, 96).launches[0], {"x": (48, 80), "rows": 48, "columns": 80, "stride": 80}),
         (copies("hooked", 1001).launches[0], {"n": 157}),
         (Launch((floats("x", 1024), ENDS, Scalar("n", 1024)), by_blocks(1024, (64,))), {"ends": (20, 20, 208)}),
         # BD is the next power of two of D, and no power of two any more if it followed the size
@@ -246,7 +246,7 @@ def test_sizes_become_odd_everywhere(launch: Launch, expected: dict[str, Any]) -
     for name, value in expected.items():
         item = by_name[name]
         assert (item.value if isinstance(item, Scalar) else item.values or item.shape) == value
-    if "n_rows" in expected:
+    if "rows" in expected:
         assert result.grid.programs({"ROWS": 2}) == (24,)
 
 
@@ -322,15 +322,15 @@ def test_hooks_get_the_config_that_is_launched() -> None:
     inputs = spec.inputs(only(spec), "cpu")
     toy_kernels.HOOKED.clear()
     assert spec.hook is not None
-    spec.hook(NamedInts(BLOCK=128, num_warps=4, num_stages=3), inputs, spec.outputs(*inputs))
+    spec.hook(NamedInts(B=128, num_warps=4, num_stages=3), inputs, spec.outputs(*inputs))
     assert toy_kernels.HOOKED == [128]
     assert spec.notices == ("its perf_model and top_k are not used: every config is timed",)
     x, y = floats("x", 128, 64, descriptor=(1, 1)), written("y", 128, 64, storage=1, descriptor=(1, 1))
-    grid = Grid(("BLOCK",), tuple(((block,), (128 // block,)) for block in (32, 64)))
+    grid = Grid(("B",), tuple(((block,), (128 // block,)) for block in (32, 64)))
     kernel = toy_recording.kernel("described", (32, 64), Launch((x, y), grid), key=())
     spec = spec_of(replace(kernel, configs=tuple(replace(item, has_pre_hook=True) for item in kernel.configs)))
     for block in (32, 64, 32, 64):  # a hook sets the block shape of descriptors for its own config alone
-        assert torch.equal(*run(spec, {"BLOCK": block}))
+        assert torch.equal(*run(spec, {"B": block}))
 
 
 def test_inputs_can_depend_on_the_config() -> None:

@@ -23,11 +23,11 @@ def written(name: str, *shape: int, **fields: Any) -> Tensor:
 
 
 def by_blocks(n: int, blocks: Sequence[int]) -> Grid:
-    return Grid(("BLOCK",), tuple(((block,), (-(-n // block),)) for block in blocks))
+    return Grid(("B",), tuple(((block,), (-(-n // block),)) for block in blocks))
 
 
 def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **fields: Any) -> Kernel:
-    configs = tuple(Config({"BLOCK": block}, has_pre_hook=attribute == "hooked") for block in blocks)
+    configs = tuple(Config({"B": block}, has_pre_hook=attribute == "hooked") for block in blocks)
     return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **fields}, launches=launches)
 
 
@@ -43,12 +43,12 @@ def softmax(rows: int = 64, columns: int = 96) -> Kernel:
     arguments = (
         floats("x", rows, columns),
         written("y", rows, columns, storage=1),
-        *(Scalar("n_rows", rows), Scalar("n_cols", columns), Scalar("stride", columns)),
+        *(Scalar("rows", rows), Scalar("columns", columns), Scalar("stride", columns)),
     )
     grid = Grid(("ROWS",), tuple(((count,), (-(-rows // count),)) for count in (1, 2, 4)))
     return Kernel(
         f"{MODULE}:softmax",
-        key=("n_cols",),
+        key=("columns",),
         configs=(Config({"ROWS": 1}), Config({"ROWS": 2})),
         launches=(Launch(arguments, grid, key=(columns, "torch.float32", "torch.float32")),),
     )
@@ -65,7 +65,7 @@ def keyed(n: int = 256) -> Kernel:
 
 
 def bare(n: int = 256) -> Kernel:
-    arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("BLOCK", 64, True))
+    arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("B", 64, True))
     launch = Launch(arguments, by_blocks(n, (64, 128)), options={"num_warps": 2})
     return Kernel(f"{MODULE}:bare", is_autotuned=False, launches=(launch,))
 

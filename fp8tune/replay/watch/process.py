@@ -22,8 +22,8 @@ from fp8tune_kernels.tuners import chain, function_name
 
 FOLDER, PATTERNS, VALUES = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT", "FP8TUNE_RECORD_VALUES"
 """Environment variables: the folder of parts; the bare kernels that count, one pattern a line; "0": no integers."""
-KERNELS = "FP8TUNE_RECORD_KERNELS"
-"""Environment variable: the ``__init__.py`` of fp8tune_kernels, for programs whose environment has none."""
+TUNERS = "FP8TUNE_RECORD_TUNERS"
+"""Environment variable: the file of ``fp8tune_kernels.tuners``, for programs that have none or an older."""
 
 FIRST_WRITE_S, LEAST_PAUSE_S = 1.0, 5.0
 SHARE = 0.01  # the part of the time that writing may take
@@ -104,7 +104,7 @@ class Process:
         inner = {id(item) for watched in every if watched.is_autotuned for item in list(chain(watched.kernel))[1:]}
         codes: dict[str, Any] = {}
         # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
-        kernels = [item.document(codes) for item in every if item.is_autotuned or id(item.kernel) not in inner]
+        kernels = [item.document(codes) for item in every if not item.is_autotuned or id(item.kernel) not in inner]
         torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
         return Recording("", *_device(), torch, triton, kernels=tuple(kernels), codes=codes)
 

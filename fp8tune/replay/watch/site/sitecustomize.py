@@ -43,8 +43,8 @@ class _Waiting:
             del loader.exec_module
             execute(module)
             try:
-                _find("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
-                _find("fp8tune_kernels", os.environ.get("FP8TUNE_RECORD_KERNELS", ""))
+                _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
+                _load("fp8tune_kernels.tuners", os.environ["FP8TUNE_RECORD_TUNERS"])
                 from fp8tune.replay.watch import patches
 
                 getattr(patches, PATCHED[name])(module)
@@ -55,18 +55,18 @@ class _Waiting:
         return spec
 
 
-def _find(name: str, path: str) -> None:
-    """Make this fp8tune importable, and fp8tune_kernels where there is none, but nothing else that lies beside them.
+def _load(name: str, path: str) -> None:
+    """Make a part of this fp8tune importable, but nothing else that lies beside it.
 
-    The program's environment may have no fp8tune, or another version, whose recordings the command could not read.
+    The program's environment may have none, or another version, whose recordings the command could not read.
     """
-    if name in sys.modules or (name == "fp8tune_kernels" and importlib.util.find_spec(name)):
+    if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    package = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def _run_the_users_own() -> None:
