@@ -40,7 +40,7 @@ class Launcher:
         self._listed: list[Any] = list(getattr(self.autotuner, "configs", ()))
         self._declared = self._listed
         """Triton's configs, whose hooks are no texts; those that ``early_config_prune`` makes come first."""
-        self._prune = getattr(self.autotuner, "early_config_prune", None)
+        self._prune: Any = getattr(self.autotuner, "early_config_prune", None)
         self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...] | None]] = {}
         self._own_inputs: dict[tuple[str, NamedInts], tuple[Any, dict[str, Any]]] = {}
         """Launch and config -> the inputs of a case, and those that the user's function made of them."""
@@ -185,7 +185,7 @@ class Launcher:
                 failure = error
                 continue
             pairs = enumerate(zip(*runs, strict=True))
-            return tuple(_agreed(case, index, config, *pair, bound) for index, pair in pairs)
+            return tuple(_agreed(case, index, config, first, second, bound) for index, (first, second) in pairs)
         raise failure
 
 

@@ -311,7 +311,7 @@ def _by_name(result: Any, written: Sequence[str]) -> Mapping[str, Any]:
             raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
         if not hasattr(tensor, "untyped_storage"):
             raise _UnusableError(f"it gives {type(tensor).__name__} for {name}: return a tensor")
-    return result
+    return dict(result)
 
 
 def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
