@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fp8tune.errors import Fp8tuneError, UsageError
@@ -38,18 +39,22 @@ class Ended:
 
 
 def run(
-    command: Sequence[str], patterns: Sequence[str] = (), stdout: int | None = None, stores_integers: bool = True
+    command: Sequence[str],
+    patterns: Sequence[str] = (),
+    stdout: int | None = None,
+    stores_integers: bool = True,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run a command and record the launches of all its Python processes.
 
     ``patterns``: kernels to record, as ``module:name`` or ``name`` with wildcards; without one, all autotuned kernels;
-    ``stdout``: the descriptor that the program prints to. A signal that ends this process ends the program first.
-    Raises UsageError for a command that cannot be started.
+    ``stdout``: the descriptor that the program prints to; ``variables``: more of its environment. A signal that ends
+    this process ends the program first. Raises UsageError for a command that cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
-        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns)}
+        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns), **variables}
         environment |= {} if stores_integers else {process.VALUES: "0"}
-        environment[process.TUNERS] = tuners.__file__
+        environment[process.KERNELS] = str(Path(tuners.__file__).parent)
         site = str(Path(process.__file__).absolute().parent / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
         exit_code = _exit_code(command, environment, stdout)

@@ -109,6 +109,8 @@ def build(
     is_resized = not (only_recorded_sizes or kernel.pruner_configs)
     resized = {launch.id: sizes.odd(launch) for launch in kernel.launches} if is_resized else {}
     work = _Work(kernel, launcher, launches, grid, shared, resized)
+    written = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
+    check = check or ("exact" if all(item.is_integer for item in written) else "tolerance")
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
     return RecordedSpec(
         name=kernel.name,
@@ -123,7 +125,7 @@ def build(
         invalid=lambda config, shape, limits: launcher.pruned(work.at_shape(shape), config),
         edges=work.edges,
         scaled_down=work.scaled_down,
-        check=check or "exact",
+        check=check,
         tolerance=bound,
         prepare=lambda inputs, outputs: inputs[-1].prepare(inputs, outputs),
         configs=grid,

@@ -33,7 +33,7 @@ from .tuners import (
     tuning_key,
 )
 
-__all__ = ["MODES", "VARIABLE", "PinError", "pin", "unpin"]
+__all__ = ["MODES", "VARIABLE", "PinError", "Table", "is_of", "pin", "pin_to", "tables_of", "unpin"]
 
 MODES = ("off", "strict", "nearest", "tune")
 
@@ -79,17 +79,26 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
     mode = os.environ.get(VARIABLE) or unknown
     if mode not in MODES:
         raise PinError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
-    tables = _tables(table)
+    tables = tables_of(table)
     if kernel is None:
         pairs = [(_kernel_named(item), item) for item in tables]
     else:  # of a table alone the kernel may have moved to another module since
-        matching = [item for item in tables if _is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+        matching = [item for item in tables if is_of(kernel, item)] or (tables if len(tables) == 1 else [])
         if not matching:
             raise PinError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
         pairs = [(kernel, matching[0])]
-    for pinned in [_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs]:
+    _install([_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs])
+
+
+def pin_to(kernel: Any, table: Table, unknown: str) -> None:
+    """Pin one kernel to one table of :func:`tables_of`, whatever the environment says."""
+    _install([_Pinned(_target(kernel), table, unknown)])
+
+
+def _install(pins: list[_Pinned]) -> None:
+    for pinned in pins:
         unpin(pinned.target)
-        if mode == "off":
+        if pinned.mode == "off":
             _logger.warning("%s is not pinned to %s: off", pinned.name, pinned.table.source)
         else:
             pinned.install()
@@ -113,7 +122,7 @@ def _target(kernel: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """Configs of one kernel."""
 
     source: str
@@ -125,15 +134,15 @@ class _Table:
     """The arguments of a key."""
 
 
-def _tables(table: Any) -> list[_Table]:
-    """Return a table for each kernel."""
+def tables_of(table: Any) -> list[Table]:
+    """Return what :func:`pin` is called with as a table for each kernel. Raises PinError."""
     if isinstance(table, Mapping):
-        return [_Table("a dict", {"": table})]
+        return [Table("a dict", {"": table})]
     if not isinstance(table, str | os.PathLike):
         raise PinError(f"{table!r:.80} is no table: give a file of fp8tune export --for python, its folder or a dict")
     if not (path := Path(table)).is_dir():
         return [_read(path)]
-    tables: dict[str, _Table] = {}
+    tables: dict[str, Table] = {}
     for file in sorted(path.glob("*.py")):
         if "\nKERNEL = " in file.read_text(encoding="utf-8", errors="replace"):
             read = _read(file)
@@ -144,16 +153,16 @@ def _tables(table: Any) -> list[_Table]:
     return list(tables.values())
 
 
-def _read(path: Path) -> _Table:
+def _read(path: Path) -> Table:
     try:
         names = runpy.run_path(str(path))
-        return _Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
+        return Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
     except (Exception, SystemExit) as error:
         reason = f"{path} is no table that can be read: {_one_line(error)}"
         raise PinError(f"{reason}: write one with fp8tune export --for python") from error
 
 
-def _kernel_named(table: _Table) -> Any:
+def _kernel_named(table: Table) -> Any:
     """Return the kernel of a table; imports its module unless the program has."""
     if not table.kernel:
         raise PinError("a dict names no kernel: pass the kernel behind it")
@@ -174,7 +183,7 @@ def _loaded(where: str) -> Any:
     return next((item for item, file in files if file and Path(file).absolute() == path), None)
 
 
-def _is_of(kernel: Any, table: _Table) -> bool:
+def is_of(kernel: Any, table: Table) -> bool:
     """Return True if the table names the kernel; the attribute may be called otherwise than its function."""
     target = _target(kernel)
     where, _, attribute = table.kernel.rpartition(":")
@@ -187,9 +196,9 @@ def _is_of(kernel: Any, table: _Table) -> bool:
 class _Pinned(dict[Key, Any]):
     """Stand-in for the autotuner's dictionary: keys that were launched -> configs, which a first launch looks up."""
 
-    def __init__(self, target: Any, table: _Table, mode: str) -> None:
+    def __init__(self, target: Any, table: Table, mode: str) -> None:
         super().__init__()
-        self.target, self.table, self.name, self._mode = target, table, function_name(target), mode
+        self.target, self.table, self.name, self.mode = target, table, function_name(target), mode
         self._is_tuner = hasattr(target, "configs")
         if self._is_tuner and len(target.configs) < 2:
             raise PinError(f"{self.name} declares one config, which Triton never looks up: edit that one")
@@ -226,7 +235,7 @@ class _Pinned(dict[Key, Any]):
             self.target.run = self._run_with_config
         else:
             self._before, self.target.cache = self.target.cache, self
-            if self._mode == "nearest" and self.target.early_config_prune:
+            if self.mode == "nearest" and self.target.early_config_prune:
                 self.target.run = self._run_noting_arguments
         _pins[id(self.target)] = self
 
@@ -277,15 +286,15 @@ class _Pinned(dict[Key, Any]):
         where = device or "any device"
         where += "" if rows else f" (it has {', '.join(self._configs) or 'no device'})"
         keys = "1 key" if len(rows) == 1 else f"{len(rows)} keys"
-        line = f"{keys} for {where}; unknown keys: {self._mode}"
+        line = f"{keys} for {where}; unknown keys: {self.mode}"
         _logger.warning("%s is pinned to %s: %s", self.name, self.table.source, line)
         return rows
 
     def _unknown(self, key: Key) -> Any:
         line = f"{self.name}: {self.table.source} has no config for the key {key}"
-        if self._mode == "strict":
+        if self.mode == "strict":
             raise PinError(f"{line}: sweep it, or pin with unknown='tune'")
-        if self._mode == "tune":
+        if self.mode == "tune":
             return self._log_once(f"{line}: Triton tunes it, and any other such key")
         distances = ((_distance(key, known), repr(known), known) for known in self._rows)
         for _, _, known in sorted(item for item in distances if item[0] < math.inf):

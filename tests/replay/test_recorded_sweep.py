@@ -41,7 +41,8 @@ def test_a_reference_judges_in_float64_or_exactly(tmp_path: Path) -> None:
     assert sweep(tmp_path, toy_recording.softmax(16, 24), *options)[0] == 0
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         assert {result.check for result in stored_results(store)} == {"tolerance 1e-05 relative of float64"}
-    code, output = sweep(tmp_path, toy_recording.copies("hooked", 32), "--reference", "toy_kernels:halves")
+    options = ("--tolerance", "exact", "--reference", "toy_kernels:halves")
+    code, output = sweep(tmp_path, toy_recording.copies("hooked", 32), *options)
     assert (code, "32 of 32 elements differ" in output, "first config" in output) == (1, True, False)
 
 
@@ -57,7 +58,8 @@ def test_a_reference_judges_in_float64_or_exactly(tmp_path: Path) -> None:
 )
 def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, output: str) -> None:
     (tmp_path / "right.py").write_text(f"def reference{body}\n")
-    code, text = sweep(tmp_path, toy_recording.copies("hooked"), "--reference", f"{tmp_path / 'right.py'}:reference")
+    options = ("--tolerance", "exact", "--reference", f"{tmp_path / 'right.py'}:reference")
+    code, text = sweep(tmp_path, toy_recording.copies("hooked"), *options)
     assert (code, "Traceback" in text) == (2, False)
     assert output in text.splitlines()[-1]
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:

@@ -22,8 +22,8 @@ from fp8tune_kernels.tuners import chain, function_name
 
 FOLDER, PATTERNS, VALUES = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT", "FP8TUNE_RECORD_VALUES"
 """Environment variables: the folder of parts; the bare kernels that count, one pattern a line; "0": no integers."""
-TUNERS = "FP8TUNE_RECORD_TUNERS"
-"""Environment variable: the file of ``fp8tune_kernels.tuners``, for programs that have none or an older."""
+KERNELS = "FP8TUNE_RECORD_KERNELS"
+"""Environment variable: the folder of fp8tune_kernels, for programs that have none or an older."""
 
 FIRST_WRITE_S, LEAST_PAUSE_S = 1.0, 5.0
 SHARE = 0.01  # the part of the time that writing may take

@@ -44,7 +44,9 @@ class _Waiting:
             execute(module)
             try:
                 _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
-                _load("fp8tune_kernels.tuners", os.environ["FP8TUNE_RECORD_TUNERS"])
+                for part in ("tuners", "pinning"):  # without the package, which the program may have
+                    path = os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], f"{part}.py")
+                    _load(f"fp8tune_kernels.{part}", path)
                 from fp8tune.replay.watch import patches
 
                 getattr(patches, PATCHED[name])(module)
