@@ -203,7 +203,10 @@ def test_right_kernels_pass_and_one_that_never_ran_is_named(
 
 def test_faults_are_found(checked: tuple[str, Store]) -> None:
     for name, reason in (
-        ("wrong_block", r"output 0 disagrees with the first config: 256 of 256 elements are out of bound.*; fingerprint \d+$"),
+        (
+            "wrong_block",
+            r"output 0 disagrees with the first config: 256 of 256 elements are out of bound.*; fingerprint \d+$",
+        ),
         ("drops_tail", r"on the edge 'odd sizes' \(n=208\)"),
     ):
         (right, wrong) = sorted(outcomes(checked[1], name))
