@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8tune.replay import pinning
-from fp8tune.replay.naming import python_function
 from fp8tune.replay.watch import times
+from fp8tune_kernels import pinning
+from fp8tune_kernels.tuners import python_function
 
 FOLDER, PLAN, TABLES = "FP8TUNE_WINDOW", "FP8TUNE_WINDOW_PLAN", "FP8TUNE_WINDOW_TABLES"
 """Environment variables: the folder that gets a file from each process; JSON of rank -> launch numbers; a folder of
@@ -80,7 +80,7 @@ class Window:
         self._began_s = time.perf_counter()
         self._rank = os.environ.get("RANK", "")
         self._plan: tuple[int, int | None] | None = None if plan is None else plan.get(self._rank, (sys.maxsize, None))
-        self._tables = pinning._tables(tables) if tables else []
+        self._tables = pinning.tables_of(tables) if tables else []
         logging.getLogger("fp8tune").setLevel(logging.ERROR)  # that kernels are pinned is no news
         self._tuning_s: defaultdict[str, float] = defaultdict(float)
         self._compiled_s = self._cached_s = 0.0
@@ -134,8 +134,8 @@ class Window:
         """Pin a kernel that a table names. Return True if its ``run`` is another now."""
         self._known.add(id(kernel))
         for table in self._tables:
-            if pinning._is_of(kernel, table):
-                pinning._Pinned(kernel, table, "tune").install()
+            if pinning.is_of(kernel, table):
+                pinning.pin_to(kernel, table, "tune")
                 self._pinned.append(table.kernel)
                 if "run" in vars(kernel):
                     kernel.run = functools.partial(self.counted(_unbound(kernel.run)), kernel)
