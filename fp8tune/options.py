@@ -72,6 +72,22 @@ class RecordOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """Options of ``fp8tune tune``."""
+
+    command: tuple[str, ...] = ()
+    kernel: Annotated[tuple[str, ...], Option("Only these kernels. Repeatable.", "NAME", names="--kernel")] = ()
+    budget_s: Annotated[
+        float, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds)
+    ] = 600.0
+    tolerance: Annotated[str, Option("When an output is right, as for sweep.", "RULE")] = "auto"
+    apply: Annotated[bool, Option("Change the source files without asking.")] = False
+    output: Annotated[str | None, Option("Write the diff to FILE without asking.", "FILE", names="-o, --output")] = None
+    timer: Timer = None
+    db: Database = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """Options of ``fp8tune sweep``."""
 

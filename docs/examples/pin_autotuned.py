@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-import fp8tune
+from fp8tune_kernels import pin
 
 TABLE = {
     (4096, "torch.float32", "torch.float32"): {"kwargs": {"BLOCK": 1024}, "num_warps": 4},
@@ -32,7 +32,7 @@ def double(x, out, n, BLOCK: tl.constexpr):
 
 def main() -> list[int]:
     """The BLOCK that each size is launched with."""
-    fp8tune.pin(TABLE, double)
+    pin(TABLE, double)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     blocks = []
     for n in (4096, 5000, 100_000):  # the last two take the config of the nearest size

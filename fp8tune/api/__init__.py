@@ -16,13 +16,14 @@ from fp8tune.api.looking_up import Lookup, lookup
 from fp8tune.api.results import Results, open
 from fp8tune.api.running import Comparison, SweepResult, compare, sweep
 from fp8tune.options import CompareOptions, SweepOptions
-from fp8tune.replay.pinning import pin, unpin
+from fp8tune_kernels.pinning import PinError, pin, unpin
 
 __all__ = [
     "CompareOptions",
     "Comparison",
     "Export",
     "Lookup",
+    "PinError",
     "Results",
     "SweepOptions",
     "SweepResult",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from fp8tune.cli import bench, compare, db, doctor, export, record, report, show, streams, sweep, worker  # noqa: F401
+from fp8tune.cli import bench, compare, db, doctor, export, record, report, show, streams, sweep, tune, worker  # noqa: F401
 from fp8tune.cli.adapter import app
 from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError

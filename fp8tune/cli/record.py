@@ -5,13 +5,18 @@ from __future__ import annotations
 import io
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fp8tune.cli.adapter import command
 from fp8tune.errors import UsageError
 from fp8tune.options import RecordOptions
+
+if TYPE_CHECKING:
+    from fp8tune.replay.program import Ended
 
 KILLED = range(129, 193)  # exit codes of a program that a signal ended
 
@@ -34,34 +39,43 @@ def record(options: RecordOptions) -> None:
 
     if not options.command:
         raise UsageError("the program to record is missing: fp8tune record -o run.json -- python train.py")
-    path = Path(options.output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{options.output!r} cannot be written: name a file in a folder that exists")
-    if _is_no_recording(path):
-        raise UsageError(f"{options.output!r} is not a recording, and stays as it is: name another file")
-    sys.stdout.flush()
-    ended = program.run(options.command, options.kernel, _descriptor())
+    path = check_output(options.output)
+    ended = program.run(options.command, options.kernel, descriptor())
     if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
         path.write_text(text_of(ended.recording), encoding="utf-8")
         screens.recording(screens.make_summary(ended.recording, options.output)).print()
         raise typer.Exit(ended.exit_code)
-    if ended.exit_code in KILLED and ended.recording is None:
-        reason = "the program was killed before its recording was first written"
-    elif ended.exit_code:
-        reason = f"the program failed with exit code {ended.exit_code}, see above"
-    elif ended.recording is None:
-        reason = "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
-    else:
-        program_text = shlex.join(options.command)[:80]
-        reason = f"{program_text} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
+    reason = nothing_recorded(ended, options.command)
     if ended.exit_code == 0:
         raise UsageError(f"nothing recorded: {reason}")
     notice(f"fp8tune: nothing recorded: {reason}")
     raise typer.Exit(ended.exit_code)
 
 
-def _descriptor() -> int | None:
+def nothing_recorded(ended: Ended, command: Sequence[str]) -> str:
+    """Return the reason why a program left no recording."""
+    if ended.exit_code in KILLED and ended.recording is None:
+        return "the program was killed before its recording was first written"
+    if ended.exit_code:
+        return f"the program failed with exit code {ended.exit_code}, see above"
+    if ended.recording is None:
+        return "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
+    return f"{shlex.join(command)[:80]} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
+
+
+def check_output(name: str) -> Path:
+    """Return the path of a recording to write. Raises UsageError if it cannot be, or is something else."""
+    path = Path(name)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{name!r} cannot be written: name a file in a folder that exists")
+    if _is_no_recording(path):
+        raise UsageError(f"{name!r} is not a recording, and stays as it is: name another file")
+    return path
+
+
+def descriptor() -> int | None:
     """Return that of this command's output, which is the program's too; None where a notebook has replaced it."""
+    sys.stdout.flush()
     try:
         return sys.stdout.fileno()
     except io.UnsupportedOperation:

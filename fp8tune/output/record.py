@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from typing import Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, percent
-from fp8tune.replay.recording import Recording
-from fp8tune.replay.summary import most_to_gain, rows
+from fp8tune.replay.recording import Kernel, Recording
 
 
 class RecordedKernel(Document):
@@ -41,17 +39,48 @@ class RecordingSummary(Document, printed_by="show RECORDING"):
 
 def make_summary(recording: Recording, path: str) -> RecordingSummary:
     """Return a recording as a document."""
-    kernels = rows(recording)
-    best, file = most_to_gain(kernels), shlex.quote(path)
-    command = f"fp8tune sweep --kernel {shlex.quote(best.kernel)} --recording {file}" if best else None
+    total_us = sum(filter(None, map(_gpu_us, recording.kernels)))
+    rows = [
+        RecordedKernel(
+            kernel=kernel.name,
+            launches=sum(launch.count for launch in kernel.launches) + sum(kernel.skipped.values()),
+            distinct=len(kernel.launches),
+            keys=len({repr(launch.key) for launch in kernel.launches}),
+            configs=len(kernel.configs),
+            gpu_share=gpu_us / total_us if (gpu_us := _gpu_us(kernel)) and total_us else None,
+            tuning_s=kernel.tuning_s,
+            refusal=kernel.refusal,
+            skipped=sum(kernel.skipped.values()),
+        )
+        for kernel in recording.kernels
+    ]
+    rows.sort(key=lambda row: (-(row.gpu_share or 0.0), not row.configs, -row.launches, row.kernel))
     return RecordingSummary(
         recording=path,
         device=recording.device,
         arch=recording.arch,
         processes=recording.processes,
-        kernels=[RecordedKernel(**asdict(row)) for row in kernels],
-        next=command,
+        kernels=rows,
+        next=_next_command(rows, path),
     )
+
+
+def _gpu_us(kernel: Kernel) -> float | None:
+    """Return the time of all launches that were timed; None where there are none."""
+    times = [launch.count * launch.gpu_us for launch in kernel.launches if launch.gpu_us is not None]
+    return sum(times) if times else None
+
+
+def _next_command(rows: list[RecordedKernel], path: str) -> str | None:
+    """Return the sweep of the kernel with the largest share of tuning seconds plus share of GPU time.
+
+    A kernel with one config comes only where there is no other.
+    """
+    sweepable = [row for row in rows if row.distinct and not row.refusal]
+    tunable = [row for row in sweepable if row.configs > 1]
+    total_s = sum(row.tuning_s for row in tunable) or 1.0
+    best = max(tunable or sweepable, key=lambda row: row.tuning_s / total_s + (row.gpu_share or 0.0), default=None)
+    return f"fp8tune sweep --kernel {shlex.quote(best.kernel)} --recording {shlex.quote(path)}" if best else None
 
 
 def recording(document: RecordingSummary) -> Screen:

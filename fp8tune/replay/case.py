@@ -25,19 +25,18 @@ class Storage:
     launch: Launch
     arguments: tuple[Tensor, ...]
     is_written: bool
-    is_input: bool
-    """True if its first contents count: it is read, only in part an argument, or nobody knows."""
+    is_input: bool  # True if its first contents count: it is read, only in part an argument, or nobody knows
 
     @cached_property
     def dtype(self) -> Any:
         """Torch's; ``uint8`` where the arguments disagree."""
         dtypes = {argument.dtype for argument in self.arguments}
-        return _torch_dtype(dtypes.pop() if len(dtypes) == 1 else "uint8")
+        return torch_dtype(dtypes.pop() if len(dtypes) == 1 else "uint8")
 
     @cached_property
     def is_flat(self) -> bool:
         """True if the memory is one row of elements that the arguments are views of."""
-        return len({(item.dtype, item.shape, item.strides, item.offset) for item in self.arguments}) > 1
+        return _is_flat(self.arguments)
 
     @property
     def name(self) -> str:
@@ -58,7 +57,7 @@ class Storage:
 
     def view(self, memory: Any, argument: Tensor) -> Any:
         """Return the memory as an argument."""
-        typed = memory.view(_torch_dtype(argument.dtype))
+        typed = memory.view(torch_dtype(argument.dtype))
         if not self.is_flat:
             return typed
         return typed.as_strided(argument.shape, argument.strides, typed.storage_offset() + argument.offset)
@@ -70,9 +69,8 @@ class Storage:
             if self.is_flat:
                 bits(memory).zero_()
             for argument in self.arguments if self.is_flat else self.arguments[:1]:
-                generator = torch.Generator(device).manual_seed(
-                    zlib.crc32(f"{seed} {self.launch.id} {argument.name}".encode())
-                )
+                name = f"{seed} {self.launch.id} {argument.name}"
+                generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
                 _fill(self.view(memory, argument), _rounded(argument) if is_exact else argument, generator)
         is_constant = all(_constant(item) is not None for item in self.arguments)
         return bits(memory) if is_constant and not self.is_flat else memory
@@ -84,11 +82,9 @@ class Case:
 
     launches: tuple[Launch, ...]
     device: str
-    zeroed: frozenset[str] = frozenset()
-    """``reset_to_zero``: the caller hands these over as zeros."""
+    zeroed: frozenset[str] = frozenset()  # `reset_to_zero`: the caller hands these over as zeros
     restored: frozenset[str] = frozenset()
-    is_exact: bool = False
-    """True if sums of values are to be exact: ``check="exact-inputs"``."""
+    is_exact: bool = False  # True if sums of values are to be exact: check="exact-inputs"
     untouched: dict[int, Any] = field(default_factory=dict)
     """Output -> the elements that the config declared first leaves as they are: no other config may write them."""
     _named: tuple[Any, ...] = (None, None)
@@ -101,15 +97,13 @@ class Case:
             groups: dict[int, list[Tensor]] = {}
             for argument in launch.tensors:
                 groups.setdefault(argument.storage, []).append(argument)
-            result += [self._storage(launch, tuple(group)) for group in groups.values()]
+            for group in groups.values():
+                names = {argument.name for argument in group}
+                is_written = any(item.is_stored is not False for item in group) or names & (self.zeroed | self.restored)
+                is_read = any(item.is_loaded is not False for item in group) or names & self.restored
+                is_input = (is_read or _is_flat(tuple(group))) and not names <= self.zeroed
+                result.append(Storage(launch, tuple(group), bool(is_written), bool(is_input or not is_written)))
         return tuple(result)
-
-    def _storage(self, launch: Launch, group: tuple[Tensor, ...]) -> Storage:
-        names = {argument.name for argument in group}
-        is_written = any(item.is_stored is not False for item in group) or bool(names & (self.zeroed | self.restored))
-        is_read = any(item.is_loaded is not False for item in group) or bool(names & self.restored)
-        is_input = (is_read or Storage(launch, group, True, True).is_flat) and not names <= self.zeroed
-        return Storage(launch, group, is_written, is_input or not is_written)
 
     @property
     def written(self) -> list[Storage]:
@@ -154,7 +148,11 @@ class Case:
 
     def bytes_moved(self) -> int:
         """Return the bytes that are loaded and stored, each element of an argument once; both count twice."""
-        return sum(_bytes_moved(tensor) for launch in self.launches for tensor in launch.tensors)
+        total = 0
+        for item in (tensor for launch in self.launches for tensor in launch.tensors):
+            own = [size for size, stride in zip(item.shape, item.strides, strict=True) if stride]
+            total += math.prod(own) * itemsize(item) * ((item.is_loaded is not False) + (item.is_stored is True))
+        return total
 
 
 def bits(tensor: Any) -> Any:
@@ -162,26 +160,24 @@ def bits(tensor: Any) -> Any:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
-def itemsize(argument: Tensor) -> int:
-    """Return the bytes of an element."""
-    return int(_torch_dtype(argument.dtype).itemsize)
-
-
-def _torch_dtype(name: str) -> Any:
+def torch_dtype(name: str) -> Any:
+    """Return the dtype of this name."""
     return decoded({"dtype": f"torch.{name}"})
 
 
-def _bytes_moved(argument: Tensor) -> int:
-    own = [size for size, stride in zip(argument.shape, argument.strides, strict=True) if stride]
-    return math.prod(own) * itemsize(argument) * ((argument.is_loaded is not False) + (argument.is_stored is True))
+def itemsize(argument: Tensor) -> int:
+    """Return the bytes of an element."""
+    return int(torch_dtype(argument.dtype).itemsize)
+
+
+def _is_flat(arguments: tuple[Tensor, ...]) -> bool:
+    return len({(item.dtype, item.shape, item.strides, item.offset) for item in arguments}) > 1
 
 
 def _bytes_end(argument: Tensor) -> int:
     """Return the bytes from the start of the storage to the end of an argument."""
-    if math.prod(argument.shape) == 0:
-        return 0
     last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.strides, strict=True))
-    return (argument.offset + last + 1) * itemsize(argument)
+    return (argument.offset + last + 1) * itemsize(argument) if math.prod(argument.shape) else 0
 
 
 def _constant(described: Tensor) -> float | None:

@@ -20,9 +20,8 @@ from fp8tune.replay.values import number
 
 def encoded(kernel: Kernel, config: Config) -> NamedInts:
     """Return a declared config, or one with other integers, as rows hold it. Raises ValueError for other values."""
-    numbered = _numbered(kernel)
+    numbered, every = _numbered(kernel), (*kernel.configs, *kernel.pruner_configs)
     values = [(name, _encoded(kernel, numbered.get(name), value)) for name, value in config.kwargs.items()]
-    every = (*kernel.configs, *kernel.pruner_configs)
     optional = {"num_ctas": any(item.num_ctas != 1 for item in every), "maxnreg": any(item.maxnreg for item in every)}
     options = [name for name in CONFIG_OPTIONS if optional.get(name, True)]
     return NamedInts([*values, *((option, getattr(config, option) or 0) for option in options)])
@@ -46,19 +45,18 @@ def _numbered(kernel: Kernel) -> dict[str, list[str]]:
 
 def decoded(kernel: Kernel, config: NamedInts) -> Config:
     """Return the config as Triton takes it. Raises ValueError for a number that stands for nothing."""
-    numbered, every = _numbered(kernel), (*kernel.configs, *kernel.pruner_configs)
+    numbered, every = _numbered(kernel), (*kernel.pruner_configs, *kernel.configs)
     options: dict[str, Any] = {name: value for name, value in config.items() if name in CONFIG_OPTIONS}
     options |= {"maxnreg": options.get("maxnreg") or None}
     kwargs: dict[str, Value] = {}
     for name in (name for name in config if name not in CONFIG_OPTIONS):
-        values = (item.kwargs[name] for item in every if name in item.kwargs)
+        values = (item.kwargs[name] for item in (*kernel.configs, *kernel.pruner_configs) if name in item.kwargs)
         matching = [value for value in values if _encoded(kernel, numbered.get(name), value) == config[name]]
         if not matching and name in numbered:
             raise ValueError(f"{name}={config[name]} stands for no declared value of {kernel.name}")
         kwargs[name] = matching[0] if matching else config[name]
-    declared = next((item for item in (*kernel.pruner_configs, *kernel.configs) if dict(item.kwargs) == kwargs), None)
-    has_pre_hook = declared.has_pre_hook if declared else any(item.has_pre_hook for item in every)
-    return Config(kwargs, **options, has_pre_hook=has_pre_hook)
+    same = [item.has_pre_hook for item in every if dict(item.kwargs) == kwargs]
+    return Config(kwargs, **options, has_pre_hook=same[0] if same else any(item.has_pre_hook for item in every))
 
 
 def swept(kernel: Kernel) -> tuple[Config, ...]:
@@ -69,9 +67,8 @@ def swept(kernel: Kernel) -> tuple[Config, ...]:
 def axes(kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
     """Return name -> the values that occur in the configs of a sweep, in the order in which they first do."""
     result: dict[str, dict[int, None]] = {}
-    for config in swept(kernel):
-        for name, value in encoded(kernel, config).items():
-            result.setdefault(name, {})[value] = None
+    for name, value in (item for config in swept(kernel) for item in encoded(kernel, config).items()):
+        result.setdefault(name, {})[value] = None
     return {name: tuple(values) for name, values in result.items()}
 
 
@@ -83,25 +80,16 @@ def as_autotuned(kernel: Kernel) -> Kernel:
     one, which has all their configs. The sizes of launches are the key.
     """
     tunable = {name for launch in kernel.launches for name in (*launch.grid.axes, *_blocks(launch))}
-    launches = merged_by(
-        (_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches), lambda launch: launch.id
-    )
+    split = [_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches]
+    launches = merged_by(split, lambda launch: launch.id)
     sizes = dict.fromkeys(name for launch in launches for name, value in launch.scalars.items() if is_size(name, value))
-    return replace(
-        kernel,
-        configs=distinct(config for launch in launches for config in launch.configs or ()),
-        key=tuple(sizes),
-        launches=tuple(
-            replace(
-                launch,
-                key=(
-                    *(launch.scalars[name] for name in sizes if name in launch.scalars),
-                    *(f"torch.{item.dtype}" for item in launch.tensors),
-                ),
-            )
-            for launch in launches
-        ),
-    )
+
+    def with_key(launch: Launch) -> Launch:
+        values = (launch.scalars[name] for name in sizes if name in launch.scalars)
+        return replace(launch, key=(*values, *(f"torch.{item.dtype}" for item in launch.tensors)))
+
+    configs = distinct(config for launch in launches for config in launch.configs or ())
+    return replace(kernel, configs=configs, key=tuple(sizes), launches=tuple(map(with_key, launches)))
 
 
 def is_size(name: str, value: Value) -> bool:
@@ -124,6 +112,6 @@ def _with_config(launch: Launch, tunable: set[str]) -> Launch:
     return replace(
         launch,
         arguments=tuple(item for item in launch.arguments if item.name not in kwargs),
-        options={name: value for name, value in launch.options.items() if name not in CONFIG_OPTIONS},
+        options={name: value for name, value in launch.options.items() if name not in options},
         configs=(Config(kwargs, **options),),
     )

@@ -13,16 +13,13 @@ from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
 from fp8tune.replay.configs import decoded
 from fp8tune.replay.lazy import torch
-from fp8tune.replay.naming import chain, tuner_of
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
-from fp8tune.replay.values import UnknownHookError, Unrecordable, config_of, decoded_items, triton_config
+from fp8tune.replay.values import Unrecordable, config_of, decoded_items, triton_config
 from fp8tune_kernels.spec import Tolerance
+from fp8tune_kernels.tuners import HookUnknownError, chain, tuner_of
 
-_POISONS = (0x7B, 0x84)
-"""Bytes of large values: an element that has both in turn was not written."""
-
-_LOST_DEVICE = ("CUDA error", "HIP error", "AcceleratorError", "illegal memory")
-"""Texts of failures after which nothing can be launched in this process."""
+_POISONS = (0x7B, 0x84)  # bytes of large values: an element that has both in turn was not written
+_LOST_DEVICE = ("CUDA error", "HIP error", "AcceleratorError", "illegal memory")  # after these nothing can be launched
 
 
 class Launcher:
@@ -39,9 +36,11 @@ class Launcher:
         self.autotuner = tuner_of(function)
         self._fn = function if self.autotuner is None else self.autotuner.fn
         around = itertools.takewhile(lambda item: item is not self.autotuner, chain(function))
-        self._heuristics = list(around) if self.autotuner else []
-        self._declared: list[Any] = list(getattr(self.autotuner, "configs", ()))
+        self._heuristics = [rule for node in around for rule in node.values.items()] if self.autotuner else []
+        self._listed: list[Any] = list(getattr(self.autotuner, "configs", ()))
+        self._declared = self._listed
         """Triton's configs, whose hooks are no texts; those that ``early_config_prune`` makes come first."""
+        self._prune: Any = getattr(self.autotuner, "early_config_prune", None)
         self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...] | None]] = {}
         self._own_inputs: dict[tuple[str, NamedInts], tuple[Any, dict[str, Any]]] = {}
         """Launch and config -> the inputs of a case, and those that the user's function made of them."""
@@ -55,11 +54,14 @@ class Launcher:
 
     def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""
-        case, config = inputs[-1], NamedInts(config)
-        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+        config = NamedInts(config)
+        for launch, arguments in zip(inputs[-1].launches, inputs[-1].arguments(inputs, outputs), strict=True):
             chosen, grid = self._choice(launch, config)
             if self._make_inputs is not None:
-                arguments |= self._inputs_for(launch, config, chosen, inputs, arguments)
+                place = launch.id, config
+                if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:  # once for a config
+                    self._own_inputs[place] = inputs, self._made_inputs(self._make_inputs, chosen, inputs, arguments)
+                arguments |= self._own_inputs[place][1]
                 grid = arguments.pop("grid", grid)
             if grid is None:
                 raise ValueError(_gridless(launch, decoded(self.kernel, config)))
@@ -68,42 +70,33 @@ class Launcher:
     def run(self, launch: Launch, chosen: Any, arguments: dict[str, Any], **launch_options: Any) -> Any:
         """Launch, or only compile, with a config of Triton's and arguments by parameter."""
         options = _options(launch)
-        for node in self._heuristics:
-            for name, heuristic in node.values.items():
-                arguments[name] = heuristic({**arguments, **options})
+        for name, heuristic in self._heuristics:
+            arguments[name] = heuristic({**arguments, **options})
         options |= chosen.all_kwargs()
         if chosen.pre_hook is not None:
-            # a config's hook may set the block shape of a TensorDescriptor
-            descriptors = [item.name for item in launch.tensors if item.descriptor and item.name in arguments]
-            arguments |= {name: _copied(arguments[name]) for name in descriptors}
+            for name in (item.name for item in launch.tensors if item.descriptor and item.name in arguments):
+                arguments[name] = copy.copy(arguments[name])  # a config's hook may set its block shape
+                arguments[name].block_shape = list(arguments[name].block_shape)
             chosen.pre_hook({**arguments, **options})
         return self._fn.run(**{**arguments, **options}, **launch_options)
 
-    def _inputs_for(
-        self, launch: Launch, config: NamedInts, chosen: Any, inputs: Any, arguments: Any
-    ) -> dict[str, Any]:
-        """Return the inputs of the user's function, made once for a config. Raises UsageError if they are none."""
-        place = launch.id, config
-        if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:
-            assert self._make_inputs is not None
-            try:
-                own = dict(self._make_inputs(chosen.all_kwargs(), **arguments))
-            except Exception as error:
-                raise in_spec(self.kernel.name, "inputs", self._make_inputs, error) from error
-            written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-            if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
-                message = f"inputs gives {strange[0]!r}, which the kernel does not only read"
-                raise UsageError(f"{self.kernel.name}: {message}")
-            self._own_inputs[place] = inputs, own
-        return self._own_inputs[place][1]
+    def _made_inputs(self, make: Callable[..., Any], chosen: Any, inputs: Any, arguments: Any) -> dict[str, Any]:
+        """Return the inputs that the user's function makes for a config. Raises UsageError if they are none."""
+        try:
+            own = dict(make(chosen.all_kwargs(), **arguments))
+        except Exception as error:
+            raise in_spec(self.kernel.name, "inputs", make, error) from error
+        written = {item.name for storage in inputs[-1].written for item in storage.arguments}
+        if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
+            raise UsageError(f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read")
+        return own
 
     def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """Call the autotuner's own ``pre_hook`` before a launch of a config, as run-time tuning does.
 
         A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
         """
-        case: Case = inputs[-1]
-        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+        for launch, arguments in zip(inputs[-1].launches, inputs[-1].arguments(inputs, outputs), strict=True):
             chosen, _ = self._choice(launch, NamedInts(config))
             self.autotuner.pre_hook({**arguments, **_options(launch), **chosen.all_kwargs()})
 
@@ -112,63 +105,56 @@ class Launcher:
         place = (launch.id, config)
         if place not in self._choices:
             chosen = decoded(self.kernel, config)
-            self._choices[place] = triton_config(chosen, self._declared), launch.grid.of(chosen.values)
+            self._choices[place] = triton_config(chosen, self._declared), launch.grid.programs(chosen.values)
         return self._choices[place]
 
-    def unlisted(self, launches: Sequence[Launch], config: NamedInts) -> str | None:
+    def unlisted(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
         """Explain why a declared config does not belong to launches; None if it does."""
-        chosen = decoded(self.kernel, config)
-        lists = () if self.kernel.pruner_configs else (launch.configs for launch in launches)
-        is_listed = all(listed is None or chosen in listed for listed in lists)
+        chosen, lists = decoded(self.kernel, NamedInts(config)), [launch.configs for launch in launches]
+        is_listed = self.kernel.pruner_configs or all(listed is None or chosen in listed for listed in lists)
         return None if is_listed else "no config that this launch was recorded with"
 
-    def pruned(self, launches: Sequence[Launch], config: NamedInts) -> str | None:
+    def pruned(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
         """Explain why the kernel itself does not run a config on launches; None if it does."""
-        return next((why for launch in launches if (why := self._pruned(launch, config))), None)
-
-    def _pruned(self, launch: Launch, config: NamedInts) -> str | None:
-        chosen = decoded(self.kernel, config)
-        if self._make_inputs is None and launch.grid.of(chosen.values) is None:
-            return _gridless(launch, chosen)
-        try:
-            triton_chosen, listed = triton_config(chosen, self._declared), list(getattr(self.autotuner, "configs", ()))
-        except UnknownHookError as error:
-            return str(error)
-        if getattr(self.autotuner, "early_config_prune", None) is None:
-            return None
-        if triton_chosen not in listed and not self.kernel.pruner_configs:
-            listed.append(triton_chosen)
-        return None if triton_chosen in self._unpruned(launch, listed, chosen) else "early_config_prune of the kernel"
+        chosen = decoded(self.kernel, NamedInts(config))
+        for launch in launches:
+            if self._make_inputs is None and launch.grid.programs(chosen.values) is None:
+                return _gridless(launch, chosen)
+            try:
+                triton_chosen, listed = triton_config(chosen, self._declared), list(self._listed)
+            except HookUnknownError as error:
+                return str(error)
+            if triton_chosen not in listed and not self.kernel.pruner_configs:
+                listed.append(triton_chosen)
+            if self._prune is not None and triton_chosen not in self._unpruned(launch, listed, chosen):
+                return "early_config_prune of the kernel"
+        return None
 
     def with_pruner_configs(self) -> Kernel:
         """Return the kernel with the configs that its ``early_config_prune`` makes, if any is not declared.
 
         Triton times whatever the function returns. Raises UsageError where it raises, or returns what rows cannot hold.
         """
-        prune: Any = getattr(self.autotuner, "early_config_prune", None)
         every: list[Any] = []
-        adds_configs = False
-        for launch in self.kernel.launches if prune is not None else ():
-            listed = list(getattr(self.autotuner, "configs", ()))
+        for launch in self.kernel.launches if self._prune is not None else ():
             try:
-                returned = self._unpruned(launch, listed, config_of(listed[0]))
+                returned = self._unpruned(launch, list(self._listed), config_of(self._listed[0]))
                 every += [config for config in returned if config not in every]
-                adds_configs |= any(config not in listed for config in returned)
             except Exception as error:
-                raise in_spec(self.kernel.name, "early_config_prune", prune, error) from error
-        if adds_configs:
+                raise in_spec(self.kernel.name, "early_config_prune", self._prune, error) from error
+        if any(config not in self._listed for config in every):
             try:
                 self.kernel = replace(self.kernel, pruner_configs=tuple(map(config_of, every)))
             except Unrecordable as error:
                 raise UsageError(f"{self.kernel.name}: early_config_prune makes a config with {error}") from None
-            self._declared = [*every, *self._declared]
+            self._declared = [*every, *self._listed]
         return self.kernel
 
-    def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> Sequence[Any]:
+    def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> list[Any]:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         case = self.case([launch], "meta")
         (arguments,) = case.arguments(case.inputs(0), case.outputs())
-        options = {**_options(launch), "grid": launch.grid.of(config.values), "warmup": False}
+        options = {**_options(launch), "grid": launch.grid.programs(config.values), "warmup": False}
         return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
 
     def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
@@ -180,8 +166,19 @@ class Launcher:
         case: Case = inputs[-1]
         failure: Exception = ValueError("every config of the kernel is pruned")
         for config in configs:
+            runs = []
             try:
-                runs = [self._run_poisoned(config, inputs, poison) for poison in _POISONS]
+                for poison in _POISONS:
+                    case.untouched.clear()
+                    runs.append(outputs := case.outputs())
+                    for output in outputs:
+                        bits(output).fill_(_repeated(poison, output.element_size()))
+                    case.prepare(inputs, outputs)
+                    if self.has_hook:
+                        self.hook(config, inputs, outputs)
+                    self.launch(config, inputs, outputs)
+                    if case.device.startswith("cuda"):
+                        torch.cuda.synchronize()
             except Exception as error:
                 if any(sign in str(error) for sign in _LOST_DEVICE):
                     raise
@@ -190,20 +187,6 @@ class Launcher:
             pairs = enumerate(zip(*runs, strict=True))
             return tuple(_agreed(case, index, config, first, second, bound) for index, (first, second) in pairs)
         raise failure
-
-    def _run_poisoned(self, config: NamedInts, inputs: tuple[Any, ...], poison: int) -> tuple[Any, ...]:
-        case: Case = inputs[-1]
-        case.untouched.clear()
-        outputs = case.outputs()
-        for output in outputs:
-            bits(output).fill_(_repeated(poison, output.element_size()))
-        case.prepare(inputs, outputs)
-        if self.has_hook:
-            self.hook(config, inputs, outputs)
-        self.launch(config, inputs, outputs)
-        if case.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return outputs
 
 
 def _options(launch: Launch) -> dict[str, Any]:
@@ -216,13 +199,8 @@ def _gridless(launch: Launch, config: Config) -> str:
     return f"the recording has no grid for {values}: record again with this config among the kernel's own"
 
 
-def _copied(descriptor: Any) -> Any:
-    copied = copy.copy(descriptor)
-    copied.block_shape = list(descriptor.block_shape)
-    return copied
-
-
 def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, bound: Tolerance | None) -> Any:
+    """Return the second of two equal outputs, with zeros where both kept their poison."""
     size = first.element_size()
     untouched = bits(first) == _repeated(_POISONS[0], size)
     untouched &= bits(second) == _repeated(_POISONS[1], size)
@@ -233,11 +211,9 @@ def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, 
         if bound is not None:
             unequal &= ~((left - right).abs() <= bound.allowed(left.masked_fill(untouched, 0)))
     if count := int(unequal.sum()):
-        name = case.written[index].name
-        raise ValueError(
-            f"the first config ({config}) is not deterministic: launched twice, {count} of {first.numel()} elements of "
-            f"{name} differ: add --tolerance 1e-3,1e-5 or exact-sums, or --reference"
-        )
+        differ = f"launched twice, {count} of {first.numel()} elements of {case.written[index].name} differ"
+        fix = "add --tolerance 1e-3,1e-5 or exact-sums, or --reference"
+        raise ValueError(f"the first config ({config}) is not deterministic: {differ}: {fix}")
     if bool(untouched.any()):
         case.untouched[index] = untouched
         bits(second).masked_fill_(untouched, 0)

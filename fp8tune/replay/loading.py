@@ -20,25 +20,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from fp8tune import interpreter, registry
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError, in_spec, one_line, unknown
 from fp8tune.replay import recording
-from fp8tune.replay.naming import is_kernel, resolved
 from fp8tune.replay.recording import Kernel
 from fp8tune.replay.spec import RecordedSpec, build
 from fp8tune.revisions import first_import
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
+from fp8tune_kernels.tuners import is_kernel, resolved
 
 FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
 """Functions of a spec that run while a sweep is planned: what they raise is no trial's failure. ``problems`` too, whose
 KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
 
-LARGEST = 2**63 - 1
-"""The largest value an axis may have: what the database holds."""
+LARGEST = 2**63 - 1  # the largest value an axis may have: what the database holds
 
 
 @functools.cache
@@ -56,12 +55,11 @@ def load_spec(reference: str) -> KernelSpec:
         check_reference(reference)
         module_text, _, attribute = registry.kernels()[named.kernel].partition(":")
         try:
-            spec = getattr(importlib.import_module(module_text), attribute)
+            return _with_check(getattr(importlib.import_module(module_text), attribute), named)
         except (ImportError, AttributeError) as error:
             raise MachineError(
                 f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
             ) from error
-        return _with_check(spec, named)
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = imported_module(module_text)
@@ -73,14 +71,12 @@ def load_spec(reference: str) -> KernelSpec:
     try:
         if is_kernel(spec):
             return _usable(_from_recording(spec, named), module)
-        if not isinstance(spec, KernelSpec):
-            raise UsageError(
-                f"{named.kernel} is of type {type(spec).__name__}: name an fp8tune_kernels.spec.KernelSpec or a kernel "
-                "of triton.autotune"
-            )
-        return _usable(_with_check(spec, named), module)
+        if isinstance(spec, KernelSpec):
+            return _usable(_with_check(spec, named), module)
     except (TypeError, ValueError, AttributeError) as error:  # a field of another type
         raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
+    kinds = "name an fp8tune_kernels.spec.KernelSpec or a kernel of triton.autotune"
+    raise UsageError(f"{named.kernel} is of type {type(spec).__name__}: {kinds}")
 
 
 def check_reference(reference: str) -> None:
@@ -123,10 +119,8 @@ def reach_recorded(named: KernelReference) -> None:
 
 def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
     if not named.recording:
-        raise UsageError(
-            f"{named.kernel} is a kernel without a spec: run fp8tune record -o run.json -- python PROGRAM, and add "
-            "--recording run.json"
-        )
+        record = "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json"
+        raise UsageError(f"{named.kernel} is a kernel without a spec: {record}")
     return build(
         recorded_kernel(named),
         function,
@@ -161,10 +155,10 @@ def _with_check(spec: KernelSpec, named: KernelReference) -> KernelSpec:
 
 def _function(text: str, option: str = "--reference") -> Callable[..., Any]:
     where, _, name = text.rpartition(":")
-    function = getattr(imported_module(where), name, None)
+    function: Any = getattr(imported_module(where), name, None)
     if not callable(function):
         raise UsageError(f"{option} {text}: {where} has no function {name}")
-    return cast(Callable[..., Any], function)
+    return function  # type: ignore[no-any-return]
 
 
 def imported_module(text: str) -> ModuleType:
@@ -189,43 +183,33 @@ def _try_import(text: str, content: str) -> None:
 
 
 def imported_here(text: str) -> ModuleType:
-    """Import a module or a ``path.py`` in this process. Raises UsageError."""
-    if text.endswith(".py"):
-        return _from_file(Path(text))
-    with _importing(text, Path.cwd()):
-        return importlib.import_module(text)
-
-
-def _from_file(path: Path) -> ModuleType:
-    path = path.resolve()
-    # a name of its own, the same in every process, since a file may be called like a module that is installed
-    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec: Any = importlib.util.spec_from_file_location(name, path)  # not None, as the path ends in .py
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    with _importing(str(path), path.parent):
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return module
-
-
-@contextlib.contextmanager
-def _importing(what: str, folder: Path) -> Iterator[None]:
-    """Let a kernel import its neighbours and print; turn whatever its module raises into one line."""
-    process = os.getpid()
+    """Import a module or a ``path.py`` in this process: it may import its neighbours, and print. Raises UsageError."""
+    path, process = Path(text).resolve(), os.getpid()
+    folder, what = (path.parent, str(path)) if text.endswith(".py") else (Path.cwd(), text)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that no neighbour hides an installed module
     try:
         with contextlib.redirect_stdout(sys.stderr):  # results have stdout to themselves
-            yield
+            return _from_file(path) if text.endswith(".py") else importlib.import_module(text)
     except (Exception, SystemExit) as error:
         raise UsageError(f"cannot import {what!r}: {one_line(error)}") from error
     finally:
         if os.getpid() != process:  # the module forked: its copy of this program would do everything a second time
             os._exit(0)
+
+
+def _from_file(path: Path) -> ModuleType:
+    # a name of its own, the same in every process, since a file may be called like a module that is installed
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec: Any = importlib.util.spec_from_file_location(name, path)  # not None, as the path ends in .py
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
@@ -251,10 +235,9 @@ def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:
         yield f"it has the axes {', '.join(spec.axes)}, but its default names {', '.join(spec.default)}"
     if spec.span and (spec.span.axis not in (None, *spec.axes) or spec.span.size not in spec.key):
         yield f"it has {spec.span}: name an axis, and a size that its key has exactly"
-    for what, names in (("axis", spec.axes), ("key", spec.key)):
-        for name in names:
-            if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
-                yield f"{what} {name!r} is refused: use a name that Python takes"
+    for what, name in (*(("axis", name) for name in spec.axes), *(("key", name) for name in spec.key)):
+        if not isinstance(name, str) or not NAME.fullmatch(name) or keyword.iskeyword(name):
+            yield f"{what} {name!r} is refused: use a name that Python takes"
     for axis, values in spec.axes.items():
         for value in (*values, spec.default[axis]):
             if type(value) is not int or not 0 <= value <= LARGEST:

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_STEP = re.compile(r"\.([^\W\d]\w*)|\[(-?\d+|'[\w.\-]+')\]")
-
-
-def chain(kernel: Any) -> Iterator[Any]:
-    """Yield a kernel and what it wraps, outermost first: Heuristics, Autotuner, JITFunction, the Python function."""
-    visited = set[int]()
-    while kernel is not None and id(kernel) not in visited:
-        visited.add(id(kernel))
-        yield kernel
-        inside = vars(kernel) if hasattr(kernel, "__dict__") else {}
-        kernel = inside.get("fn", inside.get("__wrapped__"))
-
-
-def is_kernel(value: Any) -> bool:
-    """Return True for an Autotuner, Heuristics or a ``@triton.jit`` function."""
-    return hasattr(value, "run") and hasattr(value, "fn")
-
-
-def tuner_of(kernel: Any) -> Any:
-    """Return the autotuner in a kernel; None for a bare one."""
-    return next((item for item in chain(kernel) if hasattr(item, "configs")), None)
-
-
-def python_function(kernel: Any) -> Any:
-    """Return the Python function that a kernel was made of."""
-    return next(item for item in chain(kernel) if hasattr(item, "__code__"))
-
-
-def function_name(kernel: Any) -> str:
-    """Return ``module:qualified name`` of the Python function."""
-    function = python_function(kernel)
-    return f"{function.__module__}:{function.__qualname__}"
+from fp8tune_kernels.tuners import STEP, chain, function_name, python_function
 
 
 def attribute_of(kernel: Any) -> str | None:
@@ -54,48 +22,29 @@ def attribute_of(kernel: Any) -> str | None:
     own = sys.modules.get(function.__module__)
     modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
     every = [names for module in modules if "__name__" in (names := getattr(module, "__dict__", {}))]
-
-    def holds(value: Any) -> bool:
-        return interface in type(value).__mro__ and any(item is kernel for item in chain(value))
-
-    for names in every:
-        for name, value in [(function.__name__, names.get(function.__name__)), *list(names.items())]:
-            if holds(value):
-                return f"{names['__name__']}:{name}"
-    for names in every:
-        for name, value in list(names.items()):
-            for step, inner in _members(value):
-                if holds(inner) and _STEP.fullmatch(step):
-                    return f"{names['__name__']}:{name}{step}"
+    for is_inside in (False, True):
+        for names in every:
+            own_name = function.__name__
+            for name, value in [(own_name, names.get(own_name)), *list(names.items())]:
+                for step, item in _members(value) if is_inside else [("", value)]:
+                    is_held = interface in type(item).__mro__ and any(inner is kernel for inner in chain(item))
+                    if is_held and (not step or STEP.fullmatch(step)):
+                        return f"{names['__name__']}:{name}{step}"
     return None
 
 
-def _members(value: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a container or object, each with the text that leads to it."""
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a container or object, each with the text that leads to it."""
     if type(value) is dict:
-        return [(f"[{key!r}]", inner) for key, inner in list(value.items()) if type(key) in (int, str)]
-    if type(value) in (list, tuple):
-        return [(f"[{index}]", inner) for index, inner in enumerate(value)]
-    if issubclass(type(value), ModuleType):
-        return []
-    try:  # past __getattribute__, which may do anything, such as warn
-        names = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return []
-    return [(f".{name}", inner) for name, inner in list(names.items())]
-
-
-def resolved(module: Any, path: str) -> Any:
-    """Return what ``BY_WIDTH[2]`` or ``LAYER.kernel`` is in a module. Raises AttributeError or LookupError."""
-    value, end = module, 0
-    for step in _STEP.finditer(f".{path}"):
-        if step.start() != end:
-            break
-        end = step.end()
-        value = getattr(value, step[1]) if step[1] else value[ast.literal_eval(step[2])]
-    if end != len(path) + 1:
-        raise AttributeError(f"{path!r} is no attribute")
-    return value
+        yield from ((f"[{key!r}]", inner) for key, inner in list(value.items()) if type(key) in (int, str))
+    elif type(value) in (list, tuple):
+        yield from ((f"[{index}]", inner) for index, inner in enumerate(value))
+    elif not issubclass(type(value), ModuleType):
+        try:  # past __getattribute__, which may do anything, such as warn
+            names = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return
+        yield from ((f".{name}", inner) for name, inner in list(names.items()))
 
 
 def place_of(kernel: Any, script: str | None) -> tuple[str, str]:
@@ -119,7 +68,7 @@ def place_of(kernel: Any, script: str | None) -> tuple[str, str]:
     if script is None or not _is_guarded(Path(script)):
         return name, 'defined in __main__: move it to a module, or the program under if __name__ == "__main__"'
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return (f"{spec.name}:{attribute}" if spec else f"{Path(script).absolute()}:{attribute}"), ""
+    return f"{spec.name if spec else Path(script).absolute()}:{attribute}", ""
 
 
 def _is_guarded(script: Path) -> bool:

@@ -13,8 +13,7 @@ from fp8tune.replay.configs import is_size
 from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.replay.values import dtype_number, number, text_of
 
-ODD = "odd-"
-"""Begins the layout of the same launch at sizes that no block divides."""
+ODD = "odd-"  # begins the layout of the same launch at sizes that no block divides
 
 
 class Word(int):
@@ -37,15 +36,12 @@ class Word(int):
 
 def in_words(problem: Problem, launch: Launch) -> Problem:
     """Return an equal problem whose sizes print as the arguments of its launch do: ``MODE=silu TO=float16``."""
-    scalars, dtypes = launch.scalars, {f"{item.name}_dtype": item.dtype for item in launch.tensors}
-    texts = {name: text_of(value) for name, value in scalars.items() if type(value) is not int} | dtypes
-    numbers = {name: number(value) for name, value in scalars.items()}
-    numbers |= {name: dtype_number(dtype) for name, dtype in dtypes.items()}
-    words = [
-        (name, Word(size, texts[name]) if name in texts and numbers[name] == size else size)
-        for name, size in problem.shape.items()
-    ]
-    return replace(problem, shape=NamedInts(words))
+    words = {
+        name: Word(number(value), text_of(value)) for name, value in launch.scalars.items() if type(value) is not int
+    }
+    words |= {f"{item.name}_dtype": Word(dtype_number(item.dtype), item.dtype) for item in launch.tensors}
+    shape = [(name, words[name] if words.get(name) == size else size) for name, size in problem.shape.items()]
+    return replace(problem, shape=NamedInts(shape))
 
 
 def key(kernel: Kernel, shared: Sequence[str] = ()) -> tuple[str, ...]:
@@ -55,8 +51,8 @@ def key(kernel: Kernel, shared: Sequence[str] = ()) -> tuple[str, ...]:
     """
     tensors = {argument.name for launch in kernel.launches for argument in launch.tensors}
     scalars = [launch.scalars for launch in kernel.launches]
-    key_names = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
-    return tuple(shared) or (*key_names, *(f"{name}_dtype" for name in _differing(kernel.launches)))
+    names = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
+    return tuple(shared) or (*names, *(f"{name}_dtype" for name in _differing(kernel.launches)))
 
 
 def problems(kernel: Kernel, shared: Sequence[str] = ()) -> dict[Problem, tuple[Launch, ...]]:
@@ -78,13 +74,12 @@ def problem(kernel: Kernel, launches: Sequence[Launch], layout: str, shared: Seq
     """Return the problem of launches. Sizes in which they differ are left out."""
     every = [_sizes(kernel, launch, shared) for launch in launches]
     sizes = {name: size for name, size in every[0].items() if all(item.get(name) == size for item in every)}
-    tensors = launches[0].tensors
     ids = [launch.id for launch in launches]
     return Problem(
         kernel.name,
         NamedInts({name.replace("[", "_").replace("]", ""): size for name, size in sizes.items()} or {"count": 1}),
         input_layout=layout + (ids[0] if len(ids) == 1 else hashlib.sha256("".join(ids).encode()).hexdigest()[:12]),
-        in_dtype=next((item.dtype for item in sorted(tensors, key=lambda item: item.is_integer)), ""),
+        in_dtype=next((item.dtype for item in sorted(launches[0].tensors, key=lambda item: item.is_integer)), ""),
         fp8_dtype="",
         scale_mode="",
     )

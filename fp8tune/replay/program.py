@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
+import json
 import os
+import pickle
 import shlex
 import signal
 import subprocess
@@ -14,38 +15,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from fp8tune.errors import Fp8tuneError, MachineError, UsageError
+from fp8tune.errors import Fp8tuneError, UsageError
 from fp8tune.redaction import redacted
-from fp8tune.replay import usage
 from fp8tune.replay.recording import Kernel, Launch, Recording, Tensor, merged, read
 from fp8tune.replay.watch import process
 from fp8tune.revisions import source
 from fp8tune.stopping import Stopped
+from fp8tune_kernels import tuners
+
+Work = tuple[Kernel, Launch, Any]
+"""A launch with its compiled code: (type of each argument, TTIR); None to compile it."""
 
 
 @dataclass(frozen=True)
 class Ended:
     """A program that has ended."""
 
-    exit_code: int
-    """Exit code; 128 and the signal's number for a program that a signal ended, as in a shell."""
-    recording: Recording | None
-    """None where no process imported Triton."""
+    exit_code: int  # 128 and the signal's number for a program that a signal ended, as in a shell
+    recording: Recording | None  # None where no process imported Triton
 
 
 def run(
-    command: Sequence[str], patterns: Sequence[str] = (), stdout: int | None = None, stores_integers: bool = True
+    command: Sequence[str],
+    patterns: Sequence[str] = (),
+    stdout: int | None = None,
+    stores_integers: bool = True,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run a command and record the launches of all its Python processes.
 
     ``patterns``: kernels to record, as ``module:name`` or ``name`` with wildcards; without one, all autotuned kernels;
-    ``stdout``: the descriptor that the program prints to. A signal that ends this process ends the program first.
-    Raises UsageError for a command that cannot be started.
+    ``stdout``: the descriptor that the program prints to; ``variables``: more of its environment. A signal that ends
+    this process ends the program first. Raises UsageError for a command that cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
-        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns)}
+        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns), **variables}
         environment |= {} if stores_integers else {process.VALUES: "0"}
+        environment[process.KERNELS] = str(Path(tuners.__file__).parent)
         site = str(Path(process.__file__).absolute().parent / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
         exit_code = _exit_code(command, environment, stdout)
@@ -53,10 +62,9 @@ def run(
     if not parts:
         return Ended(exit_code, None)
     recording = merged([part for part in parts if part.kernels] or parts[:1])
-    full = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns]
-    chosen = [k for k in recording.kernels if not full or any(fnmatchcase(k.name, pattern) for pattern in full)]
-    recording = replace(recording, kernels=tuple(chosen))
-    kernels = _with_usage([_with_source(kernel) for kernel in recording.kernels], recording.codes)
+    full = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
+    chosen = [k for k in recording.kernels if any(fnmatchcase(k.name, pattern) for pattern in full)]
+    kernels = tuple(_with_usage([_with_source(kernel) for kernel in chosen], recording.codes))
     return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=kernels, codes={}))
 
 
@@ -97,51 +105,54 @@ def _with_source(kernel: Kernel) -> Kernel:
 def _name(kernel: Kernel) -> str:
     """Return ``module:attribute``, or ``path.py:attribute`` where the module cannot be imported from this folder."""
     module, _, attribute = kernel.name.rpartition(":")
-    file = Path(kernel.file)
-    if module.endswith(".py"):
-        return f"{_short(Path(module))}:{attribute}"
-    if kernel.refusal or module.rpartition(".")[2] != (file.parent.name if file.stem == "__init__" else file.stem):
-        return kernel.name
-    top = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
-    places = [] if top is None else [*(top.submodule_search_locations or ()), *filter(None, (top.origin,))]
-    if any(file.resolve().is_relative_to(Path(place).resolve()) for place in places):
-        return kernel.name
-    return f"{_short(file)}:{attribute}"
+    file = Path(module if module.endswith(".py") else kernel.file)
+    if not module.endswith(".py"):
+        own_name = file.parent.name if file.stem == "__init__" else file.stem
+        if kernel.refusal or module.rpartition(".")[2] != own_name:
+            return kernel.name
+        top = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
+        places = [] if top is None else [*(top.submodule_search_locations or ()), *filter(None, (top.origin,))]
+        if any(file.resolve().is_relative_to(Path(place).resolve()) for place in places):
+            return kernel.name
+    return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{attribute}"
 
 
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def usages(work: Sequence[Work]) -> list[dict[str, list[bool]]]:
+    """Return the use of arguments of launches, as :class:`fp8tune.replay.ttir.Use`, in their order.
+
+    Asks a process that can compile. Empty for a launch that does not compile, and for all where Triton is missing.
+    """
+    light = [(replace(kernel, launches=()), launch.without_values(), code) for kernel, launch, code in work]
+    command = [sys.executable, "-m", "fp8tune.replay.ttir"]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ended = subprocess.run(command, input=pickle.dumps(light), env=environment, capture_output=True, check=False)
+    try:
+        answers: list[dict[str, list[bool]]] = json.loads(ended.stdout.splitlines()[-1])
+        return answers
+    except (ValueError, IndexError):
+        return [{} for _ in work]
 
 
-def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> tuple[Kernel, ...]:
+def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> list[Kernel]:
     """Return kernels whose every tensor says whether it is read and written, as far as they can be compiled here."""
 
-    def may_point(launch: Launch) -> bool:
-        return any(isinstance(item, Tensor) or not item.is_constexpr for item in launch.arguments)
+    def is_asked(kernel: Kernel, launch: Launch) -> bool:
+        may_point = any(isinstance(item, Tensor) or not item.is_constexpr for item in launch.arguments)
+        return launch.code in codes or (not kernel.refusal and may_point)
 
-    work = [
-        (kernel, launch, codes.get(launch.code))
-        for kernel in kernels
-        for launch in kernel.launches
-        if launch.code in codes or (not kernel.refusal and may_point(launch))
-    ]
-    uses_by_launch: dict[tuple[str, str], usage.Usage] = {}
-    with contextlib.suppress(MachineError):
-        uses = usage.usages(work) if work else []
-        uses_by_launch = {(kernel.name, launch.id): use for (kernel, launch, _), use in zip(work, uses, strict=True)}
+    work = [(k, launch, codes.get(launch.code)) for k in kernels for launch in k.launches if is_asked(k, launch)]
+    answers = zip(work, usages(work) if work else (), strict=True)
+    uses_by_launch = {(kernel.name, launch.id): uses for (kernel, launch, _), uses in answers}
 
-    def with_use(launch: Launch, uses: usage.Usage) -> Launch:
+    def with_use(kernel: Kernel, launch: Launch) -> Launch:
+        uses = uses_by_launch.get((kernel.name, launch.id)) or {}
+        addresses = tuple(name for name, (_, _, is_address) in uses.items() if is_address)
+
         def marked(tensor: Tensor) -> Tensor:
-            use = uses.get(tensor.name)
-            return replace(tensor, is_loaded=use.is_loaded, is_stored=use.is_stored) if use else tensor
+            unknown = (tensor.is_loaded, tensor.is_stored)
+            is_loaded, is_stored = uses[tensor.name][:2] if tensor.name in uses else unknown
+            return replace(tensor, is_loaded=is_loaded, is_stored=is_stored)
 
-        addresses = tuple(name for name, use in uses.items() if use.is_address) if uses else launch.addresses
-        return replace(launch.with_tensors(marked), addresses=addresses, code="")
+        return replace(launch.with_tensors(marked), addresses=addresses if uses else launch.addresses, code="")
 
-    return tuple(
-        replace(
-            kernel,
-            launches=tuple(with_use(item, uses_by_launch.get((kernel.name, item.id), {})) for item in kernel.launches),
-        )
-        for kernel in kernels
-    )
+    return [replace(kernel, launches=tuple(with_use(kernel, item) for item in kernel.launches)) for kernel in kernels]

@@ -22,53 +22,41 @@ from fp8tune.errors import UsageError, one_line
 R = TypeVar("R")
 M = TypeVar("M", "Launch", "Kernel")
 
-FORMAT = 3
-"""Version of the file. Older recordings are made again, newer ones need a newer fp8tune."""
+FORMAT = 3  # version of the file. Older recordings are made again, newer ones need a newer fp8tune.
 
 Value = Any
 """A plain value as JSON holds it; :mod:`fp8tune.replay.values` has the table of kinds."""
+
+CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Arguments of ``triton.Config`` beside the kernel's own."""
 
 
 @dataclass(frozen=True)
 class Tensor:
     """An argument in memory: a tensor, or a TensorDescriptor over one."""
 
-    name: str
-    """The parameter; ``parts[0]`` for a tensor inside a tuple."""
-    dtype: str
-    """``bfloat16``, without ``torch.``"""
+    name: str  # the parameter; `parts[0]` for a tensor inside a tuple
+    dtype: str  # `bfloat16`, without `torch.`
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Elements from an index to the next one."""
-    alignment: int = 16
-    """The largest power of two, at most 16, that divides the address."""
-    storage: int = 0
-    """Arguments of a launch with the same number share memory; see ``offset``."""
-    offset: int = 0
-    """Elements from the first that any argument in the same storage has."""
-    is_loaded: bool | None = None
-    """True if the compiled code reads it; None if unknown."""
-    is_stored: bool | None = None
-    """True if the compiled code writes it; None if unknown. An atomic reads and writes."""
-    values: tuple[int, ...] | None = None
-    """All elements of a small integer tensor, in row-major order."""
-    packed: str = ""
-    """All elements of a larger integer tensor, see :func:`pack`."""
+    alignment: int = 16  # the largest power of two, at most 16, that divides the address
+    storage: int = 0  # arguments of a launch with the same number share memory; see `offset`
+    offset: int = 0  # elements from the first that any argument in the same storage has
+    is_loaded: bool | None = None  # True if the compiled code reads it; None if unknown
+    is_stored: bool | None = None  # True if the compiled code writes it; None if unknown. An atomic reads and writes.
+    values: tuple[int, ...] | None = None  # all elements of a small integer tensor, in row-major order
+    packed: str = ""  # all elements of a larger integer tensor, see `pack`
     least: float | None = None
     most: float | None = None
     """Extremes of the finite elements; None if nothing was read, as in the capture of a CUDA graph."""
     mean: float | None = None
     deviation: float | None = None
-    zeros: float | None = None
-    """Share of zeros."""
-    not_finite: float | None = None
-    """Share of NaN and infinity."""
+    zeros: float | None = None  # share of zeros
+    not_finite: float | None = None  # share of NaN and infinity
     constant: Value = None
     """The value of all elements of a floating-point tensor, infinities and NaN included; None where they differ."""
-    is_sorted: bool = False
-    """True if an integer tensor never decreases, as group ends do."""
-    descriptor: tuple[int, ...] | None = None
-    """The block shape, where the argument is a TensorDescriptor."""
+    is_sorted: bool = False  # True if an integer tensor never decreases, as group ends do
+    descriptor: tuple[int, ...] | None = None  # the block shape, where the argument is a TensorDescriptor
 
     @property
     def integers(self) -> tuple[int, ...] | None:
@@ -110,19 +98,14 @@ def unpack(text: str) -> tuple[int, ...]:
 class Grid:
     """Programs of a launch for each config: the caller's function, as a table."""
 
-    axes: tuple[str, ...]
-    """The config's names that the grid depends on; none where it is constant."""
+    axes: tuple[str, ...]  # the config's names that the grid depends on; none where it is constant
     table: tuple[tuple[tuple[Value, ...], tuple[int, ...]], ...]
     """(values of ``axes``, programs in x, y, z): the declared configs, and powers of two around them."""
 
-    def of(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
+    def programs(self, config: Mapping[str, Value]) -> tuple[int, ...] | None:
         """Return the programs of a config; None for one that is not in the table."""
         expected_values = tuple(config.get(axis) for axis in self.axes)
         return next((programs for values, programs in self.table if values == expected_values), None)
-
-
-CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Arguments of ``triton.Config`` beside the kernel's own."""
 
 
 @dataclass(frozen=True)
@@ -153,32 +136,24 @@ class Config:
 class Launch:
     """Launches that differ in nothing but the values of tensors."""
 
-    arguments: tuple[Argument, ...]
-    """All but those that the config sets, in the order of the kernel's parameters."""
+    arguments: tuple[Argument, ...]  # all but those that the config sets, in the order of the kernel's parameters
     grid: Grid
     key: tuple[Value, ...] = ()
     """The key under which an autotuner looks its config up: values of key arguments, then the dtype of each tensor."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Keyword arguments that are no parameters, such as ``num_warps`` of a bare ``@triton.jit`` function."""
-    count: int = 1
-    """Number of launches; an estimate after :data:`fp8tune.replay.watch.patches.CALM` launches of a kernel."""
-    gpu_us: float | None = None
-    """Median time of one launch; None where nothing was timed."""
-    config: Config | None = None
-    """The config that run-time tuning picked; None if unknown."""
-    configs: tuple[Config, ...] | None = None
-    """Those that a bare kernel was launched with."""
+    count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.patches.CALM` launches of a kernel
+    gpu_us: float | None = None  # median time of one launch; None where nothing was timed
+    config: Config | None = None  # the config that run-time tuning picked; None if unknown
+    configs: tuple[Config, ...] | None = None  # those that a bare kernel was launched with
     in_graph: bool = False
     """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
-    is_traced: bool = False
-    """True if torch.compile traced it: the program launched a copy of the kernel."""
+    is_traced: bool = False  # True if torch.compile traced it: the program launched a copy of the kernel
     addresses: tuple[str, ...] | None = None
     """Arguments whose integers become pointers in the compiled code (None: unknown). Such a launch cannot be repeated:
     the addresses are those of a process that has ended."""
-    shared: tuple[Launch, ...] = ()
-    """Launches that share its config, where a sweep stored it; empty in a recording."""
-    code: str = ""
-    """Key of the compiled code in ``Recording.codes``, in the parts that single processes write."""
+    shared: tuple[Launch, ...] = ()  # launches that share its config, where a sweep stored it; empty in a recording
+    code: str = ""  # key of the compiled code in `Recording.codes`, in the parts that single processes write
 
     @cached_property
     def id(self) -> str:
@@ -210,17 +185,16 @@ class Launch:
         """Return the launch without the elements of its tensors."""
         return self.with_tensors(lambda tensor: replace(tensor, values=None, packed=""))
 
-    def merged(self, other: Launch) -> Launch:
+    def merged(self, later: Launch) -> Launch:
         """Add a launch of the same id: the one that has values, with the counts, programs and configs of both."""
-        first, second = (other, self) if self.in_graph and not other.in_graph else (self, other)
+        first, second = (later, self) if self.in_graph and not later.in_graph else (self, later)
         gpu_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
         more = [entry for entry in second.grid.table if first.grid != second.grid and entry not in first.grid.table]
-        listed = None if self.configs is None or other.configs is None else distinct((*self.configs, *other.configs))
         return replace(
             first,
             grid=replace(first.grid, table=(*first.grid.table, *more)),
-            configs=listed,
-            count=self.count + other.count,
+            configs=None if self.configs is None or later.configs is None else distinct(self.configs + later.configs),
+            count=self.count + later.count,
             gpu_us=sum(gpu_us) / len(gpu_us) if gpu_us else None,
             config=first.config or second.config,
             code=first.code or second.code,
@@ -231,42 +205,33 @@ class Launch:
 class Kernel:
     """One kernel that ran."""
 
-    name: str
-    """``module:attribute``, by which it can be imported; a qualified name if it cannot be."""
-    refusal: str = ""
-    """The reason why it cannot be swept: a closure, defined in ``__main__``, and so on."""
-    file: str = ""
-    """The file that defines it."""
-    source_hash: str = ""
-    """16 hex digits; see :func:`fp8tune.revisions.source.source_hash`."""
-    is_autotuned: bool = True
-    """False for a bare ``@triton.jit`` function."""
+    name: str  # `module:attribute`, by which it can be imported; a qualified name if it cannot be
+    refusal: str = ""  # the reason why it cannot be swept: a closure, defined in `__main__`, and so on
+    file: str = ""  # the file that defines it
+    source_hash: str = ""  # 16 hex digits; see `fp8tune.revisions.source.source_hash`
+    is_autotuned: bool = True  # False for a bare `@triton.jit` function
     parameters: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
-    """The autotuner's key arguments."""
-    configs: tuple[Config, ...] = ()
-    """Declared configs in their order."""
+    key: tuple[str, ...] = ()  # the autotuner's key arguments
+    configs: tuple[Config, ...] = ()  # declared configs in their order
     pruner_configs: tuple[Config, ...] = ()
     """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
     swept; empty in its file."""
-    tuning_s: float = 0.0
-    """Seconds that run-time tuning took, over all keys of all processes."""
+    tuning_s: float = 0.0  # seconds that run-time tuning took, over all keys of all processes
     launches: tuple[Launch, ...] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    """Reason why launches were only counted -> their number."""
+    skipped: Mapping[str, int] = field(default_factory=dict)  # reason why launches were only counted -> their number
 
-    def merged(self, other: Kernel) -> Kernel:
+    def merged(self, later: Kernel) -> Kernel:
         """Add what another process recorded."""
-        launches = merged_by((*self.launches, *other.launches), lambda launch: launch.id)
-        first, second = (self, other) if self.configs else (other, self)
-        is_fine = launches and not (self.refusal and other.refusal)  # recorded in any process is enough
+        launches = merged_by((*self.launches, *later.launches), lambda launch: launch.id)
+        first, second = (self, later) if self.configs else (later, self)
+        is_fine = launches and not (self.refusal and later.refusal)  # recorded in any process is enough
         return replace(
             first,
-            configs=distinct((*first.configs, *second.configs)),
-            refusal="" if is_fine else self.refusal or other.refusal,
-            tuning_s=self.tuning_s + other.tuning_s,
+            configs=distinct(first.configs + second.configs),
+            refusal="" if is_fine else self.refusal or later.refusal,
+            tuning_s=self.tuning_s + later.tuning_s,
             launches=launches,
-            skipped=dict(Counter(self.skipped) + Counter(other.skipped)),
+            skipped=dict(Counter(self.skipped) + Counter(later.skipped)),
         )
 
 
@@ -275,8 +240,7 @@ class Recording:
     """One run."""
 
     command: str = ""
-    device: str = ""
-    """Its name, such as ``NVIDIA H200``."""
+    device: str = ""  # its name, such as `NVIDIA H200`
     arch: str = ""
     torch: str = ""
     triton: str = ""
@@ -313,21 +277,19 @@ def merged(recordings: Sequence[Recording]) -> Recording:
 
 
 def as_json(record: Any) -> Any:
-    """Return a record of this module as plain JSON values; fields at their default are left out."""
+    """Return a record as plain JSON values; fields at their default are left out."""
     if dataclasses.is_dataclass(record):
         document = {"kind": "tensor"} if isinstance(record, Tensor) else {}
-        values = [(item, getattr(record, item.name)) for item in dataclasses.fields(record)]
-        return document | {item.name: as_json(value) for item, value in values if not _is_default(value, item)}
+        for item in dataclasses.fields(record):
+            value, default = getattr(record, item.name), item.default
+            is_collection = item.default_factory is not dataclasses.MISSING
+            # True == 1: a flag and a count are told apart by their type
+            is_default = not value if is_collection else type(value) is type(default) and value == default
+            document |= {} if is_default else {item.name: as_json(value)}
+        return document
     if isinstance(record, Mapping):
         return {name: as_json(value) for name, value in record.items()}
     return [as_json(value) for value in record] if isinstance(record, list | tuple) else record
-
-
-def _is_default(value: Any, declared: dataclasses.Field[Any]) -> bool:
-    if declared.default_factory is not dataclasses.MISSING:
-        return not value
-    # True == 1: a flag and a count are told apart by their type
-    return type(value) is type(declared.default) and bool(value == declared.default)
 
 
 def text_of(recording: Recording, is_compact: bool = False) -> str:
@@ -357,14 +319,14 @@ def read(path: Path) -> Recording:
         raise UsageError(f"cannot read the recording {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not JSON: {one_line(error)}: make it with fp8tune record") from None
-    version = document.pop("fp8tune_recording", None) if isinstance(document, dict) else None
+    version, again = document.pop("fp8tune_recording", None) if isinstance(document, dict) else None, f"{path} --"
     if type(version) is not int:
-        raise UsageError(f"{str(path)!r} is no recording: make it with fp8tune record -o {path} -- python PROGRAM")
-    if version != FORMAT:
-        fix = "install that one" if version > FORMAT else f"record again: fp8tune record -o {path} -- python PROGRAM"
-        raise UsageError(
-            f"{str(path)!r} was recorded by {'a newer' if version > FORMAT else 'an older'} fp8tune: {fix}"
-        )
+        raise UsageError(f"{str(path)!r} is no recording: make it with fp8tune record -o {again} python PROGRAM")
+    if version > FORMAT:
+        raise UsageError(f"{str(path)!r} was recorded by a newer fp8tune: install that one")
+    if version < FORMAT:
+        fix = f"record again: fp8tune record -o {again} python PROGRAM"
+        raise UsageError(f"{str(path)!r} was recorded by an older fp8tune: {fix}")
     try:
         return from_json(document, Recording)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -386,8 +348,10 @@ def from_json(document: Any, record: type[R]) -> R:
 def _typed(document: Any, hint: Any) -> Any:
     """Return a JSON value as an annotation has it."""
     origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return _frozen(document)
+    if hint is Any:  # lists as tuples, so that values can be compared with what was recorded
+        is_list, is_object = isinstance(document, list), isinstance(document, dict)
+        hint = tuple[Any, ...] if is_list else Mapping[str, Any] if is_object else None
+        return document if hint is None else _typed(document, hint)
     if hint == Argument:
         is_tensor = document.get("kind") == "tensor"
         document = {name: value for name, value in document.items() if name != "kind"}
@@ -414,10 +378,3 @@ def _typed(document: Any, hint: Any) -> Any:
     if hint is int and not -(2**63) <= document < 2**63:
         raise ValueError(f"{document!r:.40} is no size or stride")
     return document
-
-
-def _frozen(value: Any) -> Any:
-    """Return lists as tuples, so that values can be compared with what was recorded."""
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return {name: _frozen(item) for name, item in value.items()} if isinstance(value, dict) else value

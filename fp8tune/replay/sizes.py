@@ -15,9 +15,7 @@ from dataclasses import replace
 
 from fp8tune.replay.recording import Argument, Grid, Launch, Scalar, Tensor, Value
 
-KEPT = 16
-"""Sizes up to this stay: groups, heads, blocks of a scale."""
-
+KEPT = 16  # sizes up to this stay: groups, heads, blocks of a scale
 MULTIPLES_OF_16 = (208, 176, 144, 112, 240, 272, 80, 48, 304, 16)
 PRIMES = (157, 101, 67, 131, 83, 113, 59, 43, 31, 23, 17)
 
@@ -30,8 +28,7 @@ def odd(launch: Launch) -> Launch | str:
     """Return the launch at other sizes, or the reason why there is none."""
     try:
         resizing = _Resizing(launch)
-        arguments = tuple(map(resizing.argument, launch.arguments))
-        return replace(launch, arguments=arguments, grid=resizing.grid())
+        return replace(launch, arguments=tuple(map(resizing.argument, launch.arguments)), grid=resizing.grid())
     except UnclearError as unclear:
         return str(unclear)
 
@@ -43,6 +40,8 @@ class _Resizing:
         self.names = {argument.name for argument in launch.arguments}
         self.table = launch.grid
         self.rows = [values for values, _ in launch.grid.table]
+        self.columns = list(zip(*(programs for _, programs in launch.grid.table), strict=False))
+        self.ones = (1,) * len(self.rows)
         self.sizes: dict[int, int] = {}
         every = {size for tensor in launch.tensors for size in tensor.shape if size > KEPT}
         for size in sorted(every & self._visible(launch), reverse=True):
@@ -51,14 +50,11 @@ class _Resizing:
             self.sizes |= {size: free[0]} if free else {}
         if not self.sizes:
             raise UnclearError("it has no size above 16 that its arguments or its grid tell")
-        self.meanings: dict[int, set[int]] = {}
-        """Size, or product of neighbouring sizes -> what it may become."""
+        self.meanings: dict[int, set[int]] = {}  # size, or product of neighbouring sizes -> what it may become
         self.strides: dict[int, set[int]] = {}
         for tensor in launch.tensors:
-            places = range(1, len(tensor.shape) + 1)
-            for dims in [(size,) for size in tensor.shape] + [
-                d for n in places for d in (tensor.shape[:n], tensor.shape[-n:])
-            ]:
+            shape, counts = tensor.shape, range(1, len(tensor.shape) + 1)
+            for dims in [*((size,) for size in shape), *(d for n in counts for d in (shape[:n], shape[-n:]))]:
                 self.meanings.setdefault(math.prod(dims), set()).add(math.prod(map(self.size, dims)))
             for stride, new in zip(tensor.strides, self._new_strides(tensor), strict=True):
                 self.strides.setdefault(stride, set()).add(new)
@@ -72,14 +68,12 @@ class _Resizing:
 
         Of a tensor whose number of elements alone it gets, that is the longest.
         """
-        columns = set(zip(*(programs for _, programs in self.table.table), strict=False))
         numbers = {number for tensor in launch.tensors for number in (*tensor.shape, math.prod(tensor.shape))}
-        ones = (1,) * len(self.rows)
-        terms = {ones}.union(*map(self._by_blocks, numbers))
+        terms = {self.ones}.union(*map(self._by_blocks, numbers))
         visible = {value for value in launch.scalars.values() if type(value) is int}
         for number in numbers - visible:
-            own = {*self._by_blocks(number)} - {ones}
-            visible |= {number} if any(_times(term, factor) in columns for term in own for factor in terms) else set()
+            own = {*self._by_blocks(number)} - {self.ones}
+            visible |= {number} if any(_times(a, b) in self.columns for a in own for b in terms) else set()
         described = {size for tensor in launch.tensors if tensor.descriptor for size in tensor.shape}
         whole = {max(item.shape) for item in launch.tensors if item.shape and math.prod(item.shape) in visible}
         return visible | described | whole
@@ -100,17 +94,15 @@ class _Resizing:
     def argument(self, argument: Argument) -> Argument:
         """Return an argument at the new sizes. Raises UnclearError for a number with more than one meaning, or none."""
         if isinstance(argument, Scalar):
-            is_size = type(argument.value) is int and not (argument.is_constexpr and self._is_block(argument.name))
+            name = argument.name  # a constant is a block by its name: BLOCK_N, or BD beside an argument D
+            is_block = "BLOCK" in name.upper() or (name.startswith("B") and name[1:] in self.names)
+            is_size = type(argument.value) is int and not (argument.is_constexpr and is_block)
             return replace(argument, value=self._scalar(argument)) if is_size else argument
         shape = tuple(map(self.size, argument.shape))
         if argument.offset and shape != argument.shape:
             raise UnclearError(f"{argument.name} begins inside another tensor")
         resized = replace(argument, shape=shape, strides=self._new_strides(argument))
         return self._integers(resized, argument) if argument.is_integer and argument.dtype != "bool" else resized
-
-    def _is_block(self, name: str) -> bool:
-        """Return True for a constant that is a block by its name: ``BLOCK_N``, or ``BD`` beside an argument ``D``."""
-        return "BLOCK" in name.upper() or (name.startswith("B") and name[1:] in self.names)
 
     def _scalar(self, scalar: Scalar) -> int:
         value = scalar.value
@@ -136,9 +128,9 @@ class _Resizing:
             raise UnclearError(f"{recorded.name} holds values up to {int(most)}, which is no size of a tensor")
         new = self.sizes[old]
         largest = new if most == old else new - 1
-        scaled = [min(int(value) * new // old, largest) for value in (*(values or ()), least or 0)]
-        least = None if least is None else float(scaled[-1])
-        values = None if values is None else tuple(scaled[:-1])
+        *scaled, scaled_least = [min(int(value) * new // old, largest) for value in (*(values or ()), least or 0)]
+        least = None if least is None else float(scaled_least)
+        values = None if values is None else tuple(scaled)
         return replace(resized, values=values, packed="", least=least, most=float(largest))
 
     def grid(self) -> Grid:
@@ -146,15 +138,13 @@ class _Resizing:
 
         A formula is a size, a size by blocks, or the product of two such.
         """
-        counts = {len(programs) for _, programs in self.table.table}
-        if len(counts) > 1:
+        if len({len(programs) for _, programs in self.table.table}) > 1:
             raise UnclearError("its grid has not always as many dimensions")
         meanings = [(old, new) for old, news in self.meanings.items() for new in news]
-        terms = {pair for old, new in meanings for pair in zip(*map(self._by_blocks, (old, new)), strict=True)}
-        ones = (1,) * len(self.rows)
+        terms = {pair for both in meanings for pair in zip(*map(self._by_blocks, both), strict=True)}
         columns: list[tuple[int, ...]] = []
-        for dim, column in enumerate(zip(*(programs for _, programs in self.table.table), strict=True)):
-            pairs = itertools.combinations_with_replacement([*terms, (ones, ones)], 2)
+        for dim, column in enumerate(self.columns):
+            pairs = itertools.combinations_with_replacement([*terms, (self.ones, self.ones)], 2)
             fitting = {_times(left[1], right[1]) for left, right in pairs if _times(left[0], right[0]) == column}
             if not fitting and len(set(column)) == 1:
                 fitting = {column}  # as many programs as the device runs at once, for example

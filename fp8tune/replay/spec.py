@@ -16,28 +16,23 @@ from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune.replay import configs, problems, sizes
 from fp8tune.replay.case import Case, Storage
 from fp8tune.replay.launching import Launcher
-from fp8tune.replay.naming import chain, tuner_of
-from fp8tune.replay.recording import Argument, Kernel, Launch, Tensor, as_json
+from fp8tune.replay.recording import Kernel, Launch, as_json
 from fp8tune.replay.values import Unrecordable, config_of
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
+from fp8tune_kernels.tuners import chain, tuner_of
 
-SMALL = 2**20
-"""Elements of a problem that Triton's interpreter runs as it is, and of an edge case."""
+SMALL = 2**20  # elements of a problem that Triton's interpreter runs as it is, and of an edge case
 
 ADDRESSES = range(2**32, 2**57)
 """Addresses of memory. Asked only of launches whose code nobody could read: the default seed of torch is in it too."""
 
 TOLERANCES = {
-    "float64": 1e-7,
-    "float32": 1e-5,
-    "float16": 1e-3,
-    "bfloat16": 1.6e-2,
-    "float8_e4m3fn": 0.125,
-    "float8_e4m3fnuz": 0.125,
-    "float8_e5m2": 0.25,
-    "float8_e5m2fnuz": 0.25,
+    **{"float64": 1e-7, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1.6e-2},
+    **{"float8_e4m3fn": 0.125, "float8_e4m3fnuz": 0.125, "float8_e5m2": 0.25, "float8_e5m2fnuz": 0.25},
 }
 """Output dtype -> the relative bound where the user names none: two units in the last place, more from float32 on."""
+
+Hook = Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True)
@@ -48,27 +43,20 @@ class RecordedSpec(KernelSpec):
     """The recorded kernel; a bare function has the configs of its launches."""
     launches: Mapping[Problem, tuple[Launch, ...]] = field(default_factory=dict)
     """Problem -> its launch, or the launches that share a config and are timed one after the other."""
-    module: str = ""
-    """The module that defines its function, in this process."""
-    agrees: bool = False
-    """True if outputs are compared with the first config, because no reference was named."""
-    untried_sizes: str = ""
-    """The reason why nothing is checked on other sizes than were recorded; empty where it is."""
-    has_odd_sizes: bool = False
-    """True if any launch is checked on other sizes."""
-    hook: Callable[[Mapping[str, int], tuple[Any, ...], tuple[Any, ...]], None] | None = None
-    """``(config, inputs, outputs)``, called after ``prepare``: the kernel's own ``pre_hook``."""
+    module: str = ""  # the module that defines its function, in this process
+    agrees: bool = False  # True if outputs are compared with the first config, because no reference was named
+    untried_sizes: str = ""  # the reason why nothing is checked on other sizes than were recorded, if so
+    has_odd_sizes: bool = False  # True if any launch is checked on other sizes
+    hook: Hook | None = None  # (config, inputs, outputs), called after `prepare`: the kernel's own `pre_hook`
     unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
     """``(config, problem)`` -> the reason why a declared config does not belong to a launch."""
-    notices: tuple[str, ...] = ()
-    """Launches that are left out, and what else the user should know."""
+    notices: tuple[str, ...] = ()  # launches that are left out, and what else the user should know
 
     @property
     def check_text(self) -> str:
         """Return the check as rows name it. Without a reference nothing is computed in float64."""
-        if not self.agrees:
-            return super().check_text
-        return f"{super().check_text.removesuffix(' of float64')} to the first config"
+        text = super().check_text
+        return f"{text.removesuffix(' of float64')} to the first config" if self.agrees else text
 
     def bytes_of(self, problem: Problem) -> int:
         """Return the bytes that the launches of a problem move: two problems may have the same shape."""
@@ -118,12 +106,12 @@ def build(
     kernel = launcher.with_pruner_configs()
     launches = problems.problems(kernel, shared)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
-    only_recorded_sizes = only_recorded_sizes or bool(kernel.pruner_configs)
-    resized = {} if only_recorded_sizes else {launch.id: sizes.odd(launch) for launch in kernel.launches}
-    untried = next((reason for reason in resized.values() if isinstance(reason, str)), "")
+    is_resized = not (only_recorded_sizes or kernel.pruner_configs)
+    resized = {launch.id: sizes.odd(launch) for launch in kernel.launches} if is_resized else {}
     work = _Work(kernel, launcher, launches, grid, shared, resized)
+    written = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
+    check = check or ("exact" if all(item.is_integer for item in written) else "tolerance")
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
-    right = partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound)
     return RecordedSpec(
         name=kernel.name,
         axes=configs.axes(kernel),
@@ -133,24 +121,24 @@ def build(
         inputs=lambda problem, device: launcher.case(work.launches_of(problem), device).inputs(problem.seed),
         outputs=lambda *inputs: inputs[-1].outputs(),
         launch=launcher.launch,
-        reference=right,
-        invalid=work.invalid,
+        reference=partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound),
+        invalid=lambda config, shape, limits: launcher.pruned(work.at_shape(shape), config),
         edges=work.edges,
         scaled_down=work.scaled_down,
-        check=check or "exact",
+        check=check,
         tolerance=bound,
         prepare=lambda inputs, outputs: inputs[-1].prepare(inputs, outputs),
         configs=grid,
         recorded=tuple(launches),
-        bytes_moved=work.bytes_moved,
+        bytes_moved=lambda shape: launcher.case(work.at_shape(shape), "meta").bytes_moved(),
         kernel=kernel,
         launches=launches,
         module=str(getattr(list(chain(function))[-1], "__module__", "")),
         agrees=reference is None,
-        untried_sizes=untried,
+        untried_sizes=next((reason for reason in resized.values() if isinstance(reason, str)), ""),
         has_odd_sizes=bool(work.odd),
         hook=launcher.hook if launcher.has_hook else None,
-        unlisted=lambda config, problem: launcher.unlisted(work.launches_of(problem), NamedInts(config)),
+        unlisted=lambda config, problem: launcher.unlisted(work.launches_of(problem), config),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
     )
 
@@ -164,11 +152,9 @@ def repeatable(kernel: Kernel) -> tuple[Kernel, tuple[str, ...]]:
         raise UsageError(f"{kernel.name} cannot be swept: {kernel.refusal}")
     if not kernel.launches:
         raise UsageError(f"{kernel.name} was launched in no process of the recording: record a run that uses it")
-    reasons = {
-        launch.id: why for launch in kernel.launches if (why := _address_reason(launch) or _unread_reason(launch))
-    }
-    total = len(kernel.launches)
-    left_out = tuple(f"{count} of {total} launches left out: {why}" for why, count in Counter(reasons.values()).items())
+    reasons = {item.id: why for item in kernel.launches if (why := _address_reason(item) or _unread_reason(item))}
+    counts, total = Counter(reasons.values()), len(kernel.launches)
+    left_out = tuple(f"{count} of {total} launches left out: {why}" for why, count in counts.items())
     known = tuple(launch for launch in kernel.launches if launch.id not in reasons)
     if not known:
         raise UsageError(f"{kernel.name} cannot be swept: {left_out[0]}")
@@ -185,13 +171,13 @@ def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]
     if missing := sorted(names - set(parameters)):
         raise UsageError(f"{kernel.name} has changed: it has no argument {missing[0]!r} any more: record it again")
     try:
-        declared = list(map(config_of, getattr(tuner_of(function), "configs", ())))
+        declared = tuple(map(config_of, getattr(tuner_of(function), "configs", ())))
     except Unrecordable:
         return kernel, ()
-    if not declared or list(kernel.configs) == declared:
+    if not declared or kernel.configs == declared:
         return kernel, ()
     notice = "it changed since it was recorded: its configs are taken from the code, its sizes from the recording"
-    return replace(kernel, configs=tuple(declared)), (notice,)
+    return replace(kernel, configs=declared), (notice,)
 
 
 def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
@@ -222,8 +208,7 @@ class _Work:
     launches: dict[Problem, tuple[Launch, ...]]
     grid: tuple[NamedInts, ...]
     shared: Sequence[str]
-    resized: Mapping[str, Launch | str]
-    """Id of a launch -> the same at odd sizes, or the reason why there is none."""
+    resized: Mapping[str, Launch | str]  # id of a launch -> the same at odd sizes, or the reason why there is none
 
     @cached_property
     def odd(self) -> dict[Problem, tuple[Problem, tuple[Launch, ...]]]:
@@ -244,24 +229,18 @@ class _Work:
 
     def launches_of(self, problem: Problem) -> tuple[Launch, ...]:
         """Return the launches of a problem, as recorded or at odd sizes."""
-        layout = problem.input_layout
-        launches = next((launches for item, launches in self._every.items() if item.input_layout == layout), None)
-        if launches is None:
-            raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
-        return launches
+        for item, launches in self._every.items():
+            if item.input_layout == problem.input_layout:
+                return launches
+        raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
 
     @cached_property
     def _by_shape(self) -> dict[Mapping[str, int], tuple[Launch, ...]]:
-        """Launches at recorded and odd sizes; of two with one shape the first."""
         return {problem.shape: launches for problem, launches in reversed(self._every.items())}
 
-    def invalid(self, config: Mapping[str, int], shape: Mapping[str, int], limits: object) -> str | None:
-        """Explain what the kernel prunes itself, and configs whose grid is not known."""
-        return self.launcher.pruned(self._by_shape.get(NamedInts(shape), ()), NamedInts(config))
-
-    def bytes_moved(self, shape: Mapping[str, int]) -> int:
-        """Return the bytes that are loaded and stored; an element that is both counts twice."""
-        return self.launcher.case(self._by_shape.get(NamedInts(shape), ()), "meta").bytes_moved()
+    def at_shape(self, shape: Mapping[str, int]) -> tuple[Launch, ...]:
+        """Return the launches at recorded or odd sizes; of two problems with one shape the first."""
+        return self._by_shape.get(NamedInts(shape), ())
 
     def edges(self, problem: Problem) -> Iterable[Edge]:
         """Yield odd sizes and contents; contents alone where the sizes are recorded and small."""
@@ -302,7 +281,7 @@ def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any)
     case: Case = inputs[-1]
     outputs = case.outputs()
     case.prepare(inputs, outputs)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Mapping[str, Any]] = {}
     try:
         parameters = inspect.signature(function).parameters.values()
         takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
@@ -321,17 +300,17 @@ def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any)
         raise UsageError(f"--reference {where} cannot be used: {reason}") from error
 
 
-def _by_name(result: Any, written: Sequence[str]) -> dict[str, Any]:
+def _by_name(result: Any, written: Sequence[str]) -> Mapping[str, Any]:
     """Return the tensors of a reference by the argument that each is right for."""
+    names = ", ".join(written)
     if not isinstance(result, Mapping):
         tensors = result if isinstance(result, tuple | list) else (result,)
         if len(tensors) != len(written):
-            names = ", ".join(written)
             raise _UnusableError(f"it gives {len(tensors)} tensors, the kernel writes {names}: give a dict")
         result = dict(zip(written, tensors, strict=True))
     for name, tensor in result.items():
         if name not in written:
-            raise _UnusableError(f"it gives {name!r}, the kernel writes {', '.join(written)}")
+            raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
         if not hasattr(tensor, "untyped_storage"):
             raise _UnusableError(f"it gives {type(tensor).__name__} for {name}: return a tensor")
     return dict(result)
@@ -363,17 +342,12 @@ def _widened(value: Any) -> Any:
 
 def _unread_reason(launch: Launch) -> str:
     """Name the integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
-    unknown = (
-        tensor.name
-        for tensor in launch.tensors
-        if tensor.is_integer
-        and 0 not in tensor.shape
-        and (tensor.integers, tensor.least) == (None, None)
-        and tensor.is_loaded is not False
-    )
-    names, cause = ", ".join(unknown), "torch.compile" if launch.is_traced else "the capture of a CUDA graph"
-    without = "TORCH_COMPILE_DISABLE=1" if launch.is_traced else "without graphs"
-    return names and f"integers in {names} were never read, as in {cause}: record a run {without}"
+    read = [item for item in launch.tensors if item.is_integer and 0 not in item.shape and item.is_loaded is not False]
+    names = ", ".join(item.name for item in read if item.integers is None and item.least is None)
+    cause, fix = "the capture of a CUDA graph", "without graphs"
+    if launch.is_traced:
+        cause, fix = "torch.compile", "with TORCH_COMPILE_DISABLE=1"
+    return names and f"integers in {names} were never read, as in {cause}: record a run {fix}"
 
 
 def _address_reason(launch: Launch) -> str:
@@ -381,15 +355,10 @@ def _address_reason(launch: Launch) -> str:
     if launch.addresses is not None:
         names = ", ".join(launch.addresses)
         return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
-    names = ", ".join(item.name for item in launch.arguments if _may_be_address(item))
+    wide = [item for item in launch.tensors if item.dtype in ("int64", "uint64") and item.is_loaded is not False]
+    numbers = {item.name: int(item.most) for item in wide if item.most is not None} | launch.scalars
+    names = ", ".join(name for name, value in numbers.items() if type(value) is int and value in ADDRESSES)
     return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
-
-
-def _may_be_address(argument: Argument) -> bool:
-    if isinstance(argument, Tensor):
-        is_wide = argument.dtype in ("int64", "uint64") and argument.is_loaded is not False
-        return is_wide and argument.most is not None and int(argument.most) in ADDRESSES
-    return type(argument.value) is int and argument.value in ADDRESSES
 
 
 def _tolerance(kernel: Kernel) -> Tolerance:
@@ -397,11 +366,12 @@ def _tolerance(kernel: Kernel) -> Tolerance:
 
     An element is a sum whose terms may cancel, so that its error goes by the size of all outputs, not by its own.
     """
-    outputs = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
-    inputs = [item for launch in kernel.launches for item in launch.tensors if item.is_loaded is not False]
+    tensors = [item for launch in kernel.launches for item in launch.tensors]
+    outputs = [item for item in tensors if item.is_stored is not False]
+    inputs = [item for item in tensors if item.is_loaded is not False and item.shape]
     relative = max((TOLERANCES[item.dtype] for item in outputs if item.dtype in TOLERANCES), default=1e-5)
     smallest = min((max(1, math.prod(item.shape)) for item in outputs), default=1)
-    longest = max((max(*item.shape, math.prod(item.shape) // smallest) for item in inputs if item.shape), default=1)
+    longest = max((max(*item.shape, math.prod(item.shape) // smallest) for item in inputs), default=1)
     # float32 sums in two orders differ by about 2**-24 of their size for each square root of a term
     return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
 

@@ -26,21 +26,39 @@ from triton.runtime.driver import driver
 
 from fp8tune.replay import loading
 from fp8tune.replay.launching import Launcher
-from fp8tune.replay.naming import resolved
 from fp8tune.replay.recording import Config, Kernel, Launch
-from fp8tune.replay.usage import Usage, Use
 from fp8tune.replay.values import triton_config
 from fp8tune.replay.watch.kernel import plain_signature
+from fp8tune_kernels.tuners import resolved
+
+_TARGETS = {"nvidia": GPUTarget("cuda", 90, 32), "amd": GPUTarget("hip", "gfx942", 64)}
+
+_PURE = re.compile(
+    r"arith\.|math\.|ub\.|scf\.|cf\.|builtin\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|"
+    r"func|int_to_ptr|join|make_tensor_descriptor|make_tensor_ptr|print|ptr_to_int|reshape|return|splat|split|trans|"
+    r"unsplat)$"
+)
+"""Operations that only compute with the pointers they take."""
+
+_ENDS = ("scf.yield", "scf.condition", "tt.return")  # operations that hand their operands on to where their region is
 
 
-def usage_of(ttir: str, signature: Mapping[str, str]) -> Usage:
+class Use(NamedTuple):
+    """Use of one argument by a kernel."""
+
+    is_loaded: bool = False
+    is_stored: bool = False  # an atomic does both
+    is_address: bool = False  # True if the argument is an integer, or holds values, that become pointers
+
+
+def usage_of(ttir: str, signature: Mapping[str, str]) -> dict[str, Use]:
     """Return the use of each pointer or 64-bit argument. ``signature``: the type of each argument, constants included.
 
     Raises ValueError for a text that is no kernel, or that has other arguments.
     """
     context = ir.context()
     ir.load_dialects(context)
-    for name, target in (("nvidia", GPUTarget("cuda", 90, 32)), ("amd", GPUTarget("hip", "gfx942", 64))):
+    for name, target in _TARGETS.items():
         if name in backends:
             backends[name].compiler(target).load_dialects(context)
     with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
@@ -75,17 +93,6 @@ def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
             yield name
 
 
-_PURE = re.compile(
-    r"arith\.|math\.|ub\.|scf\.|cf\.|builtin\.|tt\.(addptr|advance|assert|bitcast|broadcast|cat|expand_dims|fp_to_fp|"
-    r"func|int_to_ptr|join|make_tensor_descriptor|make_tensor_ptr|print|ptr_to_int|reshape|return|splat|split|trans|"
-    r"unsplat)$"
-)
-"""Operations that only compute with the pointers they take."""
-
-_ENDS = ("scf.yield", "scf.condition", "tt.return")
-"""Operations that hand their operands on to where their region is."""
-
-
 class _Operation(NamedTuple):
     """An operation; values, regions and blocks are numbers."""
 
@@ -93,12 +100,9 @@ class _Operation(NamedTuple):
     operands: list[int]
     results: list[int]
     regions: list[int]
-    region: int
-    """The region that it is in."""
-    symbol: str
-    """The function that it declares or calls."""
-    addresses: list[int]
-    """Operands that inline assembly may use as addresses."""
+    region: int  # the region that it is in
+    symbol: str  # the function that it declares or calls
+    addresses: list[int]  # operands that inline assembly may use as addresses
 
 
 class _Flow:
@@ -108,23 +112,21 @@ class _Flow:
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
         self._derived: defaultdict[int, set[int]] = defaultdict(set)
-        self._addresses: set[int] = set()
-        """Values that become pointers, though they are none."""
+        self._addresses: set[int] = set()  # values that become pointers, though they are none
         self._based: set[int] = set()
         """Integers that a pointer became: what is computed from one is no address out of the data."""
-        self._read_from: dict[int, list[int]] = {}
-        """Result of a load -> the pointer that it was loaded from."""
+        self._read_from: dict[int, list[int]] = {}  # result of a load -> the pointer that it was loaded from
         self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
         """Region -> its blocks -> their arguments, as (value, type)."""
         operations: list[_Operation] = []
         module.walk(lambda operation: operations.append(self._read(operation)))
         self.functions = {item.symbol: item.regions[0] for item in operations if item.name == "tt.func"}
-        ends: defaultdict[int, list[list[int]]] = defaultdict(list)  # region -> operands of what ends it
+        self._ends: defaultdict[int, list[list[int]]] = defaultdict(list)  # region -> operands of what ends it
         for item in operations:
             if item.name in _ENDS:
-                ends[item.region].append(item.operands[item.name == "scf.condition" :])
+                self._ends[item.region].append(item.operands[item.name == "scf.condition" :])
         for item in operations:
-            self._follow(item, ends)
+            self._follow(item)
 
     def _read(self, operation: Any) -> _Operation:
         name, block = operation.get_name(), operation.get_block()
@@ -149,35 +151,33 @@ class _Flow:
         """Return the arguments of a function, as (value, type)."""
         return next(iter(self._blocks[region].values()))
 
-    def _follow(self, item: _Operation, ends: Mapping[int, list[list[int]]]) -> None:
+    def _follow(self, item: _Operation) -> None:
         """Note what an operation hands on, else what it does to memory, or computes."""
-        name, operands, results = item.name, item.operands, item.results
+        name, operands = item.name, item.operands
         if name == "tt.call":
             callee = self.functions[item.symbol]
             self._derive([value for value, _ in self.arguments(callee)], operands)
-            for returned in ends.get(callee, ()):
-                self._derive(results, returned)
+            for returned in self._ends.get(callee, ()):
+                self._derive(item.results, returned)
         elif name in ("cf.br", "cf.cond_br"):  # the bindings do not tell which block each operand goes to
             _, *others = self._blocks[item.region].values()
             for value in (value for arguments in others for value, _ in arguments):
                 self._derived[value].update(operands)
         elif name.startswith("scf.") and item.regions:
-            # results come from what the regions hand on, with which a loop begins again
-            begin = {"scf.for": operands[3:], "scf.while": operands}.get(name, [])
-            passes = [begin, *(handed for region in item.regions for handed in ends.get(region, ()))]
-            for handed in passes if begin else passes[1:]:
-                self._derive(results, handed)
-            for arguments in (arguments for region in item.regions for arguments in self._blocks[region].values()):
-                for handed in passes:
-                    self._derive([value for value, _ in arguments][name == "scf.for" :], handed)
+            # results and arguments of a loop are its last operands, then what its regions hand on
+            begin = [operands] if name in ("scf.for", "scf.while") else []
+            blocks = [arguments for region in item.regions for arguments in self._blocks[region].values()]
+            for handed in (*begin, *(end for region in item.regions for end in self._ends.get(region, ()))):
+                for values in (item.results, *([value for value, _ in arguments] for arguments in blocks)):
+                    self._derive(values[::-1], handed[::-1])
         elif name not in _ENDS and name != "tt.func":
-            self._compute(name, operands, results)
+            self._compute(name, operands, item.results)
             self._addresses.update(item.addresses)
 
     def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
         short, address, others = name.partition(".")[2], operands[:1], operands[1:]
         if "atomic" in short or short.endswith(("descriptor_reduce", "tma_reduce")):
-            self._touch([*address, *others], True, True)
+            self._touch(operands, True, True)
         elif re.search(r"store|scatter|local_to_global", short) and "local_store" not in short:
             self._touch(address, False, True)
             self._touch(others, True, True)  # a pointer that is stored as a value may be used by anybody
@@ -208,11 +208,9 @@ class _Flow:
     def address_sources(self) -> set[int]:
         """Return all that addresses are derived from: integers, and pointers to where addresses are loaded from."""
         result = set[int]()
-        for value in self._addresses:
-            sources = self.sources([value])
+        for sources in (self.sources([value]) for value in self._addresses):
             if not sources & self._based:
-                loads = [item for source in sources for item in self._read_from.get(source, ())]
-                result |= sources | self.sources(loads)
+                result |= sources | self.sources(item for source in sources for item in self._read_from.get(source, ()))
         return result
 
     def _touch(self, values: Sequence[int], loads: bool, stores: bool) -> None:
@@ -224,42 +222,37 @@ class _Flow:
             self._derived[value].add(origin)
 
 
-def _usage(kernel: Kernel, launch: Launch, code: Any) -> Usage:
+def _usage(kernel: Kernel, launch: Launch, code: Any) -> dict[str, Use]:
     """Return the use of arguments from a launch's own code, else from what is compiled here."""
     if code:
         try:
-            signature, text = code
-            return usage_of(text, signature)
+            return usage_of(code[1], code[0])
         except ValueError as error:  # the code of another Triton version
             print(f"{kernel.name}: {error}", file=sys.stderr)
     module_name, _, attribute = kernel.name.rpartition(":")
-    function = resolved(loading.imported_here(module_name), attribute)
-    launcher = Launcher(kernel, function)
+    launcher = Launcher(kernel, resolved(loading.imported_here(module_name), attribute))
     case = launcher.case([launch], "meta")
-    config = triton_config(
-        launch.config or next(iter(kernel.configs), Config({})), getattr(launcher.autotuner, "configs", ())
-    )
-    (arguments_by_name,) = case.arguments(case.inputs(0), case.outputs())
-    compiled = launcher.run(launch, config, arguments_by_name, grid=(1, 1, 1), warmup=True)
+    config = launch.config or next(iter(kernel.configs), Config({}))
+    (arguments,) = case.arguments(case.inputs(0), case.outputs())
+    chosen = triton_config(config, getattr(launcher.autotuner, "configs", ()))
+    compiled = launcher.run(launch, chosen, arguments, grid=(1, 1, 1), warmup=True)
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 
 
 def _main() -> None:
+    """Read pickled (kernel, launch, code), and print a JSON list: name of an argument -> its use."""
     results, sys.stdout = sys.stdout, sys.stderr  # kernels' modules may print
-    target = GPUTarget("cuda", 90, 32)  # an H100, which nobody needs to have
-    driver.set_active(
-        SimpleNamespace(
-            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device=None: 0
-        )
-    )
-    answers: list[Usage] = []
+    answers = {"get_current_target": _TARGETS["nvidia"], "get_current_device": 0, "get_current_stream": 0}
+    functions = {name: lambda device=None, answer=answer: answer for name, answer in answers.items()}
+    driver.set_active(SimpleNamespace(**functions))  # an H100, which nobody needs to have
+    uses: list[dict[str, Use]] = []
     for kernel, launch, code in pickle.load(sys.stdin.buffer):
         try:
-            answers.append(_usage(kernel, launch, code))
+            uses.append(_usage(kernel, launch, code))
         except Exception as error:  # not known, then
             print(f"{kernel.name}: {error!r}", file=sys.stderr)
-            answers.append({})
-    print(json.dumps(answers), file=results)
+            uses.append({})
+    print(json.dumps(uses), file=results)
 
 
 if __name__ == "__main__":

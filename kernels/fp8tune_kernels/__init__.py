@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .moe.layer import moe_layer
     from .moe.mlp import fp8_moe_mlp
     from .moe.shifted_transpose_3d import transpose_codes_to_one_scale
+    from .pinning import PinError, pin, unpin
     from .quantize.colwise import quantize_colwise
     from .quantize.colwise_3d import quantize_colwise_3d
     from .quantize.colwise_dual import quantize_colwise_dual
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ExpertWeights",
+    "PinError",
     "QuantizedWeights",
     "cast_and_transpose",
     "choose_experts",
@@ -55,6 +57,7 @@ __all__ = [
     "multiply_gathered_rows",
     "multiply_rows",
     "mxfp8_grouped_mm",
+    "pin",
     "quantize_colwise",
     "quantize_colwise_3d",
     "quantize_colwise_dual",
@@ -80,10 +83,12 @@ __all__ = [
     "transpose_codes_3d",
     "transpose_codes_to_one_scale",
     "transpose_gathered_codes",
+    "unpin",
 ]
 
 _MODULES = {
     **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    **dict.fromkeys(("PinError", "pin", "unpin"), "pinning"),
     "ExpertWeights": "moe.expert_weights",
     "choose_experts": "moe.choose_experts",
     "cast_and_transpose": "moe.cast_transpose_3d",

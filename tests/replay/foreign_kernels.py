@@ -51,8 +51,8 @@ def copy_rows(x, y, rows, ROWS: tl.constexpr):
 def run_copy_rows():
     x = torch.arange(96 * 64, dtype=torch.float32).view(96, 64)
     y = torch.empty_like(x)
-    given = [TensorDescriptor.from_tensor(item, [1, 1]) for item in (x, y)]
-    copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*given, 96)
+    descriptors = [TensorDescriptor.from_tensor(item, [1, 1]) for item in (x, y)]
+    copy_rows[lambda config: (triton.cdiv(96, config["ROWS"]),)](*descriptors, 96)
     assert torch.equal(x, y)
 
 
@@ -71,10 +71,11 @@ def run_fails():
 
 
 class RoundedTuner(Autotuner):
-    """Rounds keys up and replaces ``run()``."""
+    """Rounds keys up, replaces ``run()``, and puts other configs in the place of those that it declares."""
 
     def run(self, *args, **kwargs):
         named = dict(zip(self.arg_names, args, strict=False), **kwargs)
+        self.configs = self.configs[:1]
         best = self.cache.setdefault(tuple(-(-named[name] // 32) for name in self.keys), self.configs[0])
         return self.fn.run(*args, **kwargs, **best.all_kwargs())
 
@@ -149,8 +150,9 @@ def fill(x, n, value, B: tl.constexpr):
 def run_fill():
     for n in (3000, 7000):
         x = torch.empty(n)
-        fill[blocks(n)](x, n, 2.0, B=256)
+        fill[blocks(n)](x, n, 2.0, B=256, num_warps=2)
         assert bool((x == 2).all())
+    number[blocks(640)](torch.empty(640), 640, B=64)  # which tuners launch, too
 
 
 @triton.autotune(CONFIGS, key=[])
@@ -226,9 +228,91 @@ def run_pruned(kernel, *sizes):
         assert torch.equal(y, x + 1)
 
 
+@triton.autotune(CONFIGS, ["n"], reset_to_zero=["total"])
+@triton.jit
+def accumulate(x, total, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(total, tl.sum(tl.load(x + at, mask=at < n, other=0), 0))
+
+
+@triton.autotune(CONFIGS, ["n"], restore_value=["x"])
+@triton.jit
+def double_in_place(x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def wrong_block(x, y, n, B: tl.constexpr):
+    """Wrong by one where B is 128."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + (B == 128), mask=at < n)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def drops_tail(x, y, n, B: tl.constexpr):
+    """Drop the elements past the last whole block where B is 128; no round size shows it."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    end = n // B * B if B == 128 else n
+    tl.store(y + at, tl.load(x + at, mask=at < end), mask=at < end)
+
+
+def run_in_memory():
+    x, y, total = torch.ones(256), torch.empty(256), torch.zeros(1)
+    accumulate[blocks(256)](x, total, 256)
+    double_in_place[blocks(256)](x, 256)
+    for kernel in (wrong_block, drops_tail):
+        kernel[blocks(256)](x, y, 256)
+    assert (total.item(), y.unique().tolist()) == (256, [2])
+
+
+@triton.autotune([triton.Config({"ROWS": rows}) for rows in (1, 2)], key=["columns"])
+@triton.heuristics({"B": lambda args: triton.next_power_of_2(args["columns"])})
+@triton.jit
+def softmax(x, y, rows, columns, stride, ROWS: tl.constexpr, B: tl.constexpr):
+    at = tl.arange(0, B)
+    for row in range(tl.program_id(0) * ROWS, min(rows, (tl.program_id(0) + 1) * ROWS)):
+        value = tl.load(x + row * stride + at, mask=at < columns, other=float("-inf"))
+        power = tl.exp(value - tl.max(value, 0))
+        tl.store(y + row * stride + at, power / tl.sum(power, 0), mask=at < columns)
+
+
+def run_softmax(rows, columns):
+    x = torch.randn(rows, columns)
+    y = torch.empty_like(x)
+    softmax[lambda config: (triton.cdiv(rows, config["ROWS"]),)](x, y, rows, columns, x.stride(0))
+
+
+@triton.jit
+def twice(x):
+    return x + x
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def gather(x_ptr, index_ptr, count_ptr, n, scale, DTYPE: tl.constexpr, FUNCTION: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    index = tl.load(index_ptr + at, mask=at < n, other=0)
+    x = tl.load(x_ptr + index, mask=at < n).to(DTYPE)
+    tl.store(x_ptr + index, FUNCTION(x) * scale, mask=at < n)
+    tl.atomic_add(count_ptr, 1)
+
+
+def run_gather(n, scale=2.0):
+    x = torch.ones(2 * n, dtype=torch.bfloat16)
+    index, count = torch.arange(n, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    gather[blocks(n)](x[n:], index, count, n, scale=scale, DTYPE=tl.float32, FUNCTION=twice)
+
+
 def main():
-    for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill):
+    for run in (run_column_sum, run_copy_rows, run_fails, run_tuners, run_blend, run_cast, run_fill, run_in_memory):
         run()
     run_addresses()
     run_pruned(increment, 5000, 4096, 100)
     run_pruned(limited, 700, 5000)
+    for rows, columns in ((4, 64), (4, 64), (4, 64), (2, 128)):
+        run_softmax(rows, columns)
+    run_gather(100)
+    run_gather(100, float("inf"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,37 +20,63 @@ from programs import Recorded, record
 
 from fp8tune.errors import UsageError
 from fp8tune.records import Status
-from fp8tune.replay import pinning
 from fp8tune.replay.loading import load_spec
-from fp8tune.replay.naming import resolved
 from fp8tune.replay.recording import Kernel, Scalar, Tensor, text_of
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
+from fp8tune_kernels import pinning
+from fp8tune_kernels.tuners import resolved
 
 MODULE = "foreign_ops"
+TRAIN = """
+import sys, torch, triton, triton.language as tl
+import foreign_ops
+
+@triton.autotune(foreign_ops.CONFIGS, key=["n"])
+@triton.jit
+def in_main(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 0.0, mask=tl.arange(0, B) < n)
+
+def make():
+    @triton.autotune(foreign_ops.CONFIGS[:1], key=[])
+    @triton.jit
+    def closed(x, B: tl.constexpr):
+        tl.store(x + tl.arange(0, B), 0.0)
+    return closed
+
+class Odd:
+    pass
+
+foreign_ops.main()
+in_main[(1,)](torch.empty(64), 64)
+make()[(1,)](torch.empty(64))
+try:
+    foreign_ops.rounded[(1,)](torch.empty(64), Odd())
+except TypeError:
+    print("the program's own output", sys.argv[1:])
+sys.exit(3)
+"""
 ADDRESSES = {"double_all": "at_ptr", "fill_at": "to"}
+EXCLUDED = ("fails", "increment", "wrong_block", "drops_tail", "gather", "in_main", "make.<locals>.closed")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("foreign")
     shutil.copy(Path(__file__).parent / "foreign_kernels.py", folder / f"{MODULE}.py")
+    (folder / "train.py").write_text(TRAIN)
     return folder
 
 
 @pytest.fixture(scope="module")
 def recorded(folder: Path) -> Recorded:
-    ended = record(
-        folder, "--kernel", f"{MODULE}:*", program=(sys.executable, "-c", f"import {MODULE}; {MODULE}.main()")
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended
+    return record(folder, "--kernel", "*", program=(sys.executable, "train.py", "--lr", "3"))
 
 
 @pytest.fixture(scope="module")
 def kernels(recorded: Recorded) -> dict[str, Kernel]:
     assert recorded.recording is not None
-    return {kernel.name.removeprefix(f"{MODULE}:"): kernel for kernel in recorded.recording.kernels}
+    return {kernel.name.rpartition(":")[2]: kernel for kernel in recorded.recording.kernels}
 
 
 @pytest.fixture(autouse=True)
@@ -86,12 +112,67 @@ def timed(folder: Path, recorded: Recorded) -> str:
     return ended.stderr
 
 
-def test_tuners_are_named_wherever_they_live(kernels: dict[str, Kernel]) -> None:
+def test_the_exit_code_and_the_output_are_the_programs(recorded: Recorded) -> None:
+    assert recorded.returncode == 3, recorded.stderr
+    assert "the program's own output ['--lr', '3']" in recorded.stdout
+    assert "next: fp8tune sweep" in recorded.stdout
+
+
+def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
+    softmax, fill, rounded = (kernels[name] for name in ("softmax", "fill", "rounded"))
+    assert (softmax.name, softmax.key, len(softmax.source_hash)) == (f"{MODULE}:softmax", ("columns",), 16)
+    assert [(launch.arguments[0].shape, launch.count) for launch in softmax.launches] == [((4, 64), 3), ((2, 128), 1)]
+    assert [launch.key for launch in softmax.launches] == [(n, "torch.float32", "torch.float32") for n in (64, 128)]
+    assert [config.kwargs["ROWS"] for config in softmax.configs] == [1, 2]
+    launch = softmax.launches[0]
+    assert (launch.grid.programs({"ROWS": 2}), launch.config) == ((2,), softmax.configs[0])
+    assert (fill.is_autotuned, fill.configs, "twice" in kernels) == (False, (), False)
+    assert [(item.count, item.options) for item in fill.launches] == [(1, {"num_warps": 2})] * 2
+    assert [(item.count, item.scalars["n"]) for item in kernels["number"].launches] == [(1, 640)]
+    assert fill.launches[0].arguments[3] == Scalar("B", 256, is_constexpr=True)
+    assert [config.kwargs["B"] for config in rounded.configs] == [64, 128]  # though it has put others in their place
+    assert [reason.partition(",")[0] for reason in rounded.skipped] == ["argument n is of type __main__.Odd"]
+
+
+def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
+    (launch, infinite) = kernels["gather"].launches
+    x, index, count = launch.arguments[:3]
+    assert isinstance(x, Tensor)
+    assert (x.dtype, x.shape, x.alignment, x.is_loaded, x.is_stored) == ("bfloat16", (100,), 8, True, True)
+    assert (x.least, x.most, x.mean, x.deviation, x.zeros, x.not_finite) == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    assert isinstance(index, Tensor)
+    assert (index.integers, index.is_sorted, index.is_loaded, index.is_stored) == (tuple(range(100)), True, True, False)
+    assert isinstance(count, Tensor)
+    assert (count.values, count.is_loaded, count.is_stored) == ((0,), True, True)
+    assert launch.arguments[3:] == (
+        Scalar("n", 100),
+        Scalar("scale", 2.0),
+        Scalar("DTYPE", {"dtype": "tl.float32"}, is_constexpr=True),
+        Scalar("FUNCTION", {"function": f"{MODULE}:twice"}, is_constexpr=True),
+    )
+    assert infinite.arguments[4] == Scalar("scale", {"float": "inf"})
+    assert launch.grid.axes == ("B",)
+    assert (launch.grid.programs({"B": 64}), launch.grid.programs({"B": 8})) == ((2,), (13,))
+
+
+def test_integers_are_left_out_where_the_user_says_so(folder: Path, tmp_path: Path) -> None:
+    program = (sys.executable, "-c", f"import {MODULE}; {MODULE}.run_gather(100)")
+    ended = record(tmp_path, program=program, FP8TUNE_RECORD_VALUES="0", PYTHONPATH=os.environ["PYTHONPATH"])
+    assert ended.recording is not None, ended.stderr
+    index = ended.recording.kernels[0].launches[0].arguments[1]
+    assert isinstance(index, Tensor)
+    assert (index.integers, index.least, index.most) == (None, 0.0, 99.0)
+
+
+def test_kernels_have_the_names_by_which_they_can_be_imported(kernels: dict[str, Kernel]) -> None:
     launches = {name: [launch.count for launch in kernel.launches] for name, kernel in kernels.items()}
     tuners = {"rounded": [1, 1, 1], "BY_WIDTH[1]": [1], "BY_WIDTH[4]": [1], "LAYER.kernel": [1]}
     assert {name: launches[name] for name in tuners} == tuners
     assert [config.kwargs["B"] for config in kernels["BY_WIDTH[4]"].configs] == [256, 128]
-    assert not any(kernel.refusal for kernel in kernels.values())
+    refusals = {name: kernel.refusal for name, kernel in kernels.items() if kernel.refusal}
+    assert "defined in __main__" in refusals.pop("in_main")
+    assert "closure, made inside make" in refusals.pop("make.<locals>.closed")
+    assert not refusals
 
 
 def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
@@ -102,14 +183,35 @@ def test_items_of_tuples_are_arguments(kernels: dict[str, Kernel]) -> None:
     assert launch.arguments[2:4] == (Scalar("parts[1][1]", 5), Scalar("weights", {"tuple": (2, 3)}))
 
 
-def test_all_but_the_kernel_that_never_ran_is_swept(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
+def outcomes(store: Store, name: str) -> list[tuple[int, Status, str]]:
+    """Return the block, the status and the reason of all outcomes of a kernel."""
+    tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
+    every = [item for tally in tallies for item in tally.outcomes.items()]
+    return [(config.get("B", 0), outcome.status, outcome.reason) for config, outcome in every]
+
+
+def test_right_kernels_pass_and_one_that_never_ran_is_named(
+    checked: tuple[str, Store], kernels: dict[str, Kernel]
+) -> None:
     printed, store = checked
     assert f"{MODULE}:fails was launched in no process" in printed
-    for name in kernels.keys() - {"fails", "increment", *ADDRESSES}:
-        tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
-        outcomes = [outcome for tally in tallies for outcome in tally.outcomes.values()]
-        assert {(outcome.status, outcome.reason) for outcome in outcomes} == {(Status.OK, "")}, name
-        assert len(outcomes) >= 1, name
+    assert f"{MODULE}:cast: its key names 'gone', which is no argument: Triton 3.9 rejects that" in printed
+    assert not any(word in printed for word in ("routing", "float8"))
+    for name in kernels.keys() - {*EXCLUDED, *ADDRESSES}:
+        assert {item[1:] for item in outcomes(store, name)} == {(Status.OK, "")}, name
+
+
+def test_faults_are_found(checked: tuple[str, Store]) -> None:
+    for name, reason in (
+        (
+            "wrong_block",
+            r"output 0 disagrees with the first config: 256 of 256 elements are out of bound.*; fingerprint \d+$",
+        ),
+        ("drops_tail", r"on the edge 'odd sizes' \(n=208\)"),
+    ):
+        (right, wrong) = sorted(outcomes(checked[1], name))
+        assert (right[:2], wrong[:2]) == ((64, Status.OK), (128, Status.WRONG))
+        assert re.search(reason, wrong[2])
 
 
 def test_addresses_of_the_recorded_process_are_never_swept(
@@ -127,25 +229,20 @@ def test_addresses_of_the_recorded_process_are_never_swept(
         assert argument in alone.stderr
 
 
-@pytest.mark.parametrize("database", ["checked.db", "timed.db"])
-def test_configs_that_a_pruner_makes_are_swept(checked: tuple[str, Store], timed: str, database: str) -> None:
+def test_configs_that_a_pruner_makes_are_swept_and_in_no_diff(
+    checked: tuple[str, Store], timed: str, folder: Path
+) -> None:
     """Triton times whatever early_config_prune returns."""
     assert "early_config_prune makes configs" in checked[0]
-    with Store.open(database, writable=False) as store:
-        rows = [(row.problem.shape["n"], row.config, row.outcome.status) for row in store.rows() if _is_increment(row)]
-    right = {(n, config["B"], config["EVEN"]) for n, config, status in rows if config and status is Status.OK}
-    assert right == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
-
-
-def _is_increment(row: Any) -> bool:
-    return bool(row.problem.kernel == f"{MODULE}:increment")
-
-
-def test_configs_that_a_pruner_makes_are_in_no_diff(timed: str, folder: Path) -> None:
+    for database in ("checked.db", "timed.db"):
+        with Store.open(database, writable=False) as store:
+            rows = [row for row in store.rows() if row.problem.kernel == f"{MODULE}:increment"]
+        right = [row for row in rows if row.outcome.status is Status.OK and row.config]
+        sizes = {(row.problem.shape["n"], row.config["B"], row.config["EVEN"]) for row in right if row.config}
+        assert sizes == {(5000, 1024, 0), (5000, 512, 0), (4096, 1024, 1), (4096, 512, 1), (100, 128, 0)}
     where = ("--arch", "simulated", "--kernel", f"{MODULE}:increment", "--db", "timed.db", "--allow-quick")
     ended = fp8tune("export", "--for", "diff", *where, cwd=folder)
-    assert ended.returncode == 2
-    assert "early_config_prune" in ended.stderr
+    assert (ended.returncode, "early_config_prune" in ended.stderr) == (2, True)
 
 
 def test_a_sweep_that_ends_without_a_pick_exits_with_1(
@@ -162,10 +259,6 @@ def test_a_sweep_that_ends_without_a_pick_exits_with_1(
         assert "on 1 of 2 sizes" in line
         assert "at n=5000" in line
         assert "early_config_prune" in line
-
-
-def test_a_key_that_names_no_argument_is_reported(checked: tuple[str, Store]) -> None:
-    assert f"{MODULE}:cast: its key names 'gone', which is no argument: Triton 3.9 rejects that" in checked[0]
 
 
 def test_an_output_whose_size_nobody_tells_the_kernel_keeps_it(recorded: Recorded) -> None:
@@ -245,7 +338,7 @@ def test_launches_of_torch_compile_are_those_of_the_kernel_itself(
         ("float32", (4096,), False),
         ("float16", (4096,), True),
     ]
-    assert (launch.grid.of({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
+    assert (launch.grid.programs({"B": 64}), launch.scalars["MODE"]) == ((64, 1, 1), "silu")
     options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
     swept = fp8tune("sweep", "--recording", "run.json", *options, cwd=tmp_path)
     assert "torch.compile launches copies of it: the kernel itself is swept" in swept.stderr

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from command_line import environment
@@ -43,10 +42,10 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("doubling_spec", None)
 
 
-def refused(folder, code, attribute="SPEC", match=""):
-    (folder / "bad.py").write_text(textwrap.dedent(code))
+def refused(folder, code, form="bad.py:SPEC", match=""):
+    (folder / "bad.py").write_text(code)
     with pytest.raises(UsageError, match=match) as caught:
-        load_spec(f"bad.py:{attribute}")
+        load_spec(form)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -57,19 +56,17 @@ def test_a_spec_is_found_by_module_and_by_path_and_loaded_once(folder):
     assert load_spec(f"{folder}/doubling_spec.py:DOUBLING").default == by_path.default
 
 
-def test_a_kernel_file_may_import_its_neighbours(folder):
+def test_a_kernel_file_may_import_its_neighbours_and_hides_no_module(folder):
     (folder / "kernels").mkdir()
     (folder / "kernels" / "neighbour_of_it.py").write_text("BLOCK_SIZES = (16, 128)\n")
-    text = "from neighbour_of_it import BLOCK_SIZES\nSPEC = spec(axes={'BLOCK_SIZE': BLOCK_SIZES})\n"
-    (folder / "kernels" / "mine.py").write_text(SPEC + text)
-    assert load_spec("kernels/mine.py:SPEC").axes == {"BLOCK_SIZE": (16, 128)}
-
-
-def test_a_file_called_like_an_installed_module_hides_nothing(folder):
-    (folder / "triton.py").write_text(SPEC + "SPEC = spec()\n")
+    text = "from neighbour_of_it import BLOCK_SIZES\nSPEC = spec(name='2d-cast', axes={'BLOCK_SIZE': BLOCK_SIZES})\n"
+    (folder / "kernels" / "triton.py").write_text(SPEC + text)
     before = sys.modules.get("triton")
-    assert load_spec("triton.py:SPEC").name == "doubling"
+    loaded = load_spec("kernels/triton.py:SPEC")
+    assert loaded.axes == {"BLOCK_SIZE": (16, 128)}
     assert sys.modules.get("triton") is before
+    assert KERNEL_NAME.fullmatch(loaded.name)  # a name that loads can be stored
+    assert names.declared_name("kernels/triton.py:SPEC") == "2d-cast"
 
 
 @pytest.mark.parametrize(
@@ -92,40 +89,26 @@ def test_a_reference_that_names_no_spec_is_one_line(folder, reference, complaint
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "complaint"),
-    [
-        ("def broken(:", "cannot import '.*bad.py': SyntaxError"),
-        ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
-        ("raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
-        ("import sys; sys.exit('bye')", "SystemExit: bye"),
-    ],
-)
-def test_a_file_that_fails_while_imported_is_one_line(folder, code, complaint):
-    refused(folder, code, match=complaint)
+HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
     ("form", "code", "failure"),
     [
+        ("bad.py:SPEC", "def broken(:", "cannot import '.*bad.py': SyntaxError"),
+        ("bad.py:SPEC", "import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_any"),
+        ("bad.py:SPEC", "raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
+        ("bad.py:SPEC", "import sys; sys.exit('bye')", "SystemExit: bye"),
         ("bad.py:SPEC", "import os; os._exit(0)", "exited with code 0"),
         ("bad:SPEC", "import os; os._exit(7)", "exited with code 7"),
         ("bad.py:SPEC", "import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
-        (
-            "bad:SPEC",
-            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
-            "was still importing after 1 s",
-        ),
+        ("bad:SPEC", HANGS, "was still importing after 1 s"),
     ],
 )
-def test_a_module_that_ends_or_holds_up_its_process_is_an_error_of_one_line(folder, monkeypatch, form, code, failure):
+def test_a_module_that_fails_or_ends_or_holds_up_its_process_is_one_line(folder, monkeypatch, form, code, failure):
     """It would end this process, or hold it up, if this process were the first to import it."""
     monkeypatch.setattr(first_import, "IMPORT_TIMEOUT_S", 1.0)
-    (folder / "bad.py").write_text(f"{code}\nSPEC = 3\n")
-    with pytest.raises(UsageError, match=failure) as caught:
-        load_spec(form)
-    assert "bad" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    refused(folder, f"{code}\nSPEC = 3\n", form, failure)
     assert "bad" not in sys.modules
 
 
@@ -145,7 +128,7 @@ def test_a_module_that_forks_goes_on_once(folder):
 
 
 def test_a_file_is_tried_once_for_its_content(folder):
-    """What a file does while it is imported it does twice: in the child process, and here. A second spec costs none."""
+    """Importing a file runs it twice: in the child process, and here. A second spec costs none."""
     log = folder / "log"
     code = f"open({str(log)!r}, 'a').write('imported ')\nFIRST, SECOND = spec(), spec(name='tripling')\n"
     (folder / "twice.py").write_text(SPEC + code)
@@ -185,28 +168,21 @@ def test_a_spec_the_rest_cannot_rely_on_is_refused(folder, changed, complaint):
     refused(folder, SPEC + f"SPEC = spec({changed})", match=complaint)
 
 
-def test_a_name_that_loads_can_be_stored(folder):
-    (folder / "mine.py").write_text(SPEC + "SPEC = spec(name='2d-cast')\n")
-    assert KERNEL_NAME.fullmatch(load_spec("mine.py:SPEC").name)
-    assert names.declared_name("mine.py:SPEC") == "2d-cast"
+EDGES = "def edges(problem):\n    yield problem\n    raise OSError('gone')\n"
+M, K = (Problem("doubling", NamedInts({name: 1})) for name in "MK")
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "complaint"),
     [
-        ("bytes_moved", ({},), r"doubling_spec.py:\d+: bytes_moved of doubling raised NotImplementedError"),
+        ("bytes_moved", ({},), r"mine.py:\d+: bytes_moved of doubling raised NotImplementedError"),
         ("scaled_down", (None,), "scaled_down of doubling raised NotImplementedError"),
-        ("lookup_key", (Problem("doubling", NamedInts(K=1)),), "key of kernel 'doubling' names 'M'"),
+        ("lookup_key", (K,), "key of kernel 'doubling' names 'M'"),
+        ("edges", (M,), r"mine.py:\d+: edges of doubling raised OSError: gone"),
     ],
 )
 def test_what_a_spec_raises_while_it_is_planned_is_one_line(folder, function, arguments, complaint):
+    (folder / "mine.py").write_text(f"{SPEC}{EDGES}SPEC = spec(edges=edges)\n")
     with pytest.raises(UsageError, match=complaint) as caught:
-        getattr(load_spec("doubling_spec.py:DOUBLING"), function)(*arguments)
+        getattr(load_spec("mine.py:SPEC"), function)(*arguments)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_edges_are_the_specs_own_to_raise_too(folder):
-    text = "def edges(problem):\n    yield problem\n    raise OSError('gone')\nSPEC = spec(edges=edges)\n"
-    (folder / "mine.py").write_text(SPEC + text)
-    with pytest.raises(UsageError, match=r"mine.py:\d+: edges of doubling raised OSError: gone"):
-        load_spec("mine.py:SPEC").edges(Problem("doubling", NamedInts(M=1)))

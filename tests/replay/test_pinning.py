@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import runpy
 import subprocess
 import sys
 import threading
 import timeit
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +24,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
 import fp8tune
-from fp8tune.errors import UsageError
-from fp8tune.records import Device, Kind, NamedInts, Problem
-from fp8tune.replay import pinning
-from fp8tune.replay.configs import encoded
-from fp8tune.replay.recording import Config, Grid, Kernel, Launch
-from fp8tune.stats.decide import decide_study
-from fp8tune.stats.study import Result, Study
-from fp8tune.tables.formats import Options, python_file
-from fp8tune.tables.picks import KernelPicks, Pick
+from fp8tune_kernels.pinning import PinError, pin, unpin
 
 
 class Launched(KernelInterface):
@@ -95,33 +87,30 @@ def test_ranks_whose_timings_differ_launch_the_same_once_pinned():
     assert [block(rank) for rank in ranks] == [64, 256]
     for unknown in ("strict", "nearest", "tune"):
         for rank in ranks:
-            fp8tune.pin(TABLE, rank, unknown=unknown)
-        assert [block(rank) for rank in ranks] == [128, 128]
-        assert [rank.best_config.num_warps for rank in ranks] == [8, 8]
+            pin(TABLE, rank, unknown=unknown)
+        assert [(block(rank), rank.best_config.num_warps) for rank in ranks] == [(128, 8)] * 2
     assert [block(rank, 65) for rank in ranks] == [64, 256]  # tune: of unknown keys Triton's timing decides
-    for rank in ranks:
-        fp8tune.unpin(rank)
-        fp8tune.unpin(rank)
+    for rank in (*ranks, *ranks):
+        unpin(rank)
     assert [block(rank) for rank in ranks] == [64, 256]
 
 
 def test_strict_names_the_key():
     kernel = tuner()
-    fp8tune.pin(TABLE, kernel, unknown="strict")
+    pin(TABLE, kernel, unknown="strict")
     assert block(kernel, 64, "slow") == 256
-    with pytest.raises(UsageError, match=r"has no config for the key \(65, 'slow', 'torch.bfloat16'\): sweep it"):
+    with pytest.raises(PinError, match=r"has no config for the key \(65, 'slow', 'torch.bfloat16'\): sweep it"):
         block(kernel, 65, "slow")
-    assert block(kernel, 64) == 64
 
 
 def test_nearest_compares_sizes_by_their_ratio_and_leaves_texts_alone(caplog):
     kernel = tuner()
-    fp8tune.pin(TABLE, kernel, unknown="nearest")
+    pin(TABLE, kernel, unknown="nearest")
     assert [block(kernel, n) for n in (1, 500, 600, 10**6)] == [64, 64, 128, 128]
     assert block(kernel, 10**6, "slow") == 256
     assert caplog.text.count("has no config for the key") == 1
     for n, mode in ((4096, "other"), ("4096", "fast"), (False, "fast"), (math.nan, "fast")):
-        with pytest.raises(UsageError, match="nor one with the same dtypes, texts and flags"):
+        with pytest.raises(PinError, match="nor one with the same dtypes, texts and flags"):
             block(kernel, n, mode)
 
 
@@ -130,13 +119,11 @@ def test_nearest_launches_nothing_that_the_kernels_pruning_refuses():
         return [config for config in configs if config.kwargs["BLOCK"] <= named["n"] and mode == "fast"]
 
     kernel = tuner(prune_configs_by={"early_config_prune": fits})
-    fp8tune.pin(TABLE, kernel, unknown="nearest")
-    assert block(kernel, 1000) == 128
-    assert block(kernel, 100) == 64
-    assert block(kernel, 4096) == 128
-    with pytest.raises(UsageError, match="nor one"):
+    pin(TABLE, kernel, unknown="nearest")
+    assert [block(kernel, n) for n in (1000, 100, 4096)] == [128, 64, 128]
+    with pytest.raises(PinError, match="nor one"):
         block(kernel, 3)
-    fp8tune.unpin(kernel)
+    unpin(kernel)
     assert "run" not in vars(kernel)
 
 
@@ -148,12 +135,12 @@ NUMBERS = st.integers(0, 2**40) | st.floats(-1e9, 1e9)
 )
 def test_every_rank_finds_the_same_nearest_key_in_whatever_order_it_read_them(rows, data):
     table = {key(*item): {"kwargs": {"BLOCK": size}} for item, size in rows.items()}
-    other = dict(data.draw(st.permutations(list(table.items()))))
+    shuffled = dict(data.draw(st.permutations(list(table.items()))))
     expected = (data.draw(NUMBERS), next(iter(rows))[1])
     results = []
-    for each in (table, other):
+    for rank_table in (table, shuffled):
         kernel = tuner()
-        fp8tune.pin(each, kernel, unknown="nearest")
+        pin(rank_table, kernel, unknown="nearest")
         results.append(block(kernel, *expected))
     assert results[0] == results[1]
     if expected in rows:
@@ -164,25 +151,21 @@ def test_heuristics_around_the_autotuner_and_dtypes_in_key_and_config():
     inner = tuner()
     kernel = triton.heuristics({"mode": lambda named: tl.float32})(inner)
     kernel.arg_names = inner.arg_names
-    fp8tune.pin({key(8, "fp32"): {"kwargs": {"BLOCK": {"dtype": "tl.float32"}}}}, kernel, unknown="strict")
+    pin({key(8, "fp32"): {"kwargs": {"BLOCK": {"dtype": "tl.float32"}}}}, kernel, unknown="strict")
     assert str(tl.float32) == "fp32"
     assert block(kernel, 8) == tl.float32
 
 
 def test_off_and_the_variable_that_overrides(monkeypatch, caplog):
     kernel = tuner(lambda block: block)
-    fp8tune.pin(TABLE, kernel, unknown="off")
-    assert block(kernel) == 64
-    monkeypatch.setenv("FP8TUNE_PIN", "strict")
-    fp8tune.pin(TABLE, kernel, unknown="off")
-    assert block(kernel) == 128
-    monkeypatch.setenv("FP8TUNE_PIN", "off")
-    fp8tune.pin(TABLE, kernel, unknown="strict")
-    assert block(kernel) == 64
+    for variable, unknown, size in (("", "off", 64), ("strict", "off", 128), ("off", "strict", 64)):
+        monkeypatch.setenv("FP8TUNE_PIN", variable)
+        pin(TABLE, kernel, unknown=unknown)
+        assert block(kernel) == size
     assert "is not pinned to a dict: off" in caplog.text
     monkeypatch.setenv("FP8TUNE_PIN", "on")
-    with pytest.raises(UsageError, match="unknown='on': choose one of off, strict, nearest, tune"):
-        fp8tune.pin(TABLE, kernel)
+    with pytest.raises(PinError, match="unknown='on': choose one of off, strict, nearest, tune"):
+        pin(TABLE, kernel)
 
 
 VENDORED = """
@@ -198,74 +181,50 @@ def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_an_h200")
-def test_what_export_for_python_writes_is_pinned_with_its_evidence(tmp_path, caplog):
-    name = "test_pinning:Launched.__init__.<locals>.kernel"
-    recorded = Kernel(name, key=("n", "mode"), configs=(Config({"BLOCK": 128}, 8),))
-    result = Result(encoded(recorded, recorded.configs[0]), coarse_us=7.0)
-    device, problem = Device("sm_90", "NVIDIA H200"), Problem(name, NamedInts(n=4096))
-    study = decide_study(Study(problem, device, Kind.MEASURED, None, (result,), lookup_key=problem.shape))
-    pick = Pick(study, "certified, 7.00 us", Launch((), Grid((), ()), key(4096)))
-    (file,) = python_file.write([KernelPicks(name, device, (pick,), recorded)], Options())
-    (tmp_path / file.path).write_text(file.text)
-    kernel = tuner()
-    fp8tune.pin(tmp_path, kernel, unknown="strict")
-    assert block(kernel) == 128
-    assert "1 key for NVIDIA H200; unknown keys: strict" in caplog.text
-
-
-@pytest.fixture
-def small_and_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Autotuner]:
-    """Two kernels around one function, named by attributes of this module, with a table each in one folder."""
-    tuners = [tuner(lambda block: block), tuner(lambda block: block)]
-    monkeypatch.setattr(sys.modules[__name__], "small", tuners[0], raising=False)
-    monkeypatch.setattr(sys.modules[__name__], "large", triton.heuristics({})(tuners[1]), raising=False)
+def test_kernels_find_their_tables_in_a_folder_or_a_file(tmp_path, monkeypatch, caplog):
+    """Two kernels around one function, named by attributes of this module, with a table for each of two devices."""
+    small, large = tuners = [tuner(lambda block: block), tuner(lambda block: block)]
+    monkeypatch.setattr(sys.modules[__name__], "small", small, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "large", triton.heuristics({})(large), raising=False)
     for name, size in (("small", "64"), ("large", "256")):
         text = VENDORED.replace("Launched.__init__.<locals>.kernel", name).replace("256", size)
         (tmp_path / f"{name}.py").write_text(text)
         (tmp_path / f"{name}_a100.py").write_text(text.replace("H200", "A100").replace(size, "128"))
     (tmp_path / "__init__.py").write_text("raise AssertionError('no table')")
-    return tuners
-
-
-@pytest.mark.usefixtures("on_an_h200")
-@pytest.mark.parametrize("by_name", [False, True])
-def test_kernels_of_a_folder_find_their_own_tables(by_name, small_and_large, tmp_path):
-    if by_name:
-        fp8tune.pin(tmp_path, unknown="strict")
-    else:
-        for kernel in small_and_large:
-            fp8tune.pin(tmp_path, kernel, unknown="strict")
-    assert [block(kernel) for kernel in small_and_large] == [64, 256]
-    fp8tune.unpin()
-    assert [block(kernel) for kernel in small_and_large] == [64, 64]
-
-
-@pytest.mark.usefixtures("on_an_h200")
-def test_a_file_pins_the_kernel_that_it_names_or_another_or_none(small_and_large, tmp_path, caplog):
-    small, large = small_and_large
-    fp8tune.pin(tmp_path / "large.py")
-    assert not caplog.records
-    assert [block(small), block(large), block(large)] == [64, 256, 256]
-    (record,) = caplog.records
+    moved = tuner()
+    for table, kernels, blocks in (
+        (tmp_path, [None], [64, 256]),
+        (tmp_path, tuners, [64, 256]),
+        (tmp_path / "large.py", [None], [64, 256]),
+        (str(tmp_path / "small.py"), [moved], [64, 64]),
+    ):
+        caplog.clear()
+        for kernel in kernels:
+            pin(table, kernel)
+        assert not caplog.records
+        assert [block(kernel) for kernel in (*tuners, *tuners)] == [*blocks, *blocks]
+        if kernels == [moved]:
+            assert block(moved) == 64
+        unpin()
+        assert [block(kernel) for kernel in tuners] == [64, 64]
+    pin(tmp_path / "large.py")
+    block(large)
+    record = caplog.records[-1]
     assert (record.name, record.levelno) == ("fp8tune", logging.WARNING)
     assert "large.py: 1 key for NVIDIA H200; unknown keys: nearest" in record.message
-    moved = tuner()
-    fp8tune.pin(str(tmp_path / "small.py"), moved)
-    assert block(moved) == 64
+    unpin()
     (tmp_path / "gone.py").write_text(VENDORED.replace("test_pinning:", "no_such_module:"))
-    fp8tune.unpin()
     for table, why in (("gone.py", "which cannot be imported: ModuleNotFoundError"), ("", "which cannot be imported")):
-        with pytest.raises(UsageError, match=why):
-            fp8tune.pin(tmp_path / table)
-    assert small.cache is not None
-    assert [type(kernel.cache) for kernel in small_and_large] == [dict, dict]  # of several kernels none is pinned
+        with pytest.raises(PinError, match=why):
+            pin(tmp_path / table)
+    assert [type(kernel.cache) for kernel in tuners] == [dict, dict]  # of several kernels none is pinned
 
 
 def test_a_device_that_the_table_lacks_is_said(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "table.py").write_text(VENDORED)
     kernel = tuner(lambda block: block)
-    fp8tune.pin(tmp_path / "table.py", kernel, unknown="tune")
+    pin(tmp_path / "table.py", kernel, unknown="tune")
     assert block(kernel) == 64
     assert "0 keys for Triton interpreter (it has NVIDIA H200)" in caplog.text
 
@@ -285,8 +244,8 @@ def test_a_device_that_the_table_lacks_is_said(tmp_path, caplog, monkeypatch):
 )
 def test_a_file_that_is_no_table_is_refused_when_it_is_pinned(text, why, tmp_path):
     (tmp_path / "table.py").write_text(text)
-    with pytest.raises(UsageError, match=why) as error:
-        fp8tune.pin(tmp_path / "table.py", tuner())
+    with pytest.raises(PinError, match=why) as error:
+        pin(tmp_path / "table.py", tuner())
     assert "\n" not in str(error.value)
 
 
@@ -300,8 +259,8 @@ def test_what_cannot_be_pinned(tmp_path):
         (tmp_path / "nowhere.py", tuner(), "nowhere.py is no table that can be read: FileNotFoundError"),
         (tmp_path, tuner(), "no table is in"),
     ):
-        with pytest.raises(UsageError, match=why):
-            fp8tune.pin(table, kernel)
+        with pytest.raises(PinError, match=why):
+            pin(table, kernel)
 
 
 def test_a_declared_config_keeps_its_pre_hook_and_another_gets_the_one_that_all_have():
@@ -311,18 +270,18 @@ def test_a_declared_config_keeps_its_pre_hook_and_another_gets_the_one_that_all_
         called.append(named["BLOCK"])
 
     kernel = tuner(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), triton.Config({"BLOCK": 128}, pre_hook=hook)])
-    fp8tune.pin(TABLE, kernel, unknown="strict")
+    pin(TABLE, kernel, unknown="strict")
     block(kernel)
     block(kernel, 64, "slow")
     assert called == [128, 256]
     mixed = [*CONFIGS, triton.Config({"BLOCK": 128}, num_warps=2, pre_hook=hook)]
-    with pytest.raises(UsageError, match="does not declare, and its pre_hooks differ"):
-        fp8tune.pin(TABLE, tuner(configs=mixed))
+    with pytest.raises(PinError, match="does not declare, and its pre_hooks differ"):
+        pin(TABLE, tuner(configs=mixed))
 
 
 def test_threads_that_launch_first_together_agree(caplog):
     kernel = tuner()
-    fp8tune.pin(TABLE, kernel, unknown="nearest")
+    pin(TABLE, kernel, unknown="nearest")
     results: list[bool] = []
     expected = [key(n) for n in range(1, 200)]
     threads = [
@@ -339,18 +298,45 @@ def test_threads_that_launch_first_together_agree(caplog):
 
 def test_a_lookup_costs_less_than_a_microsecond():
     kernel = tuner()
-    fp8tune.pin(TABLE, kernel, unknown="strict")
+    pin(TABLE, kernel, unknown="strict")
     block(kernel)
     cache, known = kernel.cache, key(4096)
     assert min(timeit.repeat(lambda: known in cache, number=10_000, repeat=20)) / 10_000 < 1e-6
 
 
-def test_the_package_is_imported_without_torch_and_offers_pin():
-    code = "import fp8tune, sys; from fp8tune import pin, unpin; assert callable(pin); assert fp8tune.pin is pin; "
-    code += "assert not {'torch', 'triton'} & set(sys.modules); fp8tune.none"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stderr.splitlines()[-1] == "AttributeError: module 'fp8tune' has no attribute 'none'"
-    assert pinning.MODES == ("off", "strict", "nearest", "tune")
+TRAINING = """
+import sys
+from fp8tune_kernels import pin
+HEAVY = {"typer", "click", "sqlalchemy", "pandas", "pydantic", "rich", "fp8tune"}
+assert not {"torch", "triton", "numpy", *HEAVY} & set(sys.modules), "importing pin"
+import torch, triton, triton.language as tl
+
+@triton.autotune([triton.Config({"B": b}) for b in (8, 16)], key=["n"])
+@triton.jit
+def kernel(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), B, mask=tl.arange(0, B) < n)
+
+pin({(4, "torch.int32"): {"kwargs": {"B": 16}}}, kernel, unknown="strict")
+x = torch.zeros(4, dtype=torch.int32)
+kernel[(1,)](x, 4)
+assert not HEAVY & set(sys.modules), "launching"
+print(x.tolist())
+"""
+
+
+def test_a_training_job_needs_the_package_of_kernels_alone(tmp_path):
+    """In a process that can import fp8tune, and imports neither it nor what it depends on."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'kernels'}:{ROOT}", "TRITON_INTERPRET": "1"}
+    ended = subprocess.run([sys.executable, tmp_path / "train.py"], capture_output=True, text=True, env=variables)
+    assert ended.stdout == "[16, 16, 16, 16]\n", ended.stderr
+
+
+def test_fp8tune_offers_the_same_function():
+    import fp8tune_kernels
+
+    assert (fp8tune.pin, fp8tune.unpin, fp8tune.PinError) == (pin, unpin, PinError)
+    assert (fp8tune_kernels.pin, fp8tune_kernels.PinError) == (pin, PinError)
 
 
 def test_the_example_launches_what_its_table_says():
@@ -363,8 +349,8 @@ def test_a_later_pin_of_a_bare_kernel_takes_the_place_of_the_first(tmp_path):
         (tmp_path / f"{block_size}.py").write_text(text + 'KEY = ("n", "mode")\n')
     bare = Launched()
     for table in ("64.py", "128.py"):
-        fp8tune.pin(tmp_path / table, bare)
+        pin(tmp_path / table, bare)
     bare[(1,)](x=torch.empty(1, dtype=torch.bfloat16), n=4096, mode="fast")
     assert [kwargs["BLOCK"] for kwargs in bare.seen] == [128]
-    fp8tune.unpin(bare)
+    unpin(bare)
     assert "run" not in vars(bare)

@@ -12,56 +12,12 @@ from unittest import mock
 import pytest
 from command_line import fp8tune
 from forked import Forked
-from programs import KERNELS, QUICK, Recorded, quick_count, record
+from programs import QUICK, quick_count, record
 
 from fp8tune import cli
-from fp8tune.replay.recording import Kernel, Recording, Scalar, Tensor, read, text_of
+from fp8tune.replay.recording import Kernel, Recording, read, text_of
 
 PYTHON = sys.executable
-
-MAIN = """
-import os, sys, triton, triton.language as tl, torch
-import my_kernels
-
-@triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
-@triton.jit
-def in_main(x_ptr, n, BLOCK: tl.constexpr):
-    tl.store(x_ptr + tl.arange(0, BLOCK), 0.0, mask=tl.arange(0, BLOCK) < n)
-
-def make():
-    @triton.autotune([triton.Config({"BLOCK": 64})], key=[])
-    @triton.jit
-    def closed(x_ptr, BLOCK: tl.constexpr):
-        tl.store(x_ptr + tl.arange(0, BLOCK), 0.0)
-    return closed
-
-class Odd:
-    pass
-
-in_main[(1,)](torch.empty(64), 64)
-make()[(1,)](torch.empty(64))
-for _ in range(3):
-    my_kernels.run_softmax(4, 64)
-my_kernels.run_softmax(2, 128)
-my_kernels.run_gather(100)
-my_kernels.run_gather(100, float("inf"))
-for _ in range(2):
-    my_kernels.run_fill(100)
-try:
-    my_kernels.cached[(1,)](torch.empty(64), Odd())
-except Exception:
-    pass
-print("the program's own output", sys.argv[1:])
-sys.exit(3)
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("program")
-    (folder / "my_kernels.py").write_text(KERNELS)
-    (folder / "train.py").write_text(MAIN)
-    return folder
 
 
 @pytest.fixture
@@ -69,92 +25,6 @@ def quick(tmp_path: Path) -> Path:
     """A folder with a module whose kernel needs no torch."""
     (tmp_path / "mine.py").write_text(QUICK)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def recorded(folder: Path) -> Recorded:
-    """A script that launches all kinds of kernels and fails."""
-    return record(folder, "--kernel", "*", program=(PYTHON, "train.py", "--lr", "3"))
-
-
-@pytest.fixture(scope="module")
-def kernels(recorded: Recorded) -> dict[str, Kernel]:
-    assert recorded.recording is not None, recorded.stderr
-    return {kernel.name.rpartition(":")[2]: kernel for kernel in recorded.recording.kernels}
-
-
-def test_the_exit_code_and_the_output_are_the_programs(recorded: Recorded) -> None:
-    assert recorded.returncode == 3, recorded.stderr
-    assert "the program's own output ['--lr', '3']" in recorded.stdout
-    assert "next: fp8tune sweep" in recorded.stdout
-
-
-def test_launches_are_counted_by_everything_but_values(kernels: dict[str, Kernel]) -> None:
-    softmax = kernels["softmax"]
-    assert softmax.name == "my_kernels:softmax"
-    assert [(launch.arguments[0].shape, launch.count) for launch in softmax.launches] == [((4, 64), 3), ((2, 128), 1)]
-    assert softmax.key == ("columns",)
-    assert [launch.key for launch in softmax.launches] == [
-        (64, "torch.float32", "torch.float32"),
-        (128, "torch.float32", "torch.float32"),
-    ]
-    assert [config.kwargs for config in softmax.configs] == [
-        {"BLOCK": 64},
-        {"BLOCK": 64},
-        {"BLOCK": 128},
-        {"BLOCK": 128},
-    ]
-    assert softmax.launches[0].grid.axes == ()
-    assert softmax.launches[0].grid.of({"BLOCK": 64}) == (4,)
-    assert softmax.launches[0].config == softmax.configs[0]
-    assert len(softmax.source_hash) == 16
-
-
-def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernels: dict[str, Kernel]) -> None:
-    (launch, infinite) = kernels["gather"].launches
-    x, index, count = launch.arguments[:3]
-    assert isinstance(x, Tensor)
-    assert (x.dtype, x.shape, x.alignment, x.is_loaded, x.is_stored) == ("bfloat16", (100,), 8, True, True)
-    assert (x.least, x.most, x.mean, x.deviation, x.zeros, x.not_finite) == (1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
-    assert isinstance(index, Tensor)
-    assert (index.integers, index.is_sorted, index.is_loaded, index.is_stored) == (tuple(range(100)), True, True, False)
-    assert isinstance(count, Tensor)
-    assert (count.values, count.is_loaded, count.is_stored) == ((0,), True, True)
-    assert launch.arguments[3:] == (
-        Scalar("n", 100),
-        Scalar("scale", 2.0),
-        Scalar("DTYPE", {"dtype": "tl.float32"}, is_constexpr=True),
-        Scalar("FUNCTION", {"function": "my_kernels:twice"}, is_constexpr=True),
-    )
-    assert infinite.arguments[4] == Scalar("scale", {"float": "inf"})
-    assert launch.grid.axes == ("BLOCK",)
-    assert (launch.grid.of({"BLOCK": 64}), launch.grid.of({"BLOCK": 8})) == ((2,), (13,))
-
-
-def test_bare_kernels_are_recorded_where_a_pattern_names_them(kernels: dict[str, Kernel]) -> None:
-    fill = kernels["fill"]
-    assert (fill.is_autotuned, fill.configs) == (False, ())
-    (launch,) = fill.launches
-    assert (launch.count, launch.options) == (2, {"num_warps": 2})
-    assert launch.arguments[2] == Scalar("BLOCK", 64, is_constexpr=True)
-    assert "twice" not in kernels
-
-
-def test_an_autotuner_of_a_subclass_is_recorded_once_with_all_it_declares(kernels: dict[str, Kernel]) -> None:
-    cached = kernels["cached"]
-    assert [launch.count for launch in cached.launches] == [2]
-    assert len(cached.configs) == 4
-
-
-def test_an_argument_of_an_unknown_type_is_named(kernels: dict[str, Kernel]) -> None:
-    (reason,) = kernels["cached"].skipped
-    assert reason.startswith("argument n is of type __main__.Odd")
-
-
-def test_kernels_that_cannot_be_imported_are_named_with_the_reason(kernels: dict[str, Kernel]) -> None:
-    assert "defined in __main__" in kernels["in_main"].refusal
-    assert "closure, made inside make" in kernels["make.<locals>.closed"].refusal
-    assert not kernels["softmax"].refusal
 
 
 def test_a_guarded_script_and_a_module_are_references_beside_the_users_own_sitecustomize(tmp_path: Path) -> None:
@@ -190,10 +60,25 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert ended.recording.processes == 3
 
 
-def test_a_program_without_triton_is_told_so(tmp_path: Path) -> None:
-    ended = record(tmp_path, program=(PYTHON, "-c", "print(1)"))
-    assert (ended.returncode, ended.recording, ended.stdout) == (2, None, "1\n")
-    assert "no process imported Triton" in ended.stderr
+@pytest.mark.parametrize(
+    ("program", "code", "message"),
+    [
+        ((PYTHON, "-c", "print(1)"), 2, "no process imported Triton"),
+        ((PYTHON, "-c", "import triton.runtime.autotuner"), 2, "launched no autotuned kernel"),
+        (("./no-such-program",), 2, "cannot run './no-such-program'"),
+        (("sh", "-c", "kill -9 $$"), 137, "was killed before its recording was first written"),
+    ],
+)
+def test_a_program_that_launches_nothing_is_one_line_and_replaces_no_recording(
+    tmp_path: Path, program: tuple[str, ...], code: int, message: str
+) -> None:
+    earlier = tmp_path / "run.json"
+    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
+    before = earlier.read_bytes()
+    ended = fp8tune("record", "-o", earlier, "--", *program)
+    assert (ended.returncode, ended.stderr.count("\n")) == (code, 1)
+    assert message in ended.stderr
+    assert earlier.read_bytes() == before
 
 
 def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
@@ -203,28 +88,6 @@ def test_a_file_that_is_no_recording_is_left_as_it_is(tmp_path: Path) -> None:
     assert recorded.returncode == 2
     assert "is not a recording, and stays as it is" in recorded.stderr
     assert program.read_text() == "print('never run')\n"
-
-
-def test_a_recording_without_kernels_takes_no_others_place(tmp_path: Path) -> None:
-    earlier = tmp_path / "run.json"
-    earlier.write_text(text_of(Recording(kernels=(Kernel("module:kernel"),))))
-    before = earlier.read_bytes()
-    program = "import triton.runtime.autotuner"
-    recorded = fp8tune("record", "-o", earlier, "--", PYTHON, "-c", program)
-    assert recorded.returncode == 2
-    assert earlier.read_bytes() == before
-
-
-def test_a_program_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
-    ended = record(tmp_path, program=("./no-such-program",))
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
-    assert "cannot run './no-such-program'" in ended.stderr
-
-
-def test_a_program_that_is_killed_at_once_is_not_said_to_lack_triton() -> None:
-    ended = fp8tune("record", "--", "sh", "-c", "kill -9 $$")
-    assert (ended.returncode, ended.stderr.count("\n")) == (137, 1)
-    assert "was killed before its recording was first written" in ended.stderr
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fp8tune.errors import UsageError
 from fp8tune.replay.naming import attribute_of
-from fp8tune.replay.values import Unrecordable, encoded
+from fp8tune.replay.values import Unrecordable, decoded, encoded
 from fp8tune.replay.watch import patches
-from fp8tune.replay.watch.grids import grid_of
+from fp8tune.replay.watch.describing import described, grid_of, with_values
 from fp8tune.replay.watch.kernel import WarmsUp, WatchedKernel, signature_of
-from fp8tune.replay.watch.memory import described, with_values
 from fp8tune.replay.watch.process import Process
 
 
@@ -33,19 +33,13 @@ def test_signatures_differ_where_a_launch_does() -> None:
     assert signature(x.clone(), y.clone(), 3) == same
     others = [
         *(signature(x, y, 4), signature(x.t(), y, 3), signature(x.bfloat16(), y, 3), signature(x, x, 3)),
-        *(signature(x.view(-1)[1:], y, 3), signature(x, y[:4], 3), signature(x, None, 3)),
+        *(signature(x.view(-1)[1:], y, 3), signature(x, y[:4], 3), signature(x, None, 3), signature(x, n=y, y=3)),
     ]
     assert len({same, *others}) == 1 + len(others)
     assert signature(x, y, 3) == signature(x, y=y, n=3) == same
+    assert signature(x, n=1, ignored={"n"}) == signature(x, n=2, ignored={"n"})  # a seed
     with pytest.raises(WarmsUp):
         signature(x, y, 3, warmup=True)
-
-
-def test_names_tell_launches_apart_and_a_seed_can_be_ignored() -> None:
-    x = torch.zeros(4)
-    assert signature(x, n=1, y=2) != signature(x, y=1, n=2)
-    assert signature(x, n=1) != signature(x, n=2)
-    assert signature(x, n=1, ignored={"n"}) == signature(x, n=2, ignored={"n"})
 
 
 def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
@@ -57,48 +51,45 @@ def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
     configs = [{"BLOCK": block, "SPLITS": 3, "UNUSED": 1} for block in (64, 256)]
     result = grid_of(grid, {"n": 1000}, configs, {"IS_EVEN": lambda meta: meta["n"] % 2 == 0})
     assert result.axes == ("BLOCK", "SPLITS")
-    assert result.of({"BLOCK": 64, "SPLITS": 3}) == (16, 3)
-    assert result.of({"BLOCK": 8, "SPLITS": 8}) == (125, 8)
-    assert result.of({"BLOCK": 1024, "SPLITS": 3}) is None
-    assert grid_of((4, 2), {}, configs, {}).of({"BLOCK": 64}) == (4, 2)
-
-
-def test_a_grid_that_raises_for_every_config_is_an_error() -> None:
-    with pytest.raises(ZeroDivisionError):
+    expected = {(64, 3): (16, 3), (8, 8): (125, 8), (1024, 3): None}
+    assert {key: result.programs(dict(zip(result.axes, key, strict=True))) for key in expected} == expected
+    assert grid_of((4, 2), {}, configs, {}).programs({"BLOCK": 64}) == (4, 2)
+    with pytest.raises(ZeroDivisionError):  # for every config
         grid_of(lambda meta: (1 // 0,), {}, [{"BLOCK": 64}], {})
 
 
 def test_views_of_one_buffer_share_storage() -> None:
     packed = torch.arange(24, dtype=torch.float32)
     result = described({"out": torch.zeros(3), "k": packed[8:16], "q": packed[4:8]})
-    assert [(item.storage, item.offset, item.alignment) for item in result.values()] == [
-        (0, 0, 16),
-        (1, 4, 16),
-        (1, 0, 16),
-    ]
+    places = [(item.storage, item.offset, item.alignment) for item in result.values()]
+    assert places == [(0, 0, 16), (1, 4, 16), (1, 0, 16)]
 
 
-def test_integers_are_stored_whole_large_ones_compressed() -> None:
+def test_values_are_statistics_and_integers_are_stored_whole() -> None:
     tensors = {
         "ends": torch.tensor([2, 2, 9], dtype=torch.int32),
         "large": torch.arange(20_000, dtype=torch.int64).flip(0),
         "flags": torch.tensor([True, False]),
-        "x": torch.tensor([1.0, 3.0, float("nan"), 0.0]),
+        "x": torch.tensor([1.0, 3.0, math.nan, 0.0]),
         "codes": torch.ones(4).to(torch.float8_e4m3fn),
         "empty": torch.empty(0),
+        "least": torch.full((4,), -math.inf),
+        "unset": torch.full((4,), math.nan),
+        "mixed": torch.tensor([math.inf, -math.inf]),
     }
     result = with_values(described(tensors), tensors)
-    assert (result["ends"].values, result["ends"].is_sorted, result["ends"].most) == ((2, 2, 9), True, 9.0)
-    large = result["large"]
+    ends, large, x = result["ends"], result["large"], result["x"]
+    assert (ends.values, ends.is_sorted, ends.most) == ((2, 2, 9), True, 9.0)
     assert (large.values, large.least, large.most, large.is_sorted) == (None, 0.0, 19_999.0, False)
     assert large.integers == tuple(range(19_999, -1, -1))
     assert len(large.packed) < 20_000 * 8
+    assert with_values(described(tensors), tensors, stores=False)["large"].integers is None
     assert result["flags"].values == (1, 0)
-    x = result["x"]
-    assert (x.least, x.most, x.zeros, x.not_finite) == (0.0, 3.0, 0.25, 0.25)
-    assert x.mean == pytest.approx(4 / 3)
-    assert result["codes"].mean == 1.0
-    assert result["empty"].least is None
+    assert (x.least, x.most, x.zeros, x.not_finite, x.mean) == (0.0, 3.0, 0.25, 0.25, pytest.approx(4 / 3))
+    assert (result["codes"].mean, result["empty"].least) == (1.0, None)
+    constants = {name: result[name].constant for name in ("x", "codes", "least", "unset", "mixed")}
+    expected = {"codes": 1.0, "least": {"float": "-inf"}, "unset": {"float": "nan"}}
+    assert constants == {"x": None, "mixed": None, **expected}
 
 
 def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +106,22 @@ def test_a_tensor_descriptor_is_its_tensor_and_a_block(monkeypatch: pytest.Monke
     assert described({"x": blocks})["x"].descriptor == (4, 16)
 
 
-def test_values_that_json_lacks() -> None:
-    assert encoded(float("-inf"), "") == {"float": "-inf"}
-    assert encoded((1, (None, torch.float16)), "") == {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}
+def test_values_that_json_lacks_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, text in (
+        (-math.inf, {"float": "-inf"}),
+        ((1, (None, torch.float16)), {"tuple": (1, {"tuple": (None, {"dtype": "torch.float16"})})}),
+        (tl.float32, {"dtype": "tl.float32"}),
+        (attribute_of, {"function": "fp8tune.replay.naming:attribute_of"}),
+    ):
+        if value is not attribute_of:
+            assert encoded(value, "") == text
+        assert decoded(text) == value
     with pytest.raises(Unrecordable, match=r"argument x is of type list"):
         encoded([1], "argument x")
+    (tmp_path / "dtype_canary.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)  # launches come out of databases too: dtypes import no other module
+    with pytest.raises(UsageError, match="none of torch"):
+        decoded({"dtype": "dtype_canary.float32"})
 
 
 def test_a_search_for_a_kernels_name_runs_no_code_of_what_modules_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,22 +137,6 @@ def test_a_search_for_a_kernels_name_runs_no_code_of_what_modules_hold(monkeypat
     assert attribute_of(nowhere) is None
     monkeypatch.setattr(sys.modules[__name__], "LISTED", [None, nowhere], raising=False)
     assert attribute_of(nowhere) == f"{__name__}:LISTED[1]"
-
-
-def test_constant_tensors_are_told_by_their_value_infinities_too() -> None:
-    tensors = {
-        "least": torch.full((4,), -math.inf),
-        "unset": torch.full((4,), math.nan),
-        "half": torch.full((2, 3), 0.5),
-        "mixed": torch.tensor([math.inf, -math.inf]),
-    }
-    result = with_values(described(tensors), tensors)
-    assert {name: item.constant for name, item in result.items()} == {
-        "least": {"float": "-inf"},
-        "unset": {"float": "nan"},
-        "half": 0.5,
-        "mixed": None,
-    }
 
 
 def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:

@@ -12,56 +12,46 @@ MODULE = "toy_kernels"
 FOLDER = Path(__file__).parent
 
 
-def floats(name: str, *shape: int, **given: Any) -> Tensor:
+def floats(name: str, *shape: int, **fields: Any) -> Tensor:
     strides = tuple([shape[1], 1] if len(shape) == 2 else [1])
     described = {"least": -3.0, "most": 3.0, "mean": 0.0, "deviation": 1.0, "is_loaded": True, "is_stored": False}
-    return Tensor(name, **{"dtype": "float32", "shape": shape, "strides": strides, **described, **given})
+    return Tensor(name, **{"dtype": "float32", "shape": shape, "strides": strides, **described, **fields})
 
 
-def written(name: str, *shape: int, **given: Any) -> Tensor:
-    return floats(name, *shape, **{"is_loaded": False, "is_stored": True, **given})
+def written(name: str, *shape: int, **fields: Any) -> Tensor:
+    return floats(name, *shape, **{"is_loaded": False, "is_stored": True, **fields})
 
 
 def by_blocks(n: int, blocks: Sequence[int]) -> Grid:
-    return Grid(("BLOCK",), tuple(((block,), (-(-n // block),)) for block in blocks))
+    return Grid(("B",), tuple(((block,), (-(-n // block),)) for block in blocks))
 
 
-def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **given: Any) -> Kernel:
-    configs = tuple(Config({"BLOCK": block}, has_pre_hook=attribute == "hooked") for block in blocks)
-    return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **given}, launches=launches)
+def kernel(attribute: str, blocks: Sequence[int], *launches: Launch, **fields: Any) -> Kernel:
+    configs = tuple(Config({"B": block}, has_pre_hook=attribute == "hooked") for block in blocks)
+    return Kernel(f"{MODULE}:{attribute}", configs=configs, **{"key": ("n",), **fields}, launches=launches)
 
 
-def copies(attribute: str, n: int = 256, blocks: Sequence[int] = (64, 128), **given: Any) -> Kernel:
+def copies(attribute: str, n: int = 256, blocks: Sequence[int] = (64, 128), **fields: Any) -> Kernel:
     """A kernel that writes ``y`` from ``x``."""
-    extra = given.pop("extra", ())
+    extra = fields.pop("extra", ())
     storage = {"storage": 1}
     arguments = (floats("x", n), written("y", n, **storage), Scalar("n", n), *extra)
-    return kernel(attribute, blocks, Launch(arguments, by_blocks(n, [*blocks, 512])), **given)
+    return kernel(attribute, blocks, Launch(arguments, by_blocks(n, [*blocks, 512])), **fields)
 
 
 def softmax(rows: int = 64, columns: int = 96) -> Kernel:
     arguments = (
         floats("x", rows, columns),
         written("y", rows, columns, storage=1),
-        *(Scalar("n_rows", rows), Scalar("n_cols", columns), Scalar("stride", columns)),
+        *(Scalar("rows", rows), Scalar("columns", columns), Scalar("stride", columns)),
     )
     grid = Grid(("ROWS",), tuple(((count,), (-(-rows // count),)) for count in (1, 2, 4)))
     return Kernel(
         f"{MODULE}:softmax",
-        key=("n_cols",),
+        key=("columns",),
         configs=(Config({"ROWS": 1}), Config({"ROWS": 2})),
         launches=(Launch(arguments, grid, key=(columns, "torch.float32", "torch.float32")),),
     )
-
-
-def accumulate(n: int = 256) -> Kernel:
-    total = written("total", 1, is_loaded=True, storage=1, least=7.0, most=7.0)
-    return kernel("accumulate", (64, 128), Launch((floats("x", n), total, Scalar("n", n)), by_blocks(n, (64, 128))))
-
-
-def in_place(n: int = 256) -> Kernel:
-    both = floats("x", n, is_stored=True)
-    return kernel("double_in_place", (64, 128), Launch((both, Scalar("n", n)), by_blocks(n, (64, 128))))
 
 
 def keyed(n: int = 256) -> Kernel:
@@ -75,21 +65,12 @@ def keyed(n: int = 256) -> Kernel:
 
 
 def bare(n: int = 256) -> Kernel:
-    arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("BLOCK", 64, True))
+    arguments = (floats("x", n), written("y", n, storage=1), Scalar("n", n), Scalar("B", 64, True))
     launch = Launch(arguments, by_blocks(n, (64, 128)), options={"num_warps": 2})
     return Kernel(f"{MODULE}:bare", is_autotuned=False, launches=(launch,))
 
 
-def everything() -> Recording:
-    refused = Kernel("__main__:local", refusal="it is defined in __main__")
-    kernels = (
-        *(softmax(), accumulate(), in_place(), copies("hooked"), copies("pruned", blocks=(64, 4096)), keyed(), bare()),
-        *(copies("wrong_block", blocks=(64, 128, 256)), copies("drops_tail"), refused),
-    )
-    return Recording(command="python toy.py", kernels=kernels)
-
-
 def write(folder: Path, *kernels: Kernel) -> Path:
     path = folder / "run.json"
-    path.write_text(text_of(Recording(kernels=kernels) if kernels else everything()))
+    path.write_text(text_of(Recording(kernels=kernels)))
     return path

@@ -13,16 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fp8tune.errors import one_line
-from fp8tune.replay.naming import chain, place_of, python_function
+from fp8tune.replay.naming import place_of
 from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
-from fp8tune.replay.values import Unrecordable, config_of, encoded, flattened, is_descriptor, is_tensor, tensor_in
-from fp8tune.replay.watch import memory, times
-from fp8tune.replay.watch.grids import grid_of
+from fp8tune.replay.values import Unrecordable, config_of, encoded
+from fp8tune.replay.watch import describing, times
+from fp8tune_kernels.tuners import chain, flattened, is_descriptor, is_tensor, python_function, tensor_in, tuning_key
 
-WITH_VALUES = 256
-"""Distinct launches of a kernel whose values are read, each time with a synchronization."""
-MOST_LAUNCHES = 2048
-"""Distinct launches of a kernel that are kept; those beyond are counted only."""
+WITH_VALUES = 256  # distinct launches of a kernel whose values are read, each time with a synchronization
+MOST_LAUNCHES = 2048  # distinct launches of a kernel that are kept; those beyond are counted only
 MANY_VALUES = 64
 """Distinct values of a number after which launches are no longer told apart by it: a seed, a step."""
 NEVER = sys.maxsize
@@ -30,8 +28,7 @@ NEVER = sys.maxsize
 DECLARED: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()
 """Autotuner -> the configs it was made with: a subclass may put others in their place."""
 
-_SCALARS = frozenset({int, bool, float, str, type(None)})
-"""Types of most arguments, which are told apart by value."""
+_SCALARS = frozenset({int, bool, float, str, type(None)})  # types of most arguments, which are told apart by value
 
 
 class WarmsUp(Exception):  # noqa: N818 - no error
@@ -86,8 +83,7 @@ class Entry:
     """Launches with one signature."""
 
     count: int = 0
-    due: int = 0
-    """The count from which something is to be done beyond counting."""
+    due: int = 0  # the count from which something is to be done beyond counting
     launch: Launch | None = None
     refusal: str = ""
     compiled: Any = None
@@ -110,22 +106,22 @@ class WatchedKernel:
         self.function = python_function(kernel)
         self.names: tuple[str, ...] = tuple(kernel.arg_names)
         self.keys = tuple(map(str, getattr(kernel, "keys", ())))
-        self.ignored = set[str]()
-        """Numbers by which launches are not told apart."""
+        self.ignored = set[str]()  # numbers by which launches are not told apart
         self.entries: dict[Hashable, Entry] = {}
-        self.calm = 0
-        """Launches in a row that were only counted."""
-        self.unseen = 0
-        """Launches until the next that is looked at."""
-        self.weight = 1
-        """Launches that the next one stands for."""
+        self.calm = 0  # launches in a row that were only counted
+        self.unseen = 0  # launches until the next that is looked at
+        self.weight = 1  # launches that the next one stands for
         self.tuning_s = 0.0
         self._place: tuple[str, str] | None = None
         self._script: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when Python ends
         heuristics = (item.values.items() for item in chain(kernel) if type(item).__name__ == "Heuristics")
         self._heuristics = {name: rule for items in heuristics for name, rule in items}
         jitted = [item for item in chain(kernel) if item is not self.function][-1]
-        self._constexprs = _constexprs(jitted, self.function)
+        hints = self.function.__annotations__.items()
+        constexprs = [name for name, hint in hints if "constexpr" in str(hint)]
+        if hasattr(jitted, "params"):
+            constexprs = [parameter.name for parameter in jitted.params if parameter.is_constexpr]
+        self._constexprs = frozenset(constexprs)
         parameters = inspect.signature(self.function).parameters.values()
         self._defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
 
@@ -141,9 +137,19 @@ class WatchedKernel:
             self.calm, self.weight = 0, 1
             return self._first(entry, launch, args, kwargs)
         entry.count += self.weight
-        if entry.count < entry.due:
+        timed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if entry.count >= entry.due:
+            with entry.refused_on_error():
+                assert entry.launch is not None
+                if not times.is_capturing():
+                    if entry.launch.in_graph:  # the first one was not read
+                        entry.launch = self._read(entry.launch, self._flat(self._bound(args, kwargs)))
+                    if times.is_on_gpu():
+                        entry.samples.read()
+                        timed = entry.samples.taken()
+                entry.due = _next_due(entry.count, entry.launch.in_graph)
+        with timed:
             return launch(*args, **kwargs)
-        return self._sampled(entry, launch, args, kwargs)
 
     def _entry(self, signature: Hashable) -> Entry:
         entry = self.entries.get(signature)
@@ -186,42 +192,29 @@ class WatchedKernel:
                 entry.due = _next_due(entry.count, entry.launch.in_graph)
         return compiled
 
-    def _sampled(self, entry: Entry, launch: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make a launch that is timed, and read where the first one was not, because it went into a graph."""
-        timed: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        with entry.refused_on_error():
-            assert entry.launch is not None
-            if not times.is_capturing():
-                if entry.launch.in_graph:
-                    entry.launch = self._read(entry.launch, self._flat(self._bound(args, kwargs)))
-                if times.is_on_gpu():
-                    entry.samples.read()
-                    timed = entry.samples.taken()
-            entry.due = _next_due(entry.count, entry.launch.in_graph)
-        with timed:
-            return launch(*args, **kwargs)
-
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
     def _flat(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a call in their order, items of tuples with tensors one by one."""
-        return dict(item for name in self.names if name in bound for item in flattened(name, bound[name]))
+        try:
+            return dict(item for name in self.names if name in bound for item in flattened(name, bound[name]))
+        except TypeError as error:
+            raise Unrecordable(str(error)) from None
 
     def _described(self, key: tuple[Any, ...], bound: Mapping[str, Any]) -> Launch:
         flat = self._flat(bound)
-        tensors = memory.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
+        tensors = describing.described({name: item for name, item in flat.items() if tensor_in(item) is not None})
         known = {**self._defaults, **{name: value for name, value in bound.items() if name in self.names}}
-        if self.is_autotuned:
-            configs = [config.kwargs for config in self._declared()]
-        else:  # what could be tuned are the constants that the caller gives
+        configs = [config.kwargs for config in self._declared()]
+        if not self.is_autotuned:  # what could be tuned are the constants that the caller gives
             configs = [{name: value for name, value in known.items() if name in self._constexprs}]
         launch = Launch(
             tuple(tensors[name] if name in tensors else self._scalar(name, value) for name, value in flat.items()),
-            grid_of(bound["grid"], known, configs, self._heuristics),
+            describing.grid_of(bound["grid"], known, configs, self._heuristics),
             tuple(encoded(value, "a key argument") for value in key),
-            self._options({name: value for name, value in bound.items() if name not in ("grid", "warmup")}),
+            self._options(bound),
             in_graph=True,
         )
         return launch if times.is_capturing() else self._read(launch, flat)
@@ -230,13 +223,14 @@ class WatchedKernel:
         return Scalar(name, encoded(value, f"argument {name}"), name.partition("[")[0] in self._constexprs)
 
     def _options(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: encoded(value, f"option {name}") for name, value in bound.items() if name not in self.names}
+        names = [name for name in bound if name not in self.names and name not in ("grid", "warmup")]
+        return {name: encoded(bound[name], f"option {name}") for name in names}
 
     def _read(self, launch: Launch, flat: Mapping[str, Any]) -> Launch:
         """Return the launch with statistics and values, before it runs."""
         before = {item.name: item for item in launch.tensors}
         if before and len(self.entries) <= WITH_VALUES:
-            known = memory.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
+            known = describing.with_values(before, {name: flat[name] for name in before}, self._stores_integers)
             launch = launch.with_tensors(lambda tensor: known[tensor.name])
         return replace(launch, in_graph=False)
 
@@ -249,8 +243,7 @@ class WatchedKernel:
         ``grids``: the programs for each of ``configs``. Tensors have no memory yet, and so no values.
         """
         arguments: list[Argument] = []
-        for name in (name for name in self.names if name in bound):
-            value = bound[name]
+        for name, value in ((name, bound[name]) for name in self.names if name in bound):
             if hasattr(value, "stride") and hasattr(value, "dtype"):
                 shape, strides = tuple(map(_hint, value.shape)), tuple(map(_hint, value.stride()))
                 dtype = str(value.dtype).removeprefix("torch.")
@@ -259,11 +252,12 @@ class WatchedKernel:
                 arguments.append(self._scalar(name, _hint(value) if hasattr(value, "node") else value))
         axes = tuple(dict.fromkeys(name for config in configs for name in config.kwargs))
         rows = [[encoded(config.kwargs.get(axis), axis) for axis in axes] for config in configs] or [[]]
-        grid = Grid(axes, tuple((tuple(row), tuple(map(_hint, grid))) for row, grid in zip(rows, grids, strict=False)))
+        table = tuple((tuple(row), tuple(map(_hint, grid))) for row, grid in zip(rows, grids, strict=False))
         known = {item.name: item.value if isinstance(item, Scalar) else f"torch.{item.dtype}" for item in arguments}
         dtypes = [known[item.name] for item in arguments if isinstance(item, Tensor)]
         key = (*(known[name] for name in self.keys if name in known), *dtypes) if self.is_autotuned else ()
-        launch = Launch(tuple(arguments), grid, key, self._options(bound), in_graph=True, is_traced=True)
+        options = self._options(bound)
+        launch = Launch(tuple(arguments), Grid(axes, table), key, options, in_graph=True, is_traced=True)
         self.entries.setdefault(("traced", launch.id), Entry(count=1, due=NEVER, launch=launch))
 
     def document(self, codes: dict[str, Any]) -> Kernel:
@@ -298,17 +292,6 @@ class WatchedKernel:
         )
 
 
-def tuning_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key as ``Autotuner.run`` builds it: values of key arguments, then dtypes of all, in the call's order.
-
-    The same in Triton 3.6.0, 3.7.1 and on its main branch at 0094017.
-    """
-    bound = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    bound = {name: value for name, value in bound.items() if name in tuner.arg_names}
-    key = [bound[name] for name in tuner.keys if name in bound]
-    return (*key, *(str(value.dtype) for value in bound.values() if hasattr(value, "dtype")))
-
-
 def plain_signature(signature: Mapping[Any, Any]) -> Iterable[tuple[str, Any]]:
     """Yield the type of each argument as text, of tuples item by item."""
     for name, kind in signature.items():
@@ -340,9 +323,3 @@ def _next_due(count: int, is_unread: bool) -> int:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, Unrecordable) else f"the recorder failed: {one_line(error)}"
-
-
-def _constexprs(jitted: Any, function: Any) -> frozenset[str]:
-    if hasattr(jitted, "params"):
-        return frozenset(parameter.name for parameter in jitted.params if parameter.is_constexpr)
-    return frozenset(name for name, hint in function.__annotations__.items() if "constexpr" in str(hint))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fp8tune.replay.naming import attribute_of, chain, resolved, tuner_of
-from fp8tune.replay.watch import process
-from fp8tune.replay.watch.kernel import DECLARED, signature_of, tuning_key
+from fp8tune.replay.naming import attribute_of
+from fp8tune.replay.watch import process, window
+from fp8tune.replay.watch.kernel import DECLARED, signature_of
+from fp8tune_kernels.tuners import chain, resolved, tuner_of, tuning_key
 
 CALM = 4096
 """After so many launches of a kernel without a new kind only some are looked at, and counts are estimates. Looking at
@@ -19,17 +20,14 @@ all of them took 13.2 +- 2.6 us a launch on an H200 (torch 2.11, Triton 3.6): 11
 STRIDES = (10, 22, 6, 17, 27, 3, 14)
 """Launches that pass between two looks, in turn: no step repeats itself in that rhythm. 14 in the mean."""
 
-_tuning = threading.local()
-"""Depth of the autotuners' launches that are going on in a thread."""
+_tuning = threading.local()  # depth of the autotuners' launches that are going on in a thread
 
 
 def patch_autotuner(module: ModuleType) -> None:
     """Wrap ``Autotuner.run`` of a module that was just imported, and ``JITFunction.run`` if bare kernels count."""
-    current = process.current()
-    autotuner = module.Autotuner
+    current, autotuner = process.current(), module.Autotuner
     mark = _marked_as_tuning if current.patterns else lambda run: run
-    if current.patterns:
-        patch_bare(module.JITFunction)
+    patch_bare(module)
     autotuner.run = recorded_run(mark(_tuned_without_a_gpu(autotuner.run)), autotuner, current)
     initialize = autotuner.__init__
 
@@ -44,8 +42,12 @@ def patch_autotuner(module: ModuleType) -> None:
     autotuner.__init__ = noting_configs
 
 
-def patch_bare(jitted: Any) -> None:
-    """Wrap ``run`` of JITFunction or InterpretedFunction, but not for what an autotuner launches."""
+def patch_bare(module: ModuleType) -> None:
+    """Wrap ``run`` of JITFunction or InterpretedFunction, if bare kernels count; not for what an autotuner launches."""
+    names = [name for name in ("JITFunction", "InterpretedFunction") if name in vars(module)]
+    if not names or not process.current().patterns:
+        return
+    jitted = vars(module)[names[0]]
     original, recorded = jitted.run, recorded_run(jitted.run, jitted, process.current())
 
     @functools.wraps(original)
@@ -53,12 +55,6 @@ def patch_bare(jitted: Any) -> None:
         return (original if getattr(_tuning, "depth", 0) else recorded)(self, *args, **kwargs)
 
     jitted.run = run
-
-
-def patch_interpreter(module: ModuleType) -> None:
-    """Wrap ``InterpretedFunction.run``, if bare kernels count."""
-    if process.current().patterns:
-        patch_bare(module.InterpretedFunction)
 
 
 def patch_torch_compile(module: ModuleType) -> None:
@@ -87,7 +83,7 @@ def _add_trace(
     name = attribute_of(kernel) or attribute_of(list(chain(kernel))[1])
     module, _, attribute = (name or ":").partition(":")
     original = resolved(sys.modules[module], attribute) if name else kernel
-    watched = process.current().of(tuner_of(original) or original)
+    watched = process.current().find(tuner_of(original) or original)
     if watched is not None and not tma_descriptor_metadata:
         watched.add_trace(bound, grid, getattr(kernel, "configs", ()))
 
@@ -97,6 +93,7 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
 
     A call from ``run`` of a class below is not recorded again.
     """
+    original = window.counted(original)
     watched_by_id = current.watched[kind]
 
     @functools.wraps(original)
@@ -122,7 +119,7 @@ def recorded_run(original: Callable[..., Any], kind: type, current: process.Proc
             return original(self, *args, **kwargs)
         kernel = None
         try:
-            kernel = current.of(self) if type(self) is kind else None
+            kernel = current.find(self) if type(self) is kind else None
         except Exception as error:
             _say_once(f"a kernel is not recorded: {error!r}")
         launch = functools.partial(original, self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fnmatch
+import functools
 import os
 import sys
 import threading
@@ -14,17 +15,18 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from fp8tune.replay.naming import chain, function_name
 from fp8tune.replay.recording import Recording, text_of
 from fp8tune.replay.watch import times
 from fp8tune.replay.watch.kernel import WatchedKernel
+from fp8tune_kernels.tuners import chain, function_name
 
 FOLDER, PATTERNS, VALUES = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT", "FP8TUNE_RECORD_VALUES"
 """Environment variables: the folder of parts; the bare kernels that count, one pattern a line; "0": no integers."""
+KERNELS = "FP8TUNE_RECORD_KERNELS"
+"""Environment variable: the folder of fp8tune_kernels, for programs that have none or an older."""
 
 FIRST_WRITE_S, LEAST_PAUSE_S = 1.0, 5.0
-SHARE = 0.01
-"""The part of the time that writing may take."""
+SHARE = 0.01  # the part of the time that writing may take
 
 
 class Process:
@@ -34,8 +36,7 @@ class Process:
         self.folder, self.patterns = folder, patterns
         self.watched: defaultdict[type, dict[int, WatchedKernel]] = defaultdict(dict)
         """Class of an autotuner or jitted function -> id of one -> its launches."""
-        self._others: set[int] = set()
-        """Bare kernels that no pattern names."""
+        self._others: set[int] = set()  # bare kernels that no pattern names
         self._begin()
 
     def _begin(self) -> None:
@@ -57,7 +58,7 @@ class Process:
 
         os._exit = finish_and_leave
 
-    def of(self, kernel: Any) -> WatchedKernel | None:
+    def find(self, kernel: Any) -> WatchedKernel | None:
         """Return the launches of an autotuner, or of a bare kernel that a pattern names; None for other bare ones."""
         watched, is_autotuned = self.watched[type(kernel)], hasattr(kernel, "configs")
         if id(kernel) in self._others:
@@ -76,9 +77,8 @@ class Process:
         """Write what there is, with the launches that were still being timed."""
         with contextlib.suppress(Exception):
             deadline = time.monotonic() + wait_s
-            for watched in self._every():
-                for entry in list(watched.entries.values()):
-                    entry.samples.read(max(0.0, deadline - time.monotonic()))
+            for entry in (entry for watched in self._every() for entry in list(watched.entries.values())):
+                entry.samples.read(max(0.0, deadline - time.monotonic()))
         try:
             self.write()
         except Exception as error:
@@ -104,7 +104,7 @@ class Process:
         inner = {id(item) for watched in every if watched.is_autotuned for item in list(chain(watched.kernel))[1:]}
         codes: dict[str, Any] = {}
         # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
-        kernels = [item.document(codes) for item in every if not (item.is_autotuned and id(item.kernel) in inner)]
+        kernels = [item.document(codes) for item in every if not item.is_autotuned or id(item.kernel) not in inner]
         torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
         return Recording("", *_device(), torch, triton, kernels=tuple(kernels), codes=codes)
 
@@ -120,24 +120,20 @@ class Process:
 
 def _device() -> tuple[str, str]:
     """Return name and arch of this process's GPU; empty without one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not times.is_on_gpu():
+    if not times.is_on_gpu():
         return "", ""
+    torch = sys.modules["torch"]
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     if torch.version.hip:
         return properties.name, properties.gcnArchName.partition(":")[0]
     return properties.name, f"sm_{properties.major}{properties.minor}"
 
 
-_current: Process | None = None
-
-
+@functools.cache
 def current() -> Process:
     """Return this process's; started when Triton is imported."""
-    global _current
-    if _current is None:
-        patterns = [line for line in os.environ.get(PATTERNS, "").splitlines() if line]
-        patterns = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns]  # of any module
-        _current = Process(Path(os.environ[FOLDER]), tuple(patterns))
-        _current.start()
-    return _current
+    patterns = [line for line in os.environ.get(PATTERNS, "").splitlines() if line]
+    full = tuple(pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns)  # of any module
+    process = Process(Path(os.environ[FOLDER]), full)
+    process.start()
+    return process

@@ -18,7 +18,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
 PATCHED = {
     "triton.runtime.autotuner": "patch_autotuner",
-    "triton.runtime.interpreter": "patch_interpreter",
+    "triton.runtime.interpreter": "patch_bare",
     "torch._higher_order_ops.triton_kernel_wrap": "patch_torch_compile",
 }
 """Module -> the function of fp8tune.replay.watch.patches that is called when it has been imported."""
@@ -43,7 +43,10 @@ class _Waiting:
             del loader.exec_module
             execute(module)
             try:
-                _find_fp8tune()
+                _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
+                for part in ("tuners", "pinning"):  # without the package, which the program may have
+                    path = os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], f"{part}.py")
+                    _load(f"fp8tune_kernels.{part}", path)
                 from fp8tune.replay.watch import patches
 
                 getattr(patches, PATCHED[name])(module)
@@ -54,18 +57,18 @@ class _Waiting:
         return spec
 
 
-def _find_fp8tune() -> None:
-    """Make this fp8tune importable, but nothing else that lies beside it.
+def _load(name: str, path: str) -> None:
+    """Make a part of this fp8tune importable, but nothing else that lies beside it.
 
     The program's environment may have none, or another version, whose recordings the command could not read.
     """
-    if "fp8tune" in sys.modules:
+    if name in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    package = sys.modules["fp8tune"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def _run_the_users_own() -> None:

@@ -14,15 +14,26 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fp8tune.errors import UsageError, one_line
-from fp8tune.replay.naming import chain, function_name, is_kernel, resolved, tuner_of
-from fp8tune.replay.values import UnknownHookError, decoded_items, flattened, hook_for, tensor_in
-from fp8tune.replay.watch.kernel import tuning_key
+from .tuners import (
+    HookUnknownError,
+    chain,
+    decoded,
+    flattened,
+    function_name,
+    hook_for,
+    is_kernel,
+    resolved,
+    tensor_in,
+    tuner_of,
+    tuning_key,
+)
+
+__all__ = ["MODES", "VARIABLE", "PinError", "Table", "is_of", "pin", "pin_to", "tables_of", "unpin"]
 
 MODES = ("off", "strict", "nearest", "tune")
 
@@ -34,6 +45,10 @@ Key = tuple[Any, ...]
 
 _logger = logging.getLogger("fp8tune")
 _lock = threading.RLock()
+
+
+class PinError(ValueError):
+    """A table or kernel that cannot be pinned, or a key that the table lacks; the text is one line."""
 
 
 def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *, unknown: str = "nearest") -> None:
@@ -52,29 +67,38 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
 
     - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale;
       of configs that the kernel's ``early_config_prune`` refuses for the launch, none. The same on every rank. Raises
-      UsageError where no such key exists.
-    - ``strict``: the launch raises UsageError with the key.
+      PinError where no such key exists.
+    - ``strict``: the launch raises PinError with the key.
     - ``tune``: Triton tunes the key, so ranks may disagree on it.
     - ``off``: the table is not used at all; Triton tunes every key.
 
     The first launch logs one line (logger ``fp8tune``) with table and keys. So does the first key that is unknown.
-    A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises UsageError for a table or kernel that
+    A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises PinError for a table or kernel that
     cannot be used; then no kernel is pinned.
     """
     mode = os.environ.get(VARIABLE) or unknown
     if mode not in MODES:
-        raise UsageError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
-    tables = _tables(table)
+        raise PinError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
+    tables = tables_of(table)
     if kernel is None:
         pairs = [(_kernel_named(item), item) for item in tables]
     else:  # of a table alone the kernel may have moved to another module since
-        matching = [item for item in tables if _is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+        matching = [item for item in tables if is_of(kernel, item)] or (tables if len(tables) == 1 else [])
         if not matching:
-            raise UsageError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
+            raise PinError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
         pairs = [(kernel, matching[0])]
-    for pinned in [_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs]:
+    _install([_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs])
+
+
+def pin_to(kernel: Any, table: Table, unknown: str) -> None:
+    """Pin one kernel to one table of :func:`tables_of`, whatever the environment says."""
+    _install([_Pinned(_target(kernel), table, unknown)])
+
+
+def _install(pins: list[_Pinned]) -> None:
+    for pinned in pins:
         unpin(pinned.target)
-        if mode == "off":
+        if pinned.mode == "off":
             _logger.warning("%s is not pinned to %s: off", pinned.name, pinned.table.source)
         else:
             pinned.install()
@@ -93,12 +117,12 @@ def _target(kernel: Any) -> Any:
     every = [item for item in chain(kernel) if is_kernel(item)]
     if not every:
         name = getattr(kernel, "__name__", None) or type(kernel).__name__
-        raise UsageError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
+        raise PinError(f"{name} is no Triton kernel: pin a kernel of triton.autotune or triton.jit")
     return tuner_of(kernel) or every[-1]
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """Configs of one kernel."""
 
     source: str
@@ -110,46 +134,44 @@ class _Table:
     """The arguments of a key."""
 
 
-def _tables(table: Any) -> list[_Table]:
-    """Return a table for each kernel. Raises UsageError."""
+def tables_of(table: Any) -> list[Table]:
+    """Return what :func:`pin` is called with as a table for each kernel. Raises PinError."""
     if isinstance(table, Mapping):
-        return [_Table("a dict", {"": table})]
+        return [Table("a dict", {"": table})]
     if not isinstance(table, str | os.PathLike):
-        raise UsageError(f"{table!r:.80} is no table: give a file of fp8tune export --for python, its folder or a dict")
+        raise PinError(f"{table!r:.80} is no table: give a file of fp8tune export --for python, its folder or a dict")
     if not (path := Path(table)).is_dir():
         return [_read(path)]
-    tables: dict[str, _Table] = {}
+    tables: dict[str, Table] = {}
     for file in sorted(path.glob("*.py")):
         if "\nKERNEL = " in file.read_text(encoding="utf-8", errors="replace"):
             read = _read(file)
             before = tables.get(read.kernel, read).devices  # a kernel may have a file for each arch
             tables[read.kernel] = replace(read, devices={**before, **read.devices})
     if not tables:
-        raise UsageError(f"no table is in {str(path)!r}: write one with fp8tune export --for python")
+        raise PinError(f"no table is in {str(path)!r}: write one with fp8tune export --for python")
     return list(tables.values())
 
 
-def _read(path: Path) -> _Table:
+def _read(path: Path) -> Table:
     try:
         names = runpy.run_path(str(path))
-        return _Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
+        return Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
     except (Exception, SystemExit) as error:
-        reason = f"{path} is no table that can be read: {one_line(error)}"
-        raise UsageError(f"{reason}: write one with fp8tune export --for python") from error
+        reason = f"{path} is no table that can be read: {_one_line(error)}"
+        raise PinError(f"{reason}: write one with fp8tune export --for python") from error
 
 
-def _kernel_named(table: _Table) -> Any:
+def _kernel_named(table: Table) -> Any:
     """Return the kernel of a table; imports its module unless the program has."""
     if not table.kernel:
-        raise UsageError("a dict names no kernel: pass the kernel behind it")
+        raise PinError("a dict names no kernel: pass the kernel behind it")
     where, _, attribute = table.kernel.rpartition(":")
     try:
         return resolved(_loaded(where) or importlib.import_module(where), attribute)
     except (ImportError, AttributeError, LookupError, TypeError) as error:
-        raise UsageError(
-            f"{table.source} is of {table.kernel}, which cannot be imported: {one_line(error, 100)}: import its module "
-            "first, or pass the kernel behind the table"
-        ) from None
+        reason = f"{table.source} is of {table.kernel}, which cannot be imported: {_one_line(error, 100)}"
+        raise PinError(f"{reason}: import its module first, or pass the kernel behind the table") from None
 
 
 def _loaded(where: str) -> Any:
@@ -161,7 +183,7 @@ def _loaded(where: str) -> Any:
     return next((item for item, file in files if file and Path(file).absolute() == path), None)
 
 
-def _is_of(kernel: Any, table: _Table) -> bool:
+def is_of(kernel: Any, table: Table) -> bool:
     """Return True if the table names the kernel; the attribute may be called otherwise than its function."""
     target = _target(kernel)
     where, _, attribute = table.kernel.rpartition(":")
@@ -174,14 +196,14 @@ def _is_of(kernel: Any, table: _Table) -> bool:
 class _Pinned(dict[Key, Any]):
     """Stand-in for the autotuner's dictionary: keys that were launched -> configs, which a first launch looks up."""
 
-    def __init__(self, target: Any, table: _Table, mode: str) -> None:
+    def __init__(self, target: Any, table: Table, mode: str) -> None:
         super().__init__()
-        self.target, self.table, self.name, self._mode = target, table, function_name(target), mode
+        self.target, self.table, self.name, self.mode = target, table, function_name(target), mode
         self._is_tuner = hasattr(target, "configs")
         if self._is_tuner and len(target.configs) < 2:
-            raise UsageError(f"{self.name} declares one config, which Triton never looks up: edit that one")
+            raise PinError(f"{self.name} declares one config, which Triton never looks up: edit that one")
         if not self._is_tuner and not table.names:
-            raise UsageError(f"{self.name} has no autotuner: pin a file of fp8tune export --for python, not a dict")
+            raise PinError(f"{self.name} has no autotuner: pin a file of fp8tune export --for python, not a dict")
         # a subclass may launch by itself and never look into ``cache``
         self._looks_up = type(target).run is importlib.import_module("triton.runtime.autotuner").Autotuner.run
         self._configs = {device: self._triton_configs(rows) for device, rows in table.devices.items()}
@@ -194,16 +216,16 @@ class _Pinned(dict[Key, Any]):
         try:
             configs = {_plain(key): make(**row) for key, row in rows.items()}
             for config in configs.values():
-                config.kwargs = decoded_items(config.kwargs)
+                config.kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
                 config.pre_hook = hook_for(config, declared)
-        except UnknownHookError:
+        except HookUnknownError:
             reason = f"{source} has a config that {self.name} does not declare, and its pre_hooks differ"
-            raise UsageError(reason) from None
-        except (TypeError, ValueError, AttributeError, KeyError, UsageError) as error:
-            raise UsageError(f"{source} has a row that cannot be used: {one_line(error)}: export it again") from error
+            raise PinError(reason) from None
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise PinError(f"{source} has a row that cannot be used: {_one_line(error)}: export it again") from error
         names = {name for config in configs.values() for name in config.kwargs}
         if strange := sorted(names - set(self.target.arg_names)):
-            raise UsageError(f"{source} is of another kernel: {self.name} has no argument {strange[0]!r}")
+            raise PinError(f"{source} is of another kernel: {self.name} has no argument {strange[0]!r}")
         return configs
 
     def install(self) -> None:
@@ -213,7 +235,7 @@ class _Pinned(dict[Key, Any]):
             self.target.run = self._run_with_config
         else:
             self._before, self.target.cache = self.target.cache, self
-            if self._mode == "nearest" and self.target.early_config_prune:
+            if self.mode == "nearest" and self.target.early_config_prune:
                 self.target.run = self._run_noting_arguments
         _pins[id(self.target)] = self
 
@@ -240,12 +262,10 @@ class _Pinned(dict[Key, Any]):
         return (self.target.fn.run if self._is_tuner else self._run)(**arguments)
 
     def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
-        flat = (
-            item for name in self.target.arg_names if name in arguments for item in flattened(name, arguments[name])
-        )
-        tensors = filter(lambda tensor: tensor is not None, (tensor_in(value) for _, value in flat))
+        own = [(name, arguments[name]) for name in self.target.arg_names if name in arguments]
+        memory = [tensor_in(value) for item in own for _, value in flattened(*item)]
         sizes = (arguments[name] for name in self.table.names if name in arguments)
-        return (*sizes, *(str(tensor.dtype) for tensor in tensors))
+        return (*sizes, *(str(tensor.dtype) for tensor in memory if tensor is not None))
 
     def __contains__(self, key: object) -> bool:
         return dict.__contains__(self, key) or self._find(key)
@@ -266,22 +286,22 @@ class _Pinned(dict[Key, Any]):
         where = device or "any device"
         where += "" if rows else f" (it has {', '.join(self._configs) or 'no device'})"
         keys = "1 key" if len(rows) == 1 else f"{len(rows)} keys"
-        line = f"{keys} for {where}; unknown keys: {self._mode}"
+        line = f"{keys} for {where}; unknown keys: {self.mode}"
         _logger.warning("%s is pinned to %s: %s", self.name, self.table.source, line)
         return rows
 
     def _unknown(self, key: Key) -> Any:
         line = f"{self.name}: {self.table.source} has no config for the key {key}"
-        if self._mode == "strict":
-            raise UsageError(f"{line}: sweep it, or pin with unknown='tune'")
-        if self._mode == "tune":
+        if self.mode == "strict":
+            raise PinError(f"{line}: sweep it, or pin with unknown='tune'")
+        if self.mode == "tune":
             return self._log_once(f"{line}: Triton tunes it, and any other such key")
         distances = ((_distance(key, known), repr(known), known) for known in self._rows)
         for _, _, known in sorted(item for item in distances if item[0] < math.inf):
             if self._is_allowed(self._rows[known]):
                 self._log_once(f"{line}: launched with that of {known}; other such keys alike")
                 return self._rows[known]
-        raise UsageError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
+        raise PinError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
 
     def _log_once(self, line: str) -> None:
         """Log the first key that is unknown: others would repeat it."""
@@ -298,30 +318,28 @@ _pins: dict[int, _Pinned] = {}
 """id of an autotuner or bare kernel -> its table."""
 
 
-def _plain(key: Iterable[Any]) -> Key:
+def _plain(key: Any) -> Key:
     """Return the key with dtypes and the like as text: a table imports neither torch nor Triton."""
     return tuple(item if item is None or isinstance(item, bool | int | float | str) else str(item) for item in key)
 
 
 def _distance(key: Key, known: Key) -> float:
     """Return the distance of two keys in powers of two; infinite where they differ in more than numbers."""
-
-    def power(number: float) -> float:  # defined for zero and below too
-        return math.copysign(math.log2(1 + abs(number)), number)
-
     total = 0.0 if len(key) == len(known) else math.inf
     for left, right in zip(key, known, strict=False):
-        if _is_finite(left) and _is_finite(right):
-            total += abs(power(left) - power(right))
+        pair = (left, right)
+        if all(isinstance(item, int | float) and type(item) is not bool and math.isfinite(item) for item in pair):
+            powers = [math.copysign(math.log2(1 + abs(item)), item) for item in pair]  # for zero and below too
+            total += abs(powers[0] - powers[1])
         elif type(left) is not type(right) or left != right:
             return math.inf
     return total
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _device_name() -> str:
     cuda = sys.modules["torch"].cuda
     return str(cuda.get_device_name()) if cuda.is_available() else "Triton interpreter"
+
+
+def _one_line(error: BaseException, longest: int = 300) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or type(error).__name__}"[:longest]

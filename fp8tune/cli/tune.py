@@ -1,0 +1,250 @@
+"""``fp8tune tune``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fp8tune.cli.adapter import command
+from fp8tune.cli.record import check_output, descriptor, nothing_recorded
+from fp8tune.errors import UsageError
+from fp8tune.options import SweepOptions, TuneOptions
+from fp8tune.redaction import command_line, redacted
+
+if TYPE_CHECKING:
+    from fp8tune.records import Pick
+    from fp8tune.replay.recording import Recording
+    from fp8tune.store.results import Tally
+    from fp8tune.sweeping.planning import Plan, ProblemPlan
+    from fp8tune.tables.picks import KernelPicks
+    from fp8tune.tuning.runs import Run
+
+RECORDING = "run.json"
+DIFF = "tune.diff"
+CONFIRMED = ("proven", "open")
+WITHIN = 0.02
+"""Slowdown that the diff allows for fewer configs, as ``fp8tune export`` does."""
+
+EPILOG = """
+$ fp8tune tune -- python train.py
+$ fp8tune tune --budget 1h --apply -- torchrun --nproc-per-node 8 train.py
+"""
+
+
+@command(TuneOptions, usage="-- COMMAND...", epilog=EPILOG, allow_interspersed_args=False)
+def tune(options: TuneOptions) -> None:
+    """Record a program, tune its kernels, and offer the diff.
+
+    Runs the program once, tunes what takes the most GPU time, runs it again with the picks, prints what that changed,
+    and asks before it changes a file. Without a GPU it only checks outputs.
+    """
+    from fp8tune.measure.backends.choice import backend_for
+    from fp8tune.output import checks
+    from fp8tune.output import tune as screens
+    from fp8tune.output.tables import notice
+    from fp8tune.records import Kind
+    from fp8tune.replay.recording import text_of
+    from fp8tune.store import location
+    from fp8tune.tuning import runs, work
+
+    if not options.command:
+        raise UsageError("the program to tune is missing: fp8tune tune -- python train.py")
+    check_output(RECORDING)
+    backend, notices = backend_for(None, options.timer)
+    db = location.to_write(options.db)
+    if backend.kind is not Kind.MEASURED:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    if backend.kind is Kind.INTERPRETER:
+        notice(
+            "No GPU found: checking outputs on small sizes with Triton's interpreter (it sets TRITON_INTERPRET=1); "
+            "nothing is timed."
+        )
+    notice(*notices)
+    first = runs.run(options.command, options.kernel, descriptor())
+    if first.ended.recording is None or not first.ended.recording.kernels or first.ended.exit_code:
+        raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command)}")
+    recording = first.ended.recording
+    Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
+    kernels, skipped = work.tunable(recording), work.skipped(recording)
+    if not kernels:
+        name, reason = next(iter(skipped.items()))
+        raise UsageError(f"no kernel of the program can be tuned: {name} {reason}")
+    notice(
+        screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
+    )
+    plan, tallies, picks = _sweep(options, recording, kernels, db)
+    if backend.kind is Kind.INTERPRETER:
+        checks.checked_kernels(checks.make_check_list(tallies)).print()
+        notice(*checks.failure_lines(tallies))
+        notice("To tune, run the same command on a machine with a GPU.")
+        raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
+    skipped |= work.disputed(plan, tallies)
+    picks = [pick for pick in picks if pick.problem.kernel not in skipped]
+    exported = _exported(db, backend.device.arch, picks)
+    second = _second_run(options, first, exported)
+    names = [kernel.kernel for kernel in exported]
+    _print_result(recording, picks, skipped, first, second, names)
+    if second is not None and second.ended.exit_code:
+        raise UsageError(f"the program failed with exit code {second.ended.exit_code} with the picks: nothing changed")
+    _offer(options, exported, db)
+
+
+def _sweep(
+    options: TuneOptions, recording: Recording, kernels: Sequence[str], db: str
+) -> tuple[Plan, list[Tally], list[Pick]]:
+    """Sweep the kernels within the budget, first the launches that take the most GPU time."""
+    from fp8tune.output.progress import SweepProgress
+    from fp8tune.output.tables import notice
+    from fp8tune.output.text import counted
+    from fp8tune.store.results import Store
+    from fp8tune.sweeping import picks, planning, session
+    from fp8tune.tuning import work
+
+    begun = time.monotonic()
+    sweep = SweepOptions(
+        kernel=tuple(kernels),
+        recording=RECORDING,
+        tolerance=options.tolerance,
+        timer=options.timer,
+        db=options.db,
+        budget_s=options.budget_s,
+        quick=True,
+    )
+    plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
+    plan, first = work.ordered(plan, recording)
+    progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
+    with Store.open(db, create=True) as store, progress:
+
+        def run(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> None:
+            options = replace(plan.options, budget_s=until_s, quick=quick)
+            for event in session.run(store, replace(plan, options=options, problems=tuple(sizes)), begun=begun):
+                progress.show(event)
+
+        if not plan.backend.times:
+            run(plan.problems, options.budget_s, quick=False)
+        else:
+            run(plan.problems, work.COARSE_SHARE * options.budget_s, quick=True)
+            done = {study.problem for study in session.studies(store, plan) if study.is_usable}
+            for sizes in (plan.problems[:first], plan.problems[first:]):
+                if (
+                    timed := [size for size in sizes if size.problem in done]
+                ) and time.monotonic() < begun + options.budget_s:
+                    run(timed, options.budget_s, quick=False)
+            if left_out := len(plan.problems) - len(done):
+                notice(f"The budget left out {counted(left_out, 'launch')}: --budget 1h has time for more.")
+        return plan, session.tallies(store, plan), picks.of(session.studies(store, plan))
+
+
+def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
+    """Return the confirmed picks of each kernel that has some."""
+    from fp8tune.exporting import read_for_format
+    from fp8tune.output.tables import warning
+    from fp8tune.store.results import Store
+
+    exported = []
+    with Store.open(db) as store:
+        for kernel in dict.fromkeys(pick.problem.kernel for pick in picks if pick.verdict in CONFIRMED):
+            try:
+                exported += read_for_format(store, arch, [kernel], allow_quick=False)[:1]
+            except UsageError as error:
+                warning([str(error)])
+    return exported
+
+
+def _second_run(options: TuneOptions, first: Run, exported: Sequence[KernelPicks]) -> Run | None:
+    """Run the program with its kernels pinned to the picks; None if there is nothing to pin."""
+    from fp8tune.output.tables import notice
+    from fp8tune.tables.formats import Options, python_file
+    from fp8tune.tuning import runs
+
+    if not exported:
+        return None
+    notice("Running the program again with the picks.")
+    with tempfile.TemporaryDirectory(prefix="fp8tune-picks-") as folder:
+        for number, picks in enumerate(exported):
+            of_any_device = replace(picks, device=replace(picks.device, name=""))
+            (table,) = python_file.write([of_any_device], Options())
+            Path(folder, f"{number}.py").write_text(table.text, encoding="utf-8")
+        return runs.run(options.command, options.kernel, descriptor(), first=first, tables=Path(folder))
+
+
+def _print_result(
+    recording: Recording,
+    picks: Sequence[Pick],
+    skipped: Mapping[str, str],
+    first: Run,
+    second: Run | None,
+    exported: Sequence[str],
+) -> None:
+    from fp8tune.output import tune as screens
+    from fp8tune.output.show import ListedPick
+    from fp8tune.output.tables import notice
+    from fp8tune.records import RECORDED
+    from fp8tune.tuning import runs
+
+    change = runs.Change(reason="no pick is confirmed") if second is None else runs.change(first, second)
+    rows = []
+    for kernel in recording.kernels:
+        if not (listed := [pick for pick in picks if pick.problem.kernel == kernel.name]):
+            continue
+        counts = {RECORDED + launch.id: launch.count for launch in kernel.launches}
+        function = runs.function_of(kernel.name)
+        rows.append(
+            screens.TunedKernel(
+                kernel.name,
+                [ListedPick.of(pick) for pick in listed],
+                [counts.get(pick.problem.input_layout, 1) for pick in listed],
+                change.kernels.get(function),
+                change.tuning_s.get(function),
+            )
+        )
+    for name in set(exported) - change.pinned if second is not None else ():
+        notice(f"{name} ran without its picks: a copy of it was launched, as torch.compile does")
+    headline = screens.headline(change.gpu, change.startup_s, change.reason)
+    screens.result(rows, skipped, headline, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)).print()
+
+
+def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> None:
+    """Apply, write or offer the diff."""
+    from fp8tune.output.tables import console, notice, print_lines, warning
+    from fp8tune.output.text import counted, db_option, listed
+    from fp8tune.tuning import changes
+
+    autotuned = [picks for picks in exported if picks.recorded is not None and picks.recorded.is_autotuned]
+    changed, notes = changes.changed_files(autotuned, WITHIN)
+    warning(notes)
+    if not changed:
+        notice("No diff: no list of configs gets shorter." if autotuned else "No diff: nothing is confirmed.")
+        return
+    before, after = (sum(count[side] for file in changed for count in file.counts) for side in (0, 1))
+    names = listed([str(file.name) for file in changed])
+    line = f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."
+    print_lines(console(), [line])
+    text, later = "".join(file.diff for file in changed), f"Later: fp8tune export --for diff{db_option(options.db)}"
+    if options.output is not None:
+        Path(options.output).write_text(text, encoding="utf-8")
+        notice(f"{options.output}: written; next: git apply {shlex.quote(options.output)}")
+    answer = "y" if options.apply else "n" if options.output is not None or not sys.stdin.isatty() else ""
+    while not answer:
+        asked = typer.prompt("Apply it? [y]es, [v]iew, [s]ave as tune.diff, [n]o", default="n", show_default=False)
+        answer = asked.strip().lower()[:1]
+        if answer == "v":
+            print(text, end="")
+            answer = ""
+    if answer == "y":
+        changes.apply(changed)
+        notice(*(f"{file.path}: changed" for file in changed))
+    elif answer == "s":
+        Path(DIFF).write_text(text, encoding="utf-8")
+        notice(f"{DIFF}: written; next: git apply {DIFF}")
+    elif options.output is None:
+        notice(f"{later} (or --for python, for a table)")

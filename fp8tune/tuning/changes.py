@@ -1,0 +1,67 @@
+"""Source files with shorter lists of configs: one diff for all kernels, or the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fp8tune.errors import UsageError
+from fp8tune.tables import files
+from fp8tune.tables.formats import diff
+from fp8tune.tables.picks import KernelPicks
+
+
+@dataclass(frozen=True)
+class Changed:
+    """One source file."""
+
+    path: Path
+    name: PurePosixPath
+    """Path relative to the folder that holds its package."""
+    before: str
+    after: str
+    counts: tuple[tuple[int, int], ...]
+    """For each kernel in it: configs before and after."""
+
+    @property
+    def diff(self) -> str:
+        """Unified diff; empty if nothing changes."""
+        return diff.unified(self.before, self.after, self.name)
+
+
+def changed_files(kernels: Iterable[KernelPicks], within: float) -> tuple[list[Changed], list[str]]:
+    """Return the files with configs that are at most ``within`` slower than the best, and notes for the user.
+
+    A kernel whose list cannot be replaced gives a note that says why.
+    """
+    changed: dict[Path, Changed] = {}
+    notes: list[str] = []
+    for kernel in kernels:
+        try:
+            shrunk = diff.shrink(kernel, within)
+            assert kernel.recorded is not None
+            path, name = diff.source_file(kernel.recorded)
+            before = files.read(path) or ""
+            file = changed.get(path) or Changed(path, name, before, before, ())
+            configs = [kernel.triton_config(config) for config in shrunk.cover.configs]
+            after, more = diff.replaced(file.after, kernel.recorded, configs, str(name))
+        except UsageError as error:
+            notes.append(str(error))
+            continue
+        counts = (*file.counts, (shrunk.before, len(configs)))
+        changed[path] = Changed(path, name, file.before, after, counts)
+        notes += [*shrunk.notes, *(note for note in more if note not in shrunk.notes)]
+    return [file for file in changed.values() if file.after != file.before], notes
+
+
+def apply(changed: Iterable[Changed]) -> None:
+    """Write the files.
+
+    Raises:
+        UsageError: A file has changed since the diff was made.
+    """
+    for file in changed:
+        if files.read(file.path) != file.before:
+            raise UsageError(f"{file.path} has changed meanwhile: run fp8tune tune again")
+        files.update(file.path, file.after)

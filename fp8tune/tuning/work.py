@@ -1,0 +1,67 @@
+"""Which launches of a recording to sweep, and in which order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import accumulate
+
+from fp8tune.records import RECORDED, Status
+from fp8tune.replay import summary
+from fp8tune.replay.recording import Recording
+from fp8tune.store.read import Tally
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+
+FIRST_SHARE = 0.8
+"""Share of the GPU time that is confirmed first: the rest has its turn in what is left of the budget."""
+COARSE_SHARE = 0.6
+"""Share of the budget that the coarse pass may take at most."""
+
+
+def tunable(recording: Recording) -> list[str]:
+    """Return the kernels that have a choice of configs, those with most GPU time first."""
+    return [row.kernel for row in summary.rows(recording) if row.is_sweepable and row.configs > 1]
+
+
+def skipped(recording: Recording) -> dict[str, str]:
+    """Return the other kernels with the reason why they are not tuned."""
+    return {
+        row.kernel: row.refusal or ("it has one config" if row.configs < 2 else "none of its launches can be repeated")
+        for row in summary.rows(recording)
+        if not row.is_sweepable or row.configs < 2
+    }
+
+
+def ordered(plan: Plan, recording: Recording) -> tuple[Plan, int]:
+    """Sort the launches of a sweep, those with most GPU time first, and count those that take :data:`FIRST_SHARE`."""
+    time_us = {
+        (kernel.name, RECORDED + launch.id): launch.count * (launch.gpu_us or 1.0)
+        for kernel in recording.kernels
+        for launch in kernel.launches
+    }
+
+    def time_of(size: ProblemPlan) -> float:
+        return time_us.get((size.problem.kernel, size.problem.input_layout), 0.0)
+
+    sizes = sorted(plan.problems, key=time_of, reverse=True)
+    total_us = sum(map(time_of, sizes))
+    covered = accumulate(map(time_of, sizes))
+    first = next((count for count, time in enumerate(covered, 1) if time >= FIRST_SHARE * total_us), len(sizes))
+    return replace(plan, problems=tuple(sizes)), first
+
+
+def disputed(plan: Plan, tallies: Iterable[Tally]) -> dict[str, str]:
+    """Return the kernels whose config in use gives another output than the first one: which is right is not known.
+
+    Such outputs may depend on the config by design, as partial sums do.
+    """
+    today = {size.problem: size.today.config for size in plan.problems if size.today}
+    return {
+        problem.kernel: "its config in use gives another output than its first: see fp8tune show "
+        f"{shlex.quote(problem.kernel)} --failed"
+        for tally in tallies
+        if (problem := tally.subject.problem) in today
+        and (outcome := tally.outcomes.get(today[problem])) is not None
+        and outcome.status is Status.WRONG
+    }

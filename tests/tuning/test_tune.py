@@ -1,0 +1,85 @@
+"""``fp8tune tune``: from a program to the changed source file, on the simulated GPU and on Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import environment
+
+KERNEL = '''"""A kernel with four configs, of which one is wrong if WRONG is set."""
+
+import torch
+import triton
+import triton.language as tl
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 256, 512)]
+
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.jit
+def double(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, x + WRONG, mask=at < n)
+'''
+
+PROGRAM = """
+import torch
+import ops
+
+for n in (512, 700):
+    x = torch.ones(n)
+    y = torch.empty_like(x)
+    ops.double[lambda config: (-(-n // config["BLOCK"]),)](x, y, n)
+"""
+
+
+def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fp8tune", "tune", *options, "--", sys.executable, "program.py"]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ops.py").write_text(KERNEL.replace("x + WRONG", "x + x"))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_one_command_goes_from_a_program_to_its_diff(folder: Path) -> None:
+    before = (folder / "ops.py").read_text()
+    done = tune(folder, "--timer", "simulated:1", "-o", "tune.diff")
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("ops:double")]
+    assert "2 proven" in row or "open" in row
+    assert (folder / "ops.py").read_text() == before
+    subprocess.run(["patch", "-p1", "-i", "tune.diff"], cwd=folder, check=True)
+    changed = (folder / "ops.py").read_text()
+    assert changed.count("triton.Config(") < 4
+    compile(changed, "ops.py", "exec")
+    again = tune(folder, "--timer", "simulated:1", "--apply")  # the list is short enough now
+    assert again.returncode in (0, 2), again.stderr
+
+
+def test_without_a_gpu_outputs_are_checked(folder: Path) -> None:
+    (folder / "ops.py").write_text(KERNEL.replace("x + WRONG", "x + x + (BLOCK == 256)"))
+    done = tune(folder)
+    assert "1.0" not in done.stdout
+    assert "ops:double" in done.stdout
+    assert "BLOCK=256" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [("print('no kernel')", "no process imported Triton"), ("raise SystemExit(3)", "exit code 3")],
+)
+def test_a_program_without_kernels_is_one_line(folder: Path, program: str, problem: str) -> None:
+    (folder / "program.py").write_text(program)
+    done = tune(folder, "--timer", "simulated:1")
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert not (folder / "run.json").exists()
