@@ -47,7 +47,7 @@ def tune(options: TuneOptions) -> None:
     Runs the program once, tunes what takes the most GPU time, runs it again with the picks, prints what that changed,
     and asks before it changes a file. Without a GPU it only checks outputs.
     """
-    from fp8tune.measure.backends.choice import backend_for
+    from fp8tune.measure.backends import backend_for
     from fp8tune.output import checks
     from fp8tune.output import tune as screens
     from fp8tune.output.tables import notice
@@ -141,7 +141,7 @@ def _sweep(
                     run(timed, options.budget_s, quick=False)
             if left_out := len(plan.problems) - len(done):
                 notice(f"The budget left out {counted(left_out, 'launch')}: --budget 1h has time for more.")
-        return plan, session.tallies(store, plan), picks.of(session.studies(store, plan))
+        return plan, session.tallies(store, plan), picks.decided(session.studies(store, plan))
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:

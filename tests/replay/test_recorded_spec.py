@@ -145,7 +145,7 @@ def test_a_bound_goes_by_the_size_of_all_outputs_and_the_length_of_the_sum() -> 
     assert longer.tolerance is not None
     assert longer.tolerance.rms > 10 * spec.tolerance.rms > 0
     expected = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 100.0)]).double()
-    rule, off = Rule.of(spec), expected + 5e-4
+    rule, off = Rule.from_spec(spec), expected + 5e-4
     assert rule.difference(off.float(), expected) is None
     assert rule.difference((off + 0.01).float(), expected) is not None
     assert rule.difference(torch.full((100,), 5e-4), expected / 1e9) is not None, "all are small: the bound is, too"
