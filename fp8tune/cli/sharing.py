@@ -47,7 +47,8 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
     Exit code 1: a unit failed for good, or no config is right on a problem size.
     """
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.output.worker import QueueProgress, findings_line
+    from fp8tune.output.progress import Display
+    from fp8tune.output.worker import findings_line, show_queue
     from fp8tune.stopping import Stopped
     from fp8tune.sweeping import picks
 
@@ -56,13 +57,13 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
         options.append(f"--budget={max(0.0, begun + plan.options.budget_s - time.monotonic()):.0f}")
     with Store.open(db, create=True) as store:
         try:
-            with RayFleet(db, options, plan.options.timer) as fleet, QueueProgress() as display:
+            with RayFleet(db, options, plan.options.timer) as fleet, Display() as display:
                 is_over = False
                 while not is_over:
                     is_over = fleet.is_over()
                     store.return_expired_units()
                     queue = store.queue([sweep])
-                    display.show(queue)
+                    show_queue(display, queue)
                     is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
                     time.sleep(0 if is_over else LOOK_S)
         except (KeyboardInterrupt, Stopped) as stopped:

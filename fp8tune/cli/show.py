@@ -100,10 +100,8 @@ def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] |
         gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
         gpus.update(map(_gpu, wrong))
         gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
-        elsewhere = Counter(row.gpu for row in rows if row.gpu != gpu)
         sizes = [screens.size_of(subject.problem) for subject in wrong if _gpu(subject) == gpu]
-        listed = [row for row in rows if row.gpu == gpu]
-        document = screens.make_pick_list(kernels[0], gpu, listed, sizes, elsewhere, options.sort, options.top)
+        document = screens.make_pick_list(rows, gpu, sizes, kernels[0], options.sort, options.top)
         screen = screens.pick_list(document)
     print_document(document, [screen], options.format, wide=options.wide)
 
