@@ -102,7 +102,7 @@ def _print_end(
     from fp8tune.output import checks, show
     from fp8tune.output import sweep as screens
     from fp8tune.output.documents import print_json_line
-    from fp8tune.output.tables import console, notice, print_lines
+    from fp8tune.output.tables import notice, print_lines
     from fp8tune.output.text import counted, db_option
     from fp8tune.records import Status
     from fp8tune.sweeping import picks
@@ -126,7 +126,7 @@ def _print_end(
         show.overview(show.make_overview(rows, counts, db, [])).print()
     elif tallies:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
-    print_lines(console(), [checks.counts_line(statuses, backend.kind, finished.seconds)])
+    print_lines([checks.counts_line(statuses, backend.kind, finished.seconds)])
     ungated = sum(outcome.reason == UNGATED for tally in tallies for outcome in tally.outcomes.values())
     if ungated:
         notice(f"{ungated} configs include the host's time: their launches wait for the GPU")
@@ -139,4 +139,4 @@ def _print_end(
         notice(f"{counted(wrong, 'config')} gave a wrong output: {command}")
     notice(*checks.failure_lines(tallies))
     unsettled = sum(study.choice.needs_more for study in studies)
-    print_lines(console(), screens.next_lines(rows, unsettled, plan, options.db))
+    print_lines(screens.next_lines(rows, unsettled, plan, options.db))

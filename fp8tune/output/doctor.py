@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-
-from rich.text import Text
 
 from fp8tune.check.findings import Finding, Level
 from fp8tune.check.keys import KeyVerdict, VariationResult
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
-from fp8tune.output.tables import console, wrapped
+from fp8tune.output.tables import STYLES, has_styles, styled, width_of, wrapped
 from fp8tune.redaction import redacted
 
-STYLES = {Level.ERROR: "red", Level.WARNING: "yellow", Level.OK: "green"}
 INDENT = 9
 
 
@@ -59,10 +57,9 @@ def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] 
 
 def print_findings(report: DoctorReport) -> None:
     """Print each finding, and its fix below it."""
-    out = console()
+    width = width_of(sys.stdout)
     for finding in report.findings:
-        text = Text(f"{finding.level:<{INDENT}}", STYLES[finding.level])
-        out.print(text.append(wrapped(finding.text, out.width, INDENT), "default"), soft_wrap=True)
+        level = f"{finding.level:<{INDENT}}"
+        print((styled(level, STYLES[finding.level]) if has_styles() else level) + wrapped(finding.text, width, INDENT))
         if finding.fix:
-            fix = wrapped(finding.fix, out.width, INDENT + 3)
-            out.print(Text(f"{' ' * INDENT}-> {fix}"), soft_wrap=True)
+            print(f"{' ' * INDENT}-> {wrapped(finding.fix, width, INDENT + 3)}")

@@ -35,8 +35,8 @@ class Document(BaseModel):
     def from_records(cls, *records: object, **values: Any) -> Self:
         """Return a document of values, and of the records' attributes that have the names of fields."""
         for record in records:
-            names = (name for name in cls.model_fields if hasattr(record, name))
-            values = {name: getattr(record, name) for name in names} | values
+            names = [name for name in cls.model_fields if name not in values and hasattr(record, name)]
+            values |= {name: getattr(record, name) for name in names}
         return cls.model_validate(values)
 
     @model_validator(mode="before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fp8tune.measure.engine import CompileProgress
-from fp8tune.output.tables import console, notice, print_lines
+from fp8tune.output.tables import notice
 from fp8tune.output.text import clock, counted, mean, microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem, Row
 from fp8tune.sweeping import events
@@ -49,7 +50,7 @@ class Display:
         self._ended.set()
 
     def _start(self) -> None:
-        self._out = self._out or console("stderr")
+        self._out = self._out or Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False)
         if self._out.is_terminal and not self._out.is_dumb_terminal:
             is_terminal = sys.stdout.isatty()  # else Rich would print JSON that goes to a pipe above the bar
             # An error in a thread of Rich would print a traceback, so this class has its own.
@@ -70,7 +71,7 @@ class Display:
 
     def print(self, text: str) -> None:
         """Print a line above the bar. Never raises."""
-        self._guard(lambda: print_lines(self._out, [text]) if self._bar and self._out else notice(text))
+        self._guard(notice, text)
 
     def _event(self, event: Any) -> None:
         """Show an event of the work. May raise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
 import re
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from fp8tune.output.documents import Document, plain, print_csv
 from fp8tune.redaction import redacted
@@ -23,10 +21,12 @@ from fp8tune.text import visible
 
 Format = Literal["table", "markdown", "json", "csv"]
 
-STYLES = dict.fromkeys(("open", "quick", "stale", "OPEN"), "yellow") | dict.fromkeys(
-    ("wrong", "REGRESSION", "WRONG", "failed", "lost"), "red"
-)
-"""Colours of verdicts and states. Speedups are bold."""
+YELLOW, RED, GREEN, BOLD = "33", "31", "32", "1"
+"""Codes of a terminal."""
+
+STYLES = dict.fromkeys(("open", "quick", "stale", "OPEN", "warning"), YELLOW) | {"ok": GREEN}
+STYLES |= dict.fromkeys(("wrong", "REGRESSION", "WRONG", "lost", "error"), RED)
+"""Colours of verdicts, states and levels. Speedups are bold."""
 
 UNLIMITED = 100_000  # width of what is not a terminal: nothing is cut there
 SHORTEST = 8  # characters that a cut cell keeps
@@ -107,11 +107,10 @@ class Screen:
             parts = ("\n".join(part) for part in (lines[0], table, lines[1]))
             sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
             return
-        out = console()
-        print_lines(out, self.above)
-        for line in text_lines(fit(self.columns, self.rows, out.width, wide=wide)):
-            out.print(line, soft_wrap=True)
-        print_lines(out, self.below)
+        print_lines(self.above)
+        for line in text_lines(fit(self.columns, self.rows, width_of(sys.stdout), wide=wide), is_styled=has_styles()):
+            print(line)
+        print_lines(self.below)
 
 
 def print_document(document: Document, screens: Iterable[Screen], style: Format, *, wide: bool = False) -> None:
@@ -127,20 +126,17 @@ def print_document(document: Document, screens: Iterable[Screen], style: Format,
             screen.print(style, wide=wide)
 
 
-def text_lines(table: Sequence[tuple[Column, Sequence[str]]]) -> list[Text]:
+def text_lines(table: Sequence[tuple[Column, Sequence[str]]], *, is_styled: bool = False) -> list[str]:
     """Return a table as lines for a terminal: no borders, two blanks between columns."""
     lines = []
     for place, row in enumerate(zip(*(texts for _, texts in table), strict=True)):
-        line = Text()
+        cells = []
         for text, (column, texts) in zip(row, table, strict=True):
-            blanks, style = " " * (_width(texts) - cell_len(text)), ""
-            if place:
-                is_speedup = column.align == "right" and text.endswith("x")
-                style = "bold" if is_speedup else STYLES.get(text, "")
-            line.append("  " if line else "")
-            line.append(blanks + text if column.align == "right" else text + blanks, style)
-        line.rstrip()
-        lines.append(line)
+            blanks, is_number = " " * (_width(texts) - cell_len(text)), column.align == "right"
+            if place and is_styled:
+                text = styled(text, BOLD if is_number and text.endswith("x") else STYLES.get(text, ""))
+            cells.append(blanks + text if is_number else text + blanks)
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 
@@ -158,10 +154,10 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*|\[\]~]|\b_|_\b)", r"\\\1", text)
 
 
-def print_lines(out: Console, lines: Iterable[str]) -> None:
-    """Print lines of text, broken between words at the console's width. Empty lines are left out."""
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of text, broken between words at the width of stdout. Empty lines are left out."""
     for line in filter(None, lines):
-        out.print(Text(wrapped(line, out.width)), soft_wrap=True)
+        print(wrapped(line, width_of(sys.stdout)))
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> str:
@@ -170,21 +166,24 @@ def wrapped(text: str, width: int, indent: int = 0) -> str:
     return f"\n{' ' * indent}".join(lines)
 
 
-class _Console(Console):
-    """A console that leaves closed pipes to the caller; Rich would exit with code 1."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
-    """Return a console: as wide as ``COLUMNS``, else the terminal, else unlimited; plain with ``NO_COLOR``."""
-    file = getattr(sys, stream) or io.StringIO()  # None if the shell closed it
+def width_of(stream: TextIO) -> int:
+    """Return the width of a stream: ``COLUMNS``, else the terminal's, else unlimited."""
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) else None if file.isatty() else UNLIMITED
-    # no_color of Rich would leave bold text bold.
-    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return _Console(file=file, width=width, color_system=colors, highlight=False, markup=False, emoji=False)
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    with contextlib.suppress(OSError):  # no terminal
+        return os.get_terminal_size(stream.fileno()).columns or 80  # 0 where nobody has set it
+    return UNLIMITED
+
+
+def styled(text: str, style: str) -> str:
+    """Return a text between a terminal's codes of a style; as it is without one."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style else text
+
+
+def has_styles() -> bool:
+    """Return True if stdout is a terminal, and colours are wanted."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def notice(*lines: str) -> None:
@@ -193,9 +192,7 @@ def notice(*lines: str) -> None:
         text = visible(redacted(line))
         if len(text) > LONGEST_MESSAGE:
             text = f"{text[: LONGEST_MESSAGE - 1]}…"
-        # By print: a console of Rich would write over a progress bar that another console shows.
-        width = console("stderr").width if sys.stderr.isatty() else UNLIMITED
-        print(wrapped(text, width), file=sys.stderr)
+        print(wrapped(text, width_of(sys.stderr) if sys.stderr.isatty() else UNLIMITED), file=sys.stderr)
 
 
 def warning(lines: Iterable[str]) -> None:

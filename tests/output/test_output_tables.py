@@ -41,7 +41,7 @@ def test_a_narrow_table_loses_the_share_then_the_ends_of_cells_then_the_starts_o
 ) -> None:
     table = fit(COLUMNS, width=width)
     assert [texts[1] for _, texts in table] == cells
-    assert max(cell_len(line.plain) for line in text_lines(table)) <= width
+    assert max(cell_len(line) for line in text_lines(table)) <= width
 
 
 def test_wide_columns_come_only_when_asked_for_and_columns_without_cells_never() -> None:
