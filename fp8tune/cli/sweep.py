@@ -111,7 +111,7 @@ def _print_end(
     rows = [show.ListedPick.of(pick) for pick in picks.of(studies)]
     kernels = screens.kernels_of(plan)
     statuses = sum((tally.counts for tally in tallies), Counter[Status]())
-    without = [tally.subject.problem.kernel for tally in tallies if not tally.has_right]
+    without = Counter(tally.subject.problem.kernel for tally in tallies if not tally.has_right)
     if options.format == "json":
         for row in rows:
             print_json_line(screens.SizeDecided(pick=row))
@@ -119,11 +119,11 @@ def _print_end(
         notice(*checks.failure_lines(tallies))
         return
     if rows and len(kernels) == 1:
-        screens.result(rows, len(without)).print()
+        screens.result(rows, without.total()).print()
     elif rows:
         gpu = backend.device.name or backend.device.arch
-        counts = Counter((kernel, gpu) for kernel in without)
-        show.overview(show.make_overview(rows, counts, db, [])).print()
+        places = {(kernel, gpu): count for kernel, count in without.items()}
+        show.overview(show.make_overview(rows, places, db, [])).print()
     elif tallies:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
     print_lines([checks.counts_line(statuses, backend.kind, finished.seconds)])

@@ -59,10 +59,16 @@ def make_check_list(tallies: Iterable[Tally]) -> CheckList:
         for config, outcome in {**tally.failures, **tally.outcomes}.items():
             warps = outcome.facts.code.resident_warps if outcome.facts.code else None
             configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
-        place = {"kernel": problem.kernel, "size": size_of(problem), "layout": problem.input_layout}
-        place |= {"gpu": device.name or device.arch, "kind": str(tally.subject.kind)}
-        statuses = {str(status): count for status, count in tally.counts.items()}
-        sizes.append(CheckedSize(**place, statuses=statuses, configs=configs))
+        size = CheckedSize(
+            kernel=problem.kernel,
+            size=size_of(problem),
+            layout=problem.input_layout,
+            gpu=device.name or device.arch,
+            kind=str(tally.subject.kind),
+            statuses={str(status): count for status, count in tally.counts.items()},
+            configs=configs,
+        )
+        sizes.append(size)
     return CheckList(sizes=sizes)
 
 

@@ -71,7 +71,7 @@ def make(comparison: verdicts.Comparison) -> Comparison:
         after=Side.from_records(comparison.after),
         **_speedups(comparison.ratio, comparison.overall),
         verdicts={verdict: comparison.counts[verdict] for verdict in ChangeVerdict if comparison.counts[verdict]},
-        control=change(comparison.control and comparison.control.ratio),
+        control=change(comparison.control.ratio if comparison.control else None),
         stable=comparison.is_stable,
         detectable=change(max(detectable, default=None)),
         rows=[
@@ -80,7 +80,7 @@ def make(comparison: verdicts.Comparison) -> Comparison:
                 **place(row),
                 **_speedups(row.ratio, row.effect),
                 detectable=change(row.smallest_detectable),
-                control=change(row.control and row.control.ratio),
+                control=change(row.control.ratio if row.control else None),
                 stable=row.is_stable,
             )
             for row in rows

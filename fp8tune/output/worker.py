@@ -97,12 +97,13 @@ def status(document: QueueStatus) -> Iterator[Screen]:
         parts += [f"{counts['failed']} failed"] if counts["failed"] else []
         parts += [f"about {duration(left_s / counts['running'])} left"] if counts["running"] else []
         working = [unit for state in ("lost", "running") for unit in units if unit.state == state]
+        listed = working[:WORKERS]
         columns = [
             Column("worker", lambda unit: unit.worker, cut="start"),
             Column("GPU", lambda unit: unit.device, cut="end"),
             Column("unit", lambda unit: unit_name(unit.kernel, unit.sizes), cut="end"),
             number("since", lambda unit: clock(unit.since_s or 0.0)),
-            number("done", lambda unit, done=done: str(done[unit.worker])),
+            number("done", [str(done[unit.worker]) for unit in listed]),
             Column("state", lambda unit: "lost" if unit.state == "lost" else "working"),
         ]
         below = [f"({counted(len(working) - WORKERS, 'more worker')})"] if len(working) > WORKERS else []
@@ -112,7 +113,7 @@ def status(document: QueueStatus) -> Iterator[Screen]:
                 below.append(f"failed: {name} on {unit.worker}: {unit.reason}; {retry}")
             elif unit.state == "done" and unit.reason:
                 below.append(f"{unit.kernel}: {unit.reason}")
-        yield Screen([", ".join(parts)], columns, below, working[:WORKERS])
+        yield Screen([", ".join(parts)], columns, below, listed)
 
 
 def unit_name(kernel: str, sizes: Sequence[str]) -> str:
