@@ -122,7 +122,7 @@ def planned(reader: Reader, kernel: str) -> KeyPlan:
             VariedSize(size, key, variation, pick, tuple(rival for rival in rivals if rival != pick), allowed)
             for variation in variations(spec, size)
         ]
-    varied = tuple(one for group in sizes.values() for one in group)
+    varied = tuple(size for group in sizes.values() for size in group)
     return KeyPlan(kernel, spec, backend, notices, faults, varied)
 
 

@@ -80,7 +80,7 @@ def _has_shown_picks(
     if options.size and kernels and len(measured) == 1 and not wrong:
         _show_detail(options, measured[0], store, picks.is_stale(measured[0], here))
         return True
-    rows = [screens.ListedPick.of(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
+    rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
     if filters.verdicts:
         rows = [row for row in rows if row.verdict in filters.verdicts]
         wrong = wrong if Verdict.WRONG in filters.verdicts else []
@@ -124,7 +124,7 @@ def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool
     study = next(study for study in studies if study.device.name == device.name)
     version = study.version
     outcomes = store.tried(Subject(version, study.device, study.kind, problem), stage=None) if version else {}
-    document = screens.make_detail(screens.ListedPick.of(pick, is_stale=is_stale), Explanation(study, outcomes))
+    document = screens.make_detail(screens.ListedPick.from_pick(pick, is_stale=is_stale), Explanation(study, outcomes))
     print_document(document, [screens.detail(document, options.top)], options.format, wide=options.wide)
 
 

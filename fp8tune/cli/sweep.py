@@ -72,9 +72,9 @@ def sweep(options: SweepOptions) -> None:
                     if isinstance(event, events.Started):
                         notice(screens.title(plan, event.configs, database.label(db)))
                     if as_json and isinstance(event, events.Started):
-                        print_json_line(screens.SweepStarted.of(event))
+                        print_json_line(screens.SweepStarted.from_event(event))
                     elif as_json and isinstance(event, events.TrialDone):
-                        print_json_line(screens.ConfigTimed.of(event.row))
+                        print_json_line(screens.ConfigTimed.from_row(event.row))
                     elif isinstance(event, events.Finished):
                         finished = event
             studies, tallies = session.studies(store, plan), session.tallies(store, plan)
@@ -108,14 +108,14 @@ def _print_end(
     from fp8tune.sweeping import picks
 
     backend = plan.backend
-    rows = [show.ListedPick.of(pick) for pick in picks.of(studies)]
+    rows = [show.ListedPick.from_pick(pick) for pick in picks.of(studies)]
     kernels = screens.kernels_of(plan)
     statuses = sum((tally.counts for tally in tallies), Counter[Status]())
     without = Counter(tally.subject.problem.kernel for tally in tallies if not tally.has_right)
     if options.format == "json":
         for row in rows:
             print_json_line(screens.SizeDecided(pick=row))
-        print_json_line(screens.SweepFinished.of(finished, rows, statuses))
+        print_json_line(screens.SweepFinished.from_event(finished, rows, statuses))
         notice(*checks.failure_lines(tallies))
         return
     if rows and len(kernels) == 1:

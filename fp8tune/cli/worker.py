@@ -64,7 +64,7 @@ def _work(options: WorkerOptions) -> None:
                     findings += event.event == "done" and bool(event.reason)
                     failed += event.event == "failed"
                     if options.format == "json":
-                        print_json_line(WorkerStep.of(event))
+                        print_json_line(WorkerStep.from_event(event))
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note("its unit is given back, and what was measured of it is stored")
         raise

@@ -103,17 +103,19 @@ def screens(report: BenchReport) -> Iterator[Screen]:
 
 def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
     sizes, facts = subject.sizes, [*map(_facts, subject.sizes)]
-    shared, names = split_shared(facts)
+    shared, differing = split_shared(facts)
     shared = {name: text for name, text in shared.items() if text not in USUAL}
-    columns = [
-        Column(
-            name, [str(fact.get(name, "")) for fact in facts], "right" if name in sizes[0].size else "left", cut="end"
-        )
-        for name in names
+    columns = []
+    for name in differing:
+        texts = [str(fact.get(name, "")) for fact in facts]
+        if not {*texts} <= {*USUAL}:
+            columns.append(Column(name, texts, "right" if name in sizes[0].size else "left", cut="end"))
+    names = [cell.name for cell in sizes[0].contenders]
+    others = [
+        (place, name)
+        for place, name in enumerate(names)
+        if not name.startswith("fp8tune") and any(_speedup(place, size) != "-" for size in sizes)
     ]
-    contenders = [(place, cell.name) for place, cell in enumerate(sizes[0].contenders) if place]
-    ours = [(place, name.partition(", ")[2]) for place, name in contenders if name.startswith("fp8tune")]
-    others = [(place, name) for place, name in contenders if not name.startswith("fp8tune")]
     columns += [number(name, partial(_speedup, place)) for place, name in others]
     columns.append(number("time us", _time))
     for unit, field in (("TFLOP/s", "tflops"), ("GB/s", "gb_per_s")):
@@ -121,7 +123,6 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
         if all(rates):
             columns.append(number(unit, [f"{rate:,.0f}" for rate in rates], leaves="before cuts"))
             break
-    columns += [number(name, partial(_speedup, place), leaves="before cuts") for place, name in ours]
     columns.append(number("MiB", _peak_mib, leaves="before cuts"))
     means = []
     for place, name in others:

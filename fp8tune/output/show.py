@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -93,7 +92,7 @@ class ListedPick(Place):
     source: str = value("Publication that reports the time; empty if measured here.")
 
     @classmethod
-    def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
+    def from_pick(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
         """Return a stored pick as a document."""
         return cls.from_records(
             pick,
@@ -338,12 +337,13 @@ def pick_table(
     sizes = [*(row.size for row in rows), *wrong]
     shared, dims = split_shared(sizes)
     _, attributes = split_shared([row.attributes for row in rows])
-    names = ConfigNames.of([row.config or {} for row in rows])
-    columns = [number(dim, partial(_size, dim)) for dim in dims]
+    names = ConfigNames.from_configs([row.config or {} for row in rows])
+    columns = [number(dim, [str(size.get(dim, "-")) for size in sizes]) for dim in dims]
     for name in attributes if len(rows) > 1 else ():  # a single row shares nothing, but needs no column for it
         is_launch = name == "layout" and all(row.attributes[name].startswith(records.RECORDED) for row in rows)
         if not is_launch or len({pairs(size) for size in sizes}) < len(sizes):  # else its size names a launch
-            columns.append(Column("launch" if is_launch else name, partial(_attribute, name), cut="end"))
+            texts = [short_dtype(layout(row.attributes[name])) or "-" for row in rows] + ["-"] * len(wrong)
+            columns.append(Column("launch" if is_launch else name, texts, cut="end"))
     columns += [
         number("speedup", lambda row: ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use)),
         number("time us", lambda row: microseconds(row.time_us)),
@@ -356,24 +356,15 @@ def pick_table(
         number("noise %", lambda row: percent(row.noise, 2), wide=True),
         number("processes", lambda row: str(row.processes or "-"), wide=True),
     ]
-    nothing = dict.fromkeys(ListedPick.model_fields) | {"attributes": {}, "verdict": Verdict.WRONG}
-    no_picks = [SimpleNamespace(**nothing | {"size": size}) for size in wrong]
-    return Screen([], columns, [names.legend], [*rows, *no_picks]), pairs(shared)
-
-
-def _size(dim: str, row: ListedPick) -> str:
-    return str(row.size.get(dim, "-"))
-
-
-def _attribute(name: str, row: ListedPick) -> str:
-    return short_dtype(layout(row.attributes.get(name, ""))) or "-"
+    nothing = SimpleNamespace(**dict.fromkeys(ListedPick.model_fields) | {"verdict": Verdict.WRONG})
+    return Screen([], columns, [names.legend], [*rows, *[nothing] * len(wrong)]), pairs(shared)
 
 
 def detail(document: PickDetail, top: int | None = None) -> Screen:
     """Return the screen of one size: confirmed configs, some of the coarse pass, and why the pick won."""
     pick, timed = document.pick, [row for row in document.candidates if row.time_us is not None]
     rows = timed[: top or max(COARSE_LISTED, sum(row.confirmed for row in timed) + 1)]
-    names = ConfigNames.of([row.config or {} for row in rows], spelled=True)
+    names = ConfigNames.from_configs([row.config or {} for row in rows], spelled=True)
     columns = [
         number("#", [str(place) for place in range(1, len(rows) + 1)]),
         Column("config", lambda row: names.short(row.config), cut="end"),

@@ -31,7 +31,7 @@ class SweepStarted(Document, printed_by="sweep"):
     configs: int = value("Configs of all sizes.")
 
     @classmethod
-    def of(cls, event: Started) -> SweepStarted:
+    def from_event(cls, event: Started) -> SweepStarted:
         """Return the event as a document."""
         device = event.device
         return cls.from_records(event, device, gpu=device.name or device.arch, sizes=event.problems)
@@ -52,7 +52,7 @@ class ConfigTimed(Document, printed_by="sweep"):
     round: int = value("Round of the phase, from 0.")
 
     @classmethod
-    def of(cls, row: Row) -> ConfigTimed:
+    def from_row(cls, row: Row) -> ConfigTimed:
         """Return a stored row as a document."""
         problem = row.problem
         size, layout = size_of(problem), problem.input_layout
@@ -78,7 +78,7 @@ class SweepFinished(Document, printed_by="sweep"):
     complete: bool = value("False if the budget ended before the work.")
 
     @classmethod
-    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
+    def from_event(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
         speedup = mean(pick.speedup for pick in picks)
         return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses, complete=event.is_whole)
@@ -88,8 +88,8 @@ def title(plan: Plan, configs: int, database: str) -> str:
     """Return the first line of a sweep: ``colwise on NVIDIA H200: 12 sizes x 720 configs, results in fp8tune.db``."""
     kernels, sizes, device = kernels_of(plan), len(plan.problems), plan.backend.device
     names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
-    each = f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
-    return f"{names} on {device.name or device.arch}: {counted(sizes, 'size')}{each}, results in {database}"
+    work = f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
+    return f"{names} on {device.name or device.arch}: {counted(sizes, 'size')}{work}, results in {database}"
 
 
 def kernels_of(plan: Plan) -> list[str]:

@@ -108,7 +108,7 @@ class ConfigNames:
     """True writes axes other than warps and stages as ``NAME=value``."""
 
     @classmethod
-    def of(cls, configs: Iterable[Mapping[str, int] | None], *, spelled: bool = False) -> ConfigNames:
+    def from_configs(cls, configs: Iterable[Mapping[str, int] | None], *, spelled: bool = False) -> ConfigNames:
         """Name the axes of all configs. Axes that all share are named once, in the legend."""
         known = [config for config in configs if config]
         shared, names = split_shared(known)

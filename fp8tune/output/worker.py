@@ -40,7 +40,7 @@ class WorkerStep(Document, printed_by="worker"):
     waiting: int | None = value("Units that wait for this GPU name.")
 
     @classmethod
-    def of(cls, event: QueueEvent) -> WorkerStep:
+    def from_event(cls, event: QueueEvent) -> WorkerStep:
         """Return an event as a document."""
         unit = event.unit
         names = (unit.key, unit.sweep_key, unit.kernel, unit.shapes) if unit else (None,) * 4

@@ -76,7 +76,7 @@ def test_no_line_of_the_committed_results_is_wider_than_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     with Store.open(str(ROOT / "results.db"), writable=False) as store:
-        rows = list(map(show.ListedPick.of, picks.read(store)))
+        rows = list(map(show.ListedPick.from_pick, picks.read(store)))
     show.overview(show.make_overview(rows, {}, "results.db", ["3.6.0"]), "next: fp8tune show KERNEL").print()
     places = dict.fromkeys((row.kernel, row.gpu) for row in rows)
     assert len(places) > 30
@@ -195,7 +195,7 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     assert not picks.is_stale(installed, replace(H200, triton="9.9"))
     assert not picks.is_stale(installed, None)
     assert not picks.is_stale(replace(installed, kind=Kind.SIMULATED), replace(H100, triton="9.9"))
-    assert show.ListedPick.of(pick, is_stale=True).verdict is Verdict.STALE
+    assert show.ListedPick.from_pick(pick, is_stale=True).verdict is Verdict.STALE
 
 
 def test_the_reference_page_and_the_schema_are_up_to_date() -> None:

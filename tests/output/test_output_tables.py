@@ -111,8 +111,8 @@ def test_many_messages_of_one_kind_become_a_few() -> None:
 def test_axes_have_the_shortest_unique_initials() -> None:
     first = {"BLOCK_M": 64, "BLOCK_N": 128, "SPLIT": 2, "SPLIT_K": 1, "warp": 1, "num_warps": 4, "num_stages": 3}
     second = {**first, "BLOCK_M": 32, "SPLIT": 4, "SPLIT_K": 2, "warp": 2, "num_warps": 8}
-    names = ConfigNames.of([first, second])
+    names = ConfigNames.from_configs([first, second])
     assert names.short(first) == "64x128 SPLIT=2 SPLIT_1 wa1 w4"  # SPLIT begins SPLIT_K, and w is num_warps
     assert names.legend == "config: BLOCK_M x BLOCK_N, SPLIT_ SPLIT_K, wa warp, w num_warps; all num_stages=3"
-    assert ConfigNames.of([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
-    assert ConfigNames.of([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"
+    assert ConfigNames.from_configs([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
+    assert ConfigNames.from_configs([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"
