@@ -88,7 +88,7 @@ class Display:
         share, done, note = self._share, self._share - self._share_before, self._notes()
         left = f"{clock((self._now() - self._began_s) * (1 - share) / done)} left" if done > 0 else ""
         if self._bar:
-            table = Table.grid(padding=(0, 1), expand=True)
+            table = Table.grid(padding=(0, 2, 0, 0), expand=True)
             for ratio in (None, 1, None, None):
                 table.add_column(ratio=ratio, no_wrap=True)
             table.add_row(phase or "starting", ProgressBar(1.0, share), f"{100 * share:.0f} %" if phase else "", left)

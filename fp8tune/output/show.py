@@ -299,7 +299,7 @@ def overview(document: Overview, next_line: str = "") -> Screen:
         Column("gpu", lambda row: short_gpu(row.gpu) if len(gpus) > 1 else ""),
         number("sizes", lambda row: f"{row.sizes:,}"),
         number("speedup", lambda row: ratio(row.speedup, row.in_use)),
-        number("over default", lambda row: ratio(row.over_default), leaves="after cuts"),
+        number("over default", lambda row: ratio(row.over_default), leaves="before cuts"),
         number("% peak", lambda row: percent(row.peak_share), leaves="before cuts"),
         Column("verdicts", lambda row: ", ".join(f"{n} {word}" for word, n in row.verdicts.items()), cut="end"),
     ]

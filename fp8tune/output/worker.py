@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
 from fp8tune.output.documents import Document, value
 from fp8tune.output.progress import Display
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import clock, counted, duration
+from fp8tune.output.text import clock, counted, duration, ratio
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue
 from fp8tune.sweeping.events import TrialDone
@@ -69,10 +70,13 @@ class QueueStatus(Document, printed_by="worker --status"):
 
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
+    speedups: dict[str, float] = value(
+        "Geometric mean of the speedups over today's configs so far, by key of a sweep that has decided sizes.", "x"
+    )
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
 
 
-def make_status(queue: Queue, database: str) -> QueueStatus:
+def make_status(queue: Queue, database: str, speedups: Mapping[str, float] = MappingProxyType({})) -> QueueStatus:
     """Return the queue as a document."""
     devices = {sweep.key: sweep.device for sweep in queue.sweeps}
     units = []
@@ -82,7 +86,9 @@ def make_status(queue: Queue, database: str) -> QueueStatus:
         names = {"sweep": unit.sweep_key, "device": devices.get(unit.sweep_key, ""), "unit": unit.key}
         state = "lost" if is_lost else status.state
         units.append(QueuedUnit.from_records(unit, status, **names, sizes=unit.shapes, state=state))
-    return QueueStatus(database=database, commands={sweep.key: sweep.command for sweep in queue.sweeps}, units=units)
+    commands = {sweep.key: sweep.command for sweep in queue.sweeps}
+    so_far = {key: speedup for key, speedup in speedups.items() if key in commands}
+    return QueueStatus(database=database, commands=commands, speedups=so_far, units=units)
 
 
 def status(document: QueueStatus) -> Iterator[Screen]:
@@ -93,7 +99,8 @@ def status(document: QueueStatus) -> Iterator[Screen]:
         units = [unit for unit in document.units if unit.sweep == sweep]
         counts, done = Counter(unit.state for unit in units), Counter(u.worker for u in units if u.state == "done")
         left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
-        parts = [f"sweep:{sweep}  {counts['done']} of {counted(len(units), 'unit')} done"]
+        gain = f"  {ratio(document.speedups[sweep])} so far" if sweep in document.speedups else ""
+        parts = [f"sweep:{sweep}{gain}  {counts['done']} of {counted(len(units), 'unit')} done"]
         parts += [f"{counts['failed']} failed"] if counts["failed"] else []
         parts += [f"about {duration(left_s / counts['running'])} left"] if counts["running"] else []
         working = [unit for state in ("lost", "running") for unit in units if unit.state == state]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import shutil
@@ -18,7 +19,7 @@ from places import ROOT
 from rich.cells import cell_len
 
 from fp8tune import lookups
-from fp8tune.output import documents, reference, show
+from fp8tune.output import documents, show
 from fp8tune.records import Kind, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.store.results import Store
@@ -198,17 +199,15 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     assert show.ListedPick.from_pick(pick, is_stale=True).verdict is Verdict.STALE
 
 
-def test_the_reference_page_and_the_schema_are_up_to_date() -> None:
-    """After a change: python -m fp8tune.output.reference."""
-    assert (ROOT / reference.PAGE).read_text("utf-8") == reference.page()
-    assert (ROOT / reference.SCHEMA).read_text("utf-8") == reference.schema()
-
-
 def test_every_field_of_every_document_has_a_sentence_and_a_known_unit() -> None:
-    units = {"", "us", "s", "share", "x", "GB/s", "GB", "bytes"}
-    for part in reference.documents():
-        for name, field in part.model_fields.items():
+    for module in ("bench", "checks", "compare", "doctor", "record", "show", "sweep", "worker"):
+        importlib.import_module(f"fp8tune.output.{module}")
+    models = [documents.Document]
+    for model in models:
+        models += model.__subclasses__()
+        for name, field in model.model_fields.items():
             extra = field.json_schema_extra
-            assert isinstance(extra, dict), (part, name)
-            assert extra["unit"] in units, (part, name)
-            assert str(field.description).endswith("."), (part, name)
+            assert isinstance(extra, dict), (model, name)
+            assert extra["unit"] in {"", "us", "s", "share", "x", "GB/s", "GB", "bytes"}, (model, name)
+            assert str(field.description).endswith("."), (model, name)
+    assert len(models) > 20
