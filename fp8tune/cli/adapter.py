@@ -83,9 +83,10 @@ def command(
 
         callback.__doc__ = function.__doc__
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        name, texts = settings.pop("name", function.__name__), {"epilog": verbatim(epilog)}
-        texts["options_metavar"] = f"[OPTIONS] {usage}".rstrip()
-        (parent or app).command(name, cls=Command, context_settings={**SETTINGS, **settings}, **texts)(callback)
+        name, metavar = settings.pop("name", function.__name__), f"[OPTIONS] {usage}".rstrip()
+        context, end = {**SETTINGS, **settings}, verbatim(epilog)
+        make = (parent or app).command(name, Command, context_settings=context, epilog=end, options_metavar=metavar)
+        make(callback)
         return function
 
     return register
