@@ -28,6 +28,7 @@ def worker(options: WorkerOptions) -> None:
 
 
 def _print_status(options: WorkerOptions) -> None:
+    from fp8tune.fleet.units import speedups
     from fp8tune.output import worker as screens
     from fp8tune.output.tables import print_document
     from fp8tune.store import database, location
@@ -35,7 +36,7 @@ def _print_status(options: WorkerOptions) -> None:
 
     db = location.to_write(options.db)
     with Store.open(db, writable=False) as store:
-        document = screens.make_status(store.queue(), database.label(db))
+        document = screens.make_status(store.queue(), database.label(db), speedups(store))
     print_document(document, screens.status(document), options.format)
 
 
