@@ -85,8 +85,8 @@ def command(
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         name, metavar = settings.pop("name", function.__name__), f"[OPTIONS] {usage}".rstrip()
         context, end = {**SETTINGS, **settings}, verbatim(epilog)
-        make = (parent or app).command(name, Command, context_settings=context, epilog=end, options_metavar=metavar)
-        make(callback)
+        add = (parent or app).command
+        add(name, cls=Command, context_settings=context, epilog=end, options_metavar=metavar)(callback)
         return function
 
     return register
