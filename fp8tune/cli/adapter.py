@@ -104,9 +104,10 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     option = next((mark for mark in marks if isinstance(mark, Option)), None)
     if option is None:
         return _keyword(field.name, kind, typer.Argument(hidden=True, autocompletion=_completer(field.name)))
+    default = option.default or (", ".join(field.default) if isinstance(field.default, tuple) else field.default)
     info = typer.Option(
         *(option.names or f"--{field.name.replace('_', '-')}").split(", "),
-        help=_with_default(option, field.default),
+        help=option.help if default in (None, MISSING, "", False) else f"{option.help}  [default: {default}]",
         metavar=option.metavar or None,
         show_default=False,
         autocompletion=_completer(field.name),
@@ -118,11 +119,6 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
 def _keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
     default, kind = (False, kind) if kind is bool else (None, kind | None)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _with_default(option: Option, default: Any) -> str:
-    value = option.default or (", ".join(default) if isinstance(default, tuple) else default)
-    return option.help if value in (None, MISSING, "", False) else f"{option.help}  [default: {value}]"
 
 
 def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:

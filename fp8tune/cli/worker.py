@@ -21,13 +21,9 @@ def worker(options: WorkerOptions) -> None:
     Stops when no work is left. Unfinished work goes back to the queue, at once after Ctrl-C or SIGTERM, within a minute
     after kill -9.
     """
-    if options.status:
-        _print_status(options)
-    else:
+    if not options.status:
         _work(options)
-
-
-def _print_status(options: WorkerOptions) -> None:
+        return
     from fp8tune.fleet.units import speedups
     from fp8tune.output import worker as screens
     from fp8tune.output.tables import print_document

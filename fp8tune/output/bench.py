@@ -117,13 +117,15 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
         if not name.startswith("fp8tune") and any(_speedup(place, size) != "-" for size in sizes)
     ]
     columns += [number(name, partial(_speedup, place)) for place, name in others]
-    columns.append(number("time us", _time))
+    ours = [size.contenders[0] for size in sizes]
+    columns.append(number("time us", ["wrong" if cell.is_wrong else microseconds(cell.time_us) for cell in ours]))
     for unit, field in (("TFLOP/s", "tflops"), ("GB/s", "gb_per_s")):
         rates = [getattr(size, field) for size in sizes]
         if all(rates):
             columns.append(number(unit, [f"{rate:,.0f}" for rate in rates], leaves="before cuts"))
             break
-    columns.append(number("MiB", _peak_mib, leaves="before cuts"))
+    peaks = [f"{cell.peak_bytes / 2**20:,.0f}" if cell.peak_bytes else "" for cell in ours]
+    columns.append(number("MiB", peaks, leaves="before cuts"))
     means = []
     for place, name in others:
         known = sum(size.contenders[place].speedup is not None for size in sizes)
@@ -150,15 +152,6 @@ def _facts(size: BenchSize) -> dict[str, object]:
 def _speedup(place: int, size: BenchSize) -> str:
     cell = size.contenders[place]
     return "wrong" if cell.is_wrong else ratio(cell.speedup)
-
-
-def _time(size: BenchSize) -> str:
-    return "wrong" if size.contenders[0].is_wrong else microseconds(size.contenders[0].time_us)
-
-
-def _peak_mib(size: BenchSize) -> str:
-    peak_bytes = size.contenders[0].peak_bytes
-    return f"{peak_bytes / 2**20:,.0f}" if peak_bytes else ""
 
 
 def _reasons(sizes: Sequence[BenchSize]) -> list[str]:

@@ -85,7 +85,7 @@ class SweepFinished(Document, printed_by="sweep"):
 
 
 def title(plan: Plan, configs: int, database: str) -> str:
-    """Return the first line of a sweep: ``colwise on NVIDIA H200: 12 sizes x 720 configs, results in fp8tune.db``."""
+    """Return the first line of a sweep: ``ops:softmax on NVIDIA H200: 3 sizes x 20 configs, results in fp8tune.db``."""
     kernels, sizes, device = kernels_of(plan), len(plan.problems), plan.backend.device
     names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
     work = f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"

@@ -124,7 +124,7 @@ def status(document: QueueStatus) -> Iterator[Screen]:
 
 
 def unit_name(kernel: str, sizes: Sequence[str]) -> str:
-    """Return the name of a unit: ``colwise M=16640 K=2048 and 2 more``."""
+    """Return the name of a unit: ``ops:softmax M=512 N=8193 and 2 more``."""
     more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
     return f"{kernel} {sizes[0] if sizes else ''}{more}"
 
