@@ -32,7 +32,7 @@ def test_the_status_of_a_sweep(
     document = worker.make_status(Queue((SWEEP,), (*RUNNING, *ENDED)), "rows.db", speedups)
     for screen in worker.status(document):
         screen.print()
-    first, _, lost, *rows, more, failed, _ = capsys.readouterr().out.splitlines()
+    first, _, lost, *rows, more, failed = capsys.readouterr().out.splitlines()
     assert first.startswith(f"sweep:3f2b8d0c{so_far}  1 of 11 units done, 1 failed, about")
     assert lost.split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "0:14", "1", "lost"]
     assert len(rows) == worker.WORKERS - 1
