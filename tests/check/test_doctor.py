@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import H100, KERNEL, begin, config, finished_sweep, problem
+from database_rows import H100, begin, config, finished_sweep, problem
 
 from fp8tune.check import databases, machine
 from fp8tune.check.findings import Finding, Level
 from fp8tune.measure import device
 from fp8tune.records import Telemetry
+from fp8tune.revisions import source
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 
@@ -123,18 +124,19 @@ def test_what_was_not_finished_and_what_cannot_be_written_are_named(path: str, t
     assert "cannot be made" in checked(tmp_path / "none" / "new.db", Level.WARNING)
 
 
-def test_picks_of_this_gpu_are_stale_after_an_upgrade(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picks_of_this_gpu_are_stale_after_an_upgrade(path: str) -> None:
     with Store.open(path, writable=False) as store:
-        known = picks.read(store)
-    monkeypatch.setattr(picks, "_installed_hash", lambda kernel: KERNEL.source_hash)
+        (pick,) = picks.read(store)
+    assert pick.version is not None
+    version = replace(pick.version, source_hash=source.source_hash("colwise", source.installed("colwise")))
+    known, changed = [replace(pick, version=version)], [pick]
     assert [*databases.check_stale(known, H100)] == []
     assert [*databases.check_stale(known, replace(H100, name="NVIDIA H200", triton="3.9.0"))] == []
     assert [*databases.check_stale(known, None)] == []
     upgraded = texts(databases.check_stale(known, replace(H100, triton="3.9.0"), " --db x.db"), Level.WARNING)
     text = "1 pick of colwise is stale: timed with Triton 3.6.0, you have 3.9.0"
     assert upgraded == f"{text} -> fp8tune sweep --kernel colwise --db x.db"
-    monkeypatch.setattr(picks, "_installed_hash", lambda kernel: "other")
-    assert "its code has changed since" in texts(databases.check_stale(known, H100), Level.WARNING)
+    assert "its code has changed since" in texts(databases.check_stale(changed, H100), Level.WARNING)
 
 
 def test_a_table_that_a_database_would_change_is_out_of_date(path: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rich.cells import cell_len
 from fp8tune import lookups
 from fp8tune.output import documents, show
 from fp8tune.records import Kind, Status
+from fp8tune.revisions import source
 from fp8tune.stats.study import Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
@@ -188,7 +189,9 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     with Store.open(str(database), writable=False) as store:
         pick = next(pick for pick in picks.read(store) if pick.device.name == H100.name)
     assert pick.version is not None
-    installed = replace(pick, version=replace(pick.version, source_hash=picks._installed_hash("colwise")))
+    installed = replace(
+        pick, version=replace(pick.version, source_hash=source.source_hash("colwise", source.installed("colwise")))
+    )
     assert not picks.is_stale(installed, H100)
     assert picks.is_stale(replace(installed, version=replace(pick.version, source_hash="0" * 16)), H100)
     assert picks.is_stale(installed, replace(H100, triton="9.9"))
