@@ -150,6 +150,8 @@ def test_csv_has_the_fields_of_the_document_and_json_is_valid(database: Path) ->
     rows = list(csv.DictReader(io.StringIO(printed(database, "colwise", "--device", "H100", "--format", "csv"))))
     assert [*rows[0]] == [*show.ListedPick.model_fields]
     assert float(rows[0]["time_us"]) == pytest.approx(99.5, abs=0.1)
+    detail = printed(database, "colwise", "M=16640", "--device", "H100", "--format", "csv")
+    assert [row["status"] for row in csv.DictReader(io.StringIO(detail))] == [*["ok"] * 3, "out_of_resources"]
     listed = document(database, "colwise")
     assert documents.plain(show.PickList.model_validate(listed)) == listed
 
