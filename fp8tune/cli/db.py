@@ -86,10 +86,10 @@ def prune(options: PruneOptions) -> None:
     with Store.open(str(path)) as store:
         pruned = store.prune(_configs_in_use(store))
         picks.keep_current(store)
-    print(f"{visible(str(path))}: {before / 1e6:.1f} MB before, {path.stat().st_size / 1e6:.1f} MB now")
+    print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
     print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.kept:,} results are kept")
     if archived is not None:
-        print(f"{visible(str(options.archive))}: {archived / 1e6:.1f} MB, read it with fp8tune db import")
+        print(f"{visible(str(options.archive))}: {_mb(archived)}, read it with fp8tune db import")
 
 
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
@@ -105,6 +105,10 @@ def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
     versions = {study.version.kernel: study.version for study in studies if study.version is not None}
     return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
 
 
 @command(ForgetOptions, "TARGET...", "$ fp8tune db forget colwise@M=16640,K=5120 --yes", parent=app)
