@@ -1,4 +1,4 @@
-"""What can go wrong for a user, as one tree. Every message is one line: what happened, and what to do about it.
+"""Errors of users, as one tree. Every message is one line: the thing, the problem, and what to do about it.
 
     Fp8tuneError            exit code 2; printed without a traceback
     ├── UsageError          an argument, name, file or grid that cannot be used as given
@@ -20,7 +20,7 @@ EXIT_CODES: Mapping[int, str] = {
     1: "a finding: a problem without a right config, a stale table, a regression, a key that misses something, wrong "
     "output of our own, or something broken",
     2: "a wrong command, or something that this machine or the database lacks; one line on stderr says what to do",
-    3: "measured, but open: `compare` or `lint` could not decide",
+    3: "measured, but open: `compare` or `doctor KERNEL` could not decide",
     129: "ended by SIGHUP: the terminal was closed",
     130: "ended by Ctrl-C; what a sweep has finished is stored",
     141: "the reader of the output has left, as `head` does",
@@ -30,7 +30,7 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 class Fp8tuneError(Exception):
-    """Root of everything fp8tune raises on purpose; ``str()`` is the line the user sees."""
+    """Root of the errors that fp8tune raises on purpose; ``str()`` is the line that the user sees."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class MachineError(Fp8tuneError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist: ``unknown kernel 'colwse': did you mean colwise?``."""
+    """Return the error for a name that does not exist: ``unknown kernel 'sofmax': did you mean softmax?``."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
@@ -56,7 +56,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def in_spec(kernel: str, name: str, function: Callable[..., Any], error: BaseException) -> UsageError:
-    """The error for what a function of somebody's spec raised: ``kernel.py:12: problems of my-kernel raised ...``.
+    """Return the error for an exception in somebody's spec: ``kernel.py:12: problems of my-kernel raised ...``.
 
     The place is the last line of the function itself that was reached, or else the last line of all.
     """

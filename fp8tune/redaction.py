@@ -1,4 +1,4 @@
-"""Passwords are neither stored nor printed: the one place that knows where a text may hold one.
+"""Passwords are neither stored nor printed: this module alone knows where a text may hold one.
 
 A database URL holds one after its user's name (``postgresql://user:PASSWORD@host``) or in its query
 (``?password=PASSWORD``). A driver may repeat either, decoded or not.
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
 
 HIDDEN = "***"
-"""What stands where a password was."""
+"""Replacement of a password."""
 
 _SHORTEST = 3  # characters: shorter ones cannot be told from the words around them
 
@@ -23,33 +23,31 @@ _SECRET_NAME = re.compile(r"pass(?!file)|pwd|secret|token", re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
-    """A command line, message or URL without the passwords of URLs in it.
+    """Return a command line, message or URL without the passwords of URLs in it.
 
     Hides too much rather than too little: up to the last ``@`` and to the end, but not beyond the next ``--option``.
     """
-    if ":/" not in text:
-        return text
-    return "".join(_redacted_argument(part) for part in _OPTION.split(text))
+    return "".join(map(_redacted_argument, _OPTION.split(text))) if ":/" in text else text
 
 
 def command_line(arguments: Iterable[str]) -> str:
-    """The program's command line as it may be stored: each argument is redacted on its own, so none is cut short."""
+    """Return the program's command line as it may be stored. No argument is cut short: each is redacted alone."""
     return " ".join(["fp8tune", *map(_redacted_argument, arguments)])
 
 
 def passwords(url: str) -> frozenset[str]:
-    """Every spelling of the passwords in a URL by which a driver may name them."""
-    found = [match[2] for match in _USER_INFO.finditer(url)]
-    found += [part for password in found for part in password.split("@")]  # the rest counts as the host's name
+    """Return every spelling of the passwords in a URL by which a driver may name them."""
+    secrets = [match[2] for match in _USER_INFO.finditer(url)]
+    secrets += [part for password in secrets for part in password.split("@")]  # the rest counts as the host's name
     query = url.partition("?")[2]
-    found += [match[3] for match in _PARAMETER.finditer(f"?{query}") if _is_secret(match[2])]
-    found += [value for name, value in parse_qsl(query) if _is_secret(name)]
-    spellings = (spell(text) for text in found for spell in (str, unquote, unquote_plus, quote, quote_plus))
+    secrets += [match[3] for match in _PARAMETER.finditer(f"?{query}") if _is_secret(match[2])]
+    secrets += [value for name, value in parse_qsl(query) if _is_secret(name)]
+    spellings = (spell(text) for text in secrets for spell in (str, unquote, unquote_plus, quote, quote_plus))
     return frozenset(text for text in spellings if len(text) >= _SHORTEST)
 
 
 def without(secrets: Iterable[str], text: str) -> str:
-    """A text without these words, the longest first."""
+    """Return a text without these words, the longest first."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
@@ -61,11 +59,9 @@ def _redacted_argument(argument: str) -> str:
         return argument
     before, rest = argument[: url.start()], argument[url.start() :]
     rest = _USER_INFO.sub(lambda match: f"{match[1]}{HIDDEN}@", rest)
-    return before + _PARAMETER.sub(_hidden_value, rest)
-
-
-def _hidden_value(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}={HIDDEN}" if _is_secret(match[2]) else match[0]
+    return before + _PARAMETER.sub(
+        lambda match: f"{match[1]}{match[2]}={HIDDEN}" if _is_secret(match[2]) else match[0], rest
+    )
 
 
 def _is_secret(name: str) -> bool:

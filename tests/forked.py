@@ -93,16 +93,16 @@ def alone(test: Callable[P, None]) -> Callable[P, None]:
     """A test in a process of its own: Ray leaves threads in one, and other tests are forked from this one."""
 
     @functools.wraps(test)
-    def run(*given: P.args, **named: P.kwargs) -> None:
-        with tempfile.TemporaryFile() as said:
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        with tempfile.TemporaryFile() as output:
 
             def go() -> None:
-                os.dup2(said.fileno(), 1)  # not the pipe, for whose end would be waited that Ray's own processes have
-                os.dup2(said.fileno(), 2)
-                test(*given, **named)
+                os.dup2(output.fileno(), 1)  # not the pipe, for whose end would be waited that Ray's own processes have
+                os.dup2(output.fileno(), 2)
+                test(*arguments, **named)
 
             code, _ = Forked(go).wait()
-            assert code == 0, os.pread(said.fileno(), 1 << 20, 0).decode()
+            assert code == 0, os.pread(output.fileno(), 1 << 20, 0).decode()
 
     return run
 

@@ -119,8 +119,8 @@ class Server:
         if name not in self._to_empty:
             tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
             counters = "SELECT sequencename FROM pg_sequences WHERE schemaname = 'public'"
-            kept = {"meta"}
-            removed = [f"DELETE FROM {table}" for (table,) in self.execute(tables, name) if table not in kept]
+            spared = {"meta"}
+            removed = [f"DELETE FROM {table}" for (table,) in self.execute(tables, name) if table not in spared]
             reset = [f"ALTER SEQUENCE {counter} RESTART" for (counter,) in self.execute(counters, name)]
             unlinked = "SET session_replication_role = replica"  # rows go in any order
             self._to_empty[name] = "; ".join((unlinked, *removed, *reset))
@@ -207,10 +207,10 @@ class Proxy:
 
     @staticmethod
     def _end(pair: tuple[socket.socket, socket.socket]) -> None:
-        for each in pair:
+        for connection in pair:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def test_it_is_benched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--shapes", "rows.toml,scale=exact"), "scale=exact: softmax has no scale modes"),
         (("--shapes", "rows.toml,routing=zipf"), "routing=zipf: softmax has no groups"),
@@ -98,10 +98,10 @@ def test_it_is_benched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_what_it_does_not_have_is_one_line(folder: Path, options: tuple[str, ...], said: str) -> None:
+def test_what_it_does_not_have_is_one_line(folder: Path, options: tuple[str, ...], message: str) -> None:
     done = fp8tune("sweep", "--kernel", SOFTMAX, "--timer", "simulated:1", "--db", "x.db", *options, cwd=folder)
     if "--shapes" not in options:
         done = sweep(folder, "--timer", "simulated:1", "--db", "x.db", *options)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 2

@@ -1,5 +1,6 @@
 """Commands and modules that load neither torch nor Triton."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -79,3 +80,39 @@ def test_commands_that_read_and_all_modules_load_neither_torch_nor_triton(tmp_pa
 def test_every_kernel_is_a_module_of_its_own_and_of_the_family():
     for kernel in catalog.KERNELS:
         assert catalog.load(kernel).name == kernel
+
+
+LAZY = ("torch", "triton", "numpy", "pandas", "scipy", "altair", "vl_convert", "ray", "psycopg")
+"""Packages that are optional, or that only commands load which need them: functions may import them."""
+
+LOCAL_IMPORTS = {
+    "bench/operations.py": "lookup and rivals load torch, and planning imports this module",
+    "measure/timing.py": "gate loads torch and Triton, and planning imports timing",
+    "measure/backends/simulated.py": "loads NumPy, and choosing a back end imports it",
+    "names.py": "loading a kernel takes longer than all of show",
+    "replay/watch/site/sitecustomize.py": "runs in the user's program, which may load no Triton",
+    "studies.py": "deciding loads NumPy, and reading kept picks does not decide",
+    "tables/formats/__init__.py": "by_size imports this package",
+}
+"""Modules below fp8tune/ that import our own modules in functions, and why."""
+
+LONG_SIGNATURES = {"store/write.py:begin_sweep"}
+
+
+def test_functions_import_nothing_of_ours_and_have_at_most_eight_parameters() -> None:
+    imports, signatures = [], []
+    for path in sorted((ROOT / "fp8tune").rglob("*.py")):
+        name = path.relative_to(ROOT / "fp8tune").as_posix()
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            for node in ast.walk(function):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                if not name.startswith("cli/") and name not in LOCAL_IMPORTS:
+                    imports += [f"{name}: {module}" for module in modules if module.split(".")[0] not in LAZY]
+            parameters = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+            count = len(parameters) - (parameters[:1] in (["self"], ["cls"]))
+            if count > 8 and not function.name.startswith("_"):
+                signatures.append(f"{name}:{function.name}")
+    assert imports == []
+    assert set(signatures) <= LONG_SIGNATURES

@@ -1,4 +1,4 @@
-"""What "of ceiling" is a share of, wherever it is printed."""
+"""Shares of the roofline, wherever they are printed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def test_no_share_passes_1_unless_it_comes_from_a_cache(copy: float, kernels: li
 
 @given(rates, rates, st.integers(1, 10**12), st.integers(1, 10**15), st.floats(1.0, 1e16))
 def test_the_share_is_of_the_higher_bound(time_us: float, ceiling: float, moved: int, flops: int, peak: float) -> None:
-    found = ceiling_share(time_us, moved, ceiling, flops, peak)
+    result = ceiling_share(time_us, moved, ceiling, flops, peak)
     memory_us, compute_us = moved / ceiling / 1e3, 1e6 * flops / peak
-    assert found is not None
-    assert found.share == pytest.approx(max(memory_us, compute_us) / time_us)
-    assert found.bound == ("memory" if found.share == gb_per_s(moved, time_us) / ceiling else "compute")
+    assert result is not None
+    assert result.share == pytest.approx(max(memory_us, compute_us) / time_us)
+    assert result.bound == ("memory" if result.share == gb_per_s(moved, time_us) / ceiling else "compute")
 
 
 @given(rates, rates, st.integers(1, 10**12))
 def test_bytes_that_may_not_be_moved_give_no_share_above_1(time_us: float, ceiling: float, most: int) -> None:
-    found = ceiling_share(time_us, most, ceiling, at_most=True)
+    result = ceiling_share(time_us, most, ceiling, at_most=True)
     rate = gb_per_s(most, time_us)
-    assert (found is None) is is_cached(rate, ceiling)
-    assert found is None or found == CeilingShare(min(rate / ceiling, 1.0), Bound.MEMORY)
+    assert (result is None) is is_cached(rate, ceiling)
+    assert result is None or result == CeilingShare(min(rate / ceiling, 1.0), Bound.MEMORY)
 
 
 def test_what_is_not_known_bounds_nothing() -> None:

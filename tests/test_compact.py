@@ -21,7 +21,7 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     configs = [config(block, warps) for block in BLOCKS for warps in WARPS]
     with Store.open("rows.db", create=True) as store:
         orders = {problem(K=1024): configs, problem(K=2048): configs[::-1]}
-        times = {of: {each: 100.0 + rank for rank, each in enumerate(order)} for of, order in orders.items()}
+        times = {size: {config: 100.0 + rank for rank, config in enumerate(order)} for size, order in orders.items()}
         finished_sweep(store, times)
     return "rows.db"
 

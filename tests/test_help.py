@@ -30,11 +30,11 @@ from fp8tune.store.results import Store
 
 def commands() -> dict[str, typer.core.TyperCommand]:
     """Return each command by its full name."""
-    found = {}
+    result = {}
     for name, command in command_line().commands.items():
         children = getattr(command, "commands", None)
-        found |= {name: command} if children is None else {f"{name} {child}": sub for child, sub in children.items()}
-    return found
+        result |= {name: command} if children is None else {f"{name} {child}": sub for child, sub in children.items()}
+    return result
 
 
 def examples() -> list[str]:

@@ -206,15 +206,15 @@ def test_a_merged_database_exports_what_it_holds_or_is_refused(
 ) -> None:
     version = KernelVersion(kernel, "aaaa", launch, tuple((name, (value,)) for name, value in launch.items()), ())
     gpu = Device("sm_90", device)
-    of = problem()
-    of = type(of)(kernel, of.shape, of.routing)
-    made = Row(of, launch, gpu, Kind.MEASURED, Outcome(Status.OK, 100.0), version, key, source="", process="w1")
+    size = problem()
+    size = type(size)(kernel, size.shape, size.routing)
+    made = Row(size, launch, gpu, Kind.MEASURED, Outcome(Status.OK, 100.0), version, key, source="", process="w1")
     with two_databases() as (path, ours):
         try:
             with Store.open(str(path), create=True) as theirs:
                 sweep = begin(theirs, gpu)
                 theirs.add(sweep, made)
-                theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, of), 1)
+                theirs.mark_complete(sweep, Subject(version, gpu, Kind.MEASURED, size), 1)
             import_file(ours, path)
             module = table_text(ours.studies(), "sm_90")
         except DatabaseError as error:

@@ -54,9 +54,9 @@ def test_a_stored_command_holds_no_password(url: tuple[str, str], how: str) -> N
 @given(urls())
 def test_a_message_holds_no_password_in_any_spelling(url: tuple[str, str]) -> None:
     text, password = url
-    for said in (text, f"{text} cannot be used", f"fp8tune sweep --db {text} --json"):
+    for message in (text, f"{text} cannot be used", f"fp8tune sweep --db {text} --json"):
         if " --" not in password:
-            assert password not in redacted(said)
+            assert password not in redacted(message)
     assert password not in without(passwords(text), f"the driver says: {password!s} is no password")
 
 
@@ -76,18 +76,18 @@ def test_what_holds_no_password_stays_as_it_is(text: str) -> None:
 
 
 def test_the_rest_of_a_command_stays() -> None:
-    said = redacted("fp8tune sweep --db postgresql://me:secret@host/db --kernel a@b --seed 1")
-    assert said == "fp8tune sweep --db postgresql://me:***@host/db --kernel a@b --seed 1"
+    message = redacted("fp8tune sweep --db postgresql://me:secret@host/db --kernel a@b --seed 1")
+    assert message == "fp8tune sweep --db postgresql://me:***@host/db --kernel a@b --seed 1"
 
 
 def stored_with(path: Path, command: str) -> None:
     with Store.open(str(path), create=True) as store:
         begin(store)
     with sqlite3.connect(path) as connection:
-        of = schema.Sweeps
+        table = schema.Sweeps
         row = connection.execute("select * from sweeps").fetchone()
-        values = {**dict(zip(of.c.keys(), row, strict=True)), "command": command}
-        crc = schema.row_checksum(of, values)
+        values = {**dict(zip(table.c.keys(), row, strict=True)), "command": command}
+        crc = schema.row_checksum(table, values)
         connection.execute("update sweeps set command = ?, crc = ?", (command, crc))
     connection.close()
 
@@ -104,10 +104,10 @@ def test_a_password_is_not_stored(tmp_path: Path) -> None:
 
 
 def test_an_import_takes_over_no_password(tmp_path: Path) -> None:
-    other, path = tmp_path / "other.db", tmp_path / "results.db"
-    stored_with(other, OLD)
-    with Store.open(str(path), create=True) as store, Store.open(str(other), writable=False) as given:
-        store.merge(given)
+    foreign, path = tmp_path / "foreign.db", tmp_path / "results.db"
+    stored_with(foreign, OLD)
+    with Store.open(str(path), create=True) as store, Store.open(str(foreign), writable=False) as source:
+        store.merge(source)
         assert "hunter2" not in store.unfinished_sweeps()[0]
     assert b"hunter2" not in path.read_bytes()
 
@@ -134,6 +134,6 @@ def test_no_command_prints_a_password(
     monkeypatch.setattr("sys.argv", ["fp8tune", *arguments])
     with pytest.raises(SystemExit):
         cli.main()
-    said = "".join(capfd.readouterr())
-    assert said
-    assert "hunter2" not in said
+    output = "".join(capfd.readouterr())
+    assert output
+    assert "hunter2" not in output

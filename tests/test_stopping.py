@@ -99,12 +99,12 @@ def test_a_command_that_is_told_to_end_leaves_one_plain_file_and_no_process(tmp_
 @pytest.mark.slow
 def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_condemns_no_config(tmp_path: Path) -> None:
     """Signal the process group, as ``timeout``, Slurm and a closed terminal do."""
-    path, said = tmp_path / "results.db", tmp_path / "said"
+    path, log = tmp_path / "results.db", tmp_path / "log"
     sweep = ("sweep", "--kernel", UNTOUCHED, "--shapes", "models", *SWEEP[-4:])  # of many seconds, and without torch
     command = [sys.executable, "-m", "fp8tune", *sweep, "--db", str(path), "--format", "json"]
-    with said.open("w") as output:
+    with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, process_group=0)
-    while said.read_text().count("\n") < 2:  # the first line announces the sweep
+    while log.read_text().count("\n") < 2:  # the first line announces the sweep
         assert process.poll() is None
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGTERM)
@@ -113,5 +113,5 @@ def test_a_sweep_whose_whole_group_of_processes_is_told_keeps_its_rows_and_conde
     assert not Path(f"{path}-wal").exists()
     with Store.open(str(path), writable=False) as store:
         stored = list(store.rows())
-    assert len(stored) >= len(said.read_text().splitlines()) - 1
+    assert len(stored) >= len(log.read_text().splitlines()) - 1
     assert {row.outcome.status for row in stored} == {"ok"}

@@ -1,4 +1,4 @@
-"""What a command prints is written once, whatever breaks it off."""
+"""Output of a command is written once, whatever breaks it off."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Results:
     ) -> DataFrame:
         """Return one row per problem size and GPU with its best config, as ``fp8tune show`` does."""
         with self._selected(kernel, size, device, verdict) as (_, _, chosen, _):
-            return frames.table(ListedPick, map(ListedPick.of, chosen))
+            return frames.table(ListedPick, map(ListedPick.from_pick, chosen))
 
     def finals(
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
@@ -156,6 +156,6 @@ class Results:
             yield reader, kernels, chosen, keeps
 
 
-def several(given: Names) -> tuple[str, ...]:
+def several(names: Names) -> tuple[str, ...]:
     """Return one name as a tuple; none for None."""
-    return (given,) if isinstance(given, str) else tuple(given or ())
+    return (names,) if isinstance(names, str) else tuple(names or ())

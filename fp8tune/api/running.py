@@ -16,7 +16,7 @@ from fp8tune.comparing import live, recorded
 from fp8tune.comparing.sides import sides
 from fp8tune.comparing.verdicts import Comparison as Judged
 from fp8tune.errors import UsageError
-from fp8tune.measure.backends import backend_for
+from fp8tune.measure.backends.choice import backend_for
 from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output.progress import Display, SweepProgress
@@ -65,7 +65,7 @@ def sweep(
     on_event: Callable[[Event], object] | None = None,
     options: SweepOptions | None = None,
 ) -> SweepResult:
-    """Check and time every config; resume what is stored. Shows progress unless on_event is given.
+    """Check and time every config; resume what is stored. Shows progress unless on_event is arguments.
 
     Every result is stored as it comes, and the same call resumes. What ``on_event`` raises ends the sweep. The sweep
     runs here and in processes that it starts: a script needs ``if __name__ == "__main__":`` around the call. Without a
@@ -84,7 +84,7 @@ def sweep(
     Raises:
         Fp8tuneError: A name is unknown, or this machine or the database cannot do it. A wrong config raises nothing.
     """
-    given = {
+    arguments = {
         "kernel": several(kernel),
         "shapes": () if shapes == "llama4" else several(shapes),
         "recording": None if recording is None else os.fspath(recording),
@@ -92,11 +92,11 @@ def sweep(
         "budget_s": budget_s,
         "db": None if db is None else os.fspath(db),
     }
-    given = {name: value for name, value in given.items() if value not in (None, (), False)}
-    chosen = replace(options or SweepOptions(), **given)  # type: ignore[arg-type]
+    arguments = {name: value for name, value in arguments.items() if value not in (None, (), False)}
+    chosen = replace(options or SweepOptions(), **arguments)  # type: ignore[arg-type]
     if chosen.on is not None:
         raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
-    text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     path = location.to_write(chosen.db)
     plan = planning.expanded(plan)
@@ -112,7 +112,7 @@ def sweep(
         tallies, studies = session.tallies(store, plan), session.studies(store, plan)
     return SweepResult(
         db=path,
-        picks=frames.table(ListedPick, map(ListedPick.of, picks.decided(studies))),
+        picks=frames.table(ListedPick, map(ListedPick.from_pick, picks.of(studies))),
         is_right=all(tally.has_right for tally in tallies),
         left_out=finished.left_out,
         notices=tuple(plan.notices),

@@ -190,10 +190,10 @@ def _row(backend: Backend, worker: Worker, subject: Subject, size: Size) -> Row:
     checks = {}
     for contender in contenders:
         try:
-            found = worker.run(check, contender, is_profiled=contender.name == subject.names[0])
+            result = worker.run(check, contender, is_profiled=contender.name == subject.names[0])
         except (WorkerDied, RemoteError) as error:
-            found = Check(outcome_of(error).reason)
-        checks[contender.name] = found or Check()  # a simulated GPU runs nothing
+            result = Check(outcome_of(error).reason)
+        checks[contender.name] = result or Check()  # a simulated GPU runs nothing
     group = Group(None, [contender for contender in contenders if not checks[contender.name].reason])
     blocks: dict[str, list[float]] = {}
     for turn in measure(backend, [group], Schedule(range(1), ROUNDS, _rotated), worker):
@@ -202,7 +202,7 @@ def _row(backend: Backend, worker: Worker, subject: Subject, size: Size) -> Row:
         for block in turn.blocks:
             blocks.setdefault(block.arm.name, []).append(block.outcome.time_us or 0.0)
     if group.failure:
-        checks = {name: found if found.reason else Check(group.failure) for name, found in checks.items()}
+        checks = {name: result if result.reason else Check(group.failure) for name, result in checks.items()}
     cells = {name: Cell(median(blocks[name]) if name in blocks else None, checks[name]) for name in subject.names}
     return Row(subject, size, backend.device, cells, exported_config(subject.operation, size, backend.device))
 

@@ -1,1 +1,1 @@
-"""What may be wrong: with this machine, the database and the tables (doctor), with a kernel's lookup key (lint)."""
+"""Checks of ``doctor``: this machine, databases and tables, and the lookup key of a kernel."""

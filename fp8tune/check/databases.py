@@ -65,7 +65,7 @@ def check_database(
         yield Finding(Level.WARNING, text, fix)
     except DatabaseError as error:
         is_torn = not isinstance(error, ForeignLogError) and is_damaged(db)
-        yield Finding.of(error, restoring(db) if is_torn else "")
+        yield Finding.from_error(error, restoring(db) if is_torn else "")
 
 
 def _missing(db: str) -> Finding:
@@ -127,7 +127,7 @@ def check_tables(store: Store, db: str, path_of: Callable[[str], Path] = default
                 continue
             _, is_outdated = merge_file(path, selection, prune=True, is_dry=True)
         except Fp8tuneError as error:
-            yield Finding.of(error)
+            yield Finding.from_error(error)
             continue
         if is_outdated:
             fix = f"fp8tune export --arch {arch} --db {shlex.quote(database.label(db))}"

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds: one line each, with what to do about it."""
+"""Findings of ``doctor``: one line, with what to do about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8tune.errors import Fp8tuneError
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     ERROR = "error"
     """Something that fp8tune needs is broken: exit code 1."""
@@ -28,7 +28,7 @@ class Finding:
     fix: str = ""
 
     @classmethod
-    def of(cls, error: Fp8tuneError, fix: str = "") -> Finding:
+    def from_error(cls, error: Fp8tuneError, fix: str = "") -> Finding:
         """Return an error as a finding: what is after its last colon is the fix, unless another is known."""
         text, colon, advice = str(error).rpartition(": ")
         return cls(Level.ERROR, text if colon else advice, fix or (advice if colon else ""))

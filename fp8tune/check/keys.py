@@ -58,6 +58,17 @@ class VariedSize:
     rivals: tuple[NamedInts, ...]
     allowed: float  # slowdown: what the pick lost on its own size, and one tie band more
 
+    @property
+    def argument(self) -> str:
+        """Argument that is varied."""
+        return self.variation.argument
+
+    @property
+    def varied_to(self) -> int | str:
+        """Value of the varied argument."""
+        problem = self.variation.problem
+        return problem.shape[self.argument] if self.argument in problem.shape else getattr(problem, self.argument)
+
 
 @dataclass(frozen=True)
 class KeyPlan:
@@ -111,7 +122,7 @@ def planned(reader: Reader, kernel: str) -> KeyPlan:
             VariedSize(size, key, variation, pick, tuple(rival for rival in rivals if rival != pick), allowed)
             for variation in variations(spec, size)
         ]
-    varied = tuple(one for group in sizes.values() for one in group)
+    varied = tuple(size for group in sizes.values() for size in group)
     return KeyPlan(kernel, spec, backend, notices, faults, varied)
 
 
@@ -186,11 +197,11 @@ def findings(plan: KeyPlan, results: Sequence[VariationResult]) -> Iterator[Find
     moved: dict[str, list[VariationResult]] = {}
     for result in results:
         if result.verdict is KeyVerdict.MOVES:
-            moved.setdefault(result.subject.variation.argument, []).append(result)
+            moved.setdefault(result.subject.argument, []).append(result)
     for argument, group in moved.items():
         worst = max(group, key=lambda result: math.inf if result.slowdown is None else result.slowdown)
         loss = f"does not run ({worst.failure})" if worst.slowdown is None else f"is {worst.slowdown:.2f}x slower"
-        place = f"at {worst.subject.size.shape} with {argument}={varied_to(worst)} the pick {loss}"
+        place = f"at {worst.subject.size.shape} with {argument}={worst.subject.varied_to} the pick {loss}"
         text = f"the lookup key of {plan.spec.name} lacks {argument}: {place}"
         yield Finding(Level.ERROR, text, f"add {argument} to key in the kernel's spec, then sweep again")
     counts = Counter(result.verdict for result in results)
@@ -200,9 +211,3 @@ def findings(plan: KeyPlan, results: Sequence[VariationResult]) -> Iterator[Find
     if counts[KeyVerdict.HOLDS]:
         text = f"the lookup key of {plan.spec.name} holds on {counts[KeyVerdict.HOLDS]} of {len(results)} variations"
         yield Finding(Level.OK, text)
-
-
-def varied_to(result: VariationResult) -> int | str:
-    """Return the value of the varied argument."""
-    argument, problem = result.subject.variation.argument, result.subject.variation.problem
-    return problem.shape[argument] if argument in problem.shape else getattr(problem, argument)

@@ -83,7 +83,7 @@ def check_compiling() -> Iterator[Finding]:
     try:
         compiling.check_folders()
     except MachineError as error:
-        yield Finding.of(error)
+        yield Finding.from_error(error)
     compiler = os.environ.get("CC")
     if not any(map(shutil.which, (compiler,) if compiler else C_COMPILERS)):
         fix = "install gcc or clang, or set CC"

@@ -63,34 +63,30 @@ def command(
     ``usage`` names the arguments, ``aliases`` maps hidden options to the fields that they set.
     """
     hints = get_type_hints(options, include_extras=True)
-    declared = {field.name: field for field in fields(options)}  # type: ignore[arg-type]
-    parameters = [_parameter(field, hints[name]) for name, field in declared.items()]
+    parameters = [_parameter(field, hints[field.name]) for field in fields(options)]  # type: ignore[arg-type]
+    names = {f"alias_{name.strip('-')}": field for name, field in aliases.items()}
+    parameters += [_keyword(name, str, typer.Option(f"--{name[6:]}", hidden=True)) for name in names]
     if "json" in str(hints.get("format")):
-        parameters.append(_hidden("--json", bool))
-    parameters += [_hidden(name, str) for name in aliases]
+        parameters.append(_keyword("as_json", bool, typer.Option("--json", hidden=True)))
 
     def register(function: Callable[[Options], None]) -> Callable[[Options], None]:
         def callback(**values: Any) -> None:
-            if values.pop("alias_json", False):
+            if values.pop("as_json", False):
                 values["format"] = "json"
-            for alias, field in aliases.items():
-                value = values.pop(f"alias_{alias.strip('-')}")
+            for name, field in names.items():
+                value = values.pop(name)
                 values[field] = values[field] if value is None else value
             if (db := values.get("db")) is not None:
                 databases.check(db)
-            given = {
-                name: value for name, value in values.items() if not (value is None or value is False or value == [])
-            }
-            function(options(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}))
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+            function(options(**{n: v for n, v in values.items() if not (v is None or v is False or v == ())}))
 
         callback.__doc__ = function.__doc__
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        name = settings.pop("name", function.__name__)
-        metavar = f"[OPTIONS] {usage}".rstrip()
-        context = {**SETTINGS, **settings}
-        (parent or app).command(
-            name, cls=Command, options_metavar=metavar, epilog=verbatim(epilog), context_settings=context
-        )(callback)
+        name, metavar = settings.pop("name", function.__name__), f"[OPTIONS] {usage}".rstrip()
+        context, end = {**SETTINGS, **settings}, verbatim(epilog)
+        add = (parent or app).command
+        add(name, cls=Command, context_settings=context, epilog=end, options_metavar=metavar)(callback)
         return function
 
     return register
@@ -104,37 +100,25 @@ def verbatim(text: str) -> str:
 def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     """Return a field as a parameter that Typer understands. It is None unless given; the dataclass has the default."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    kind = list[str] if isinstance(field.default, tuple) else kind
     option = next((mark for mark in marks if isinstance(mark, Option)), None)
-    repeats = isinstance(field.default, tuple)
-    info: Any
     if option is None:
-        info = typer.Argument(hidden=True, autocompletion=_completer(field.name))
-    else:
-        names = option.names.split(", ") if option.names else [f"--{field.name.replace('_', '-')}"]
-        info = typer.Option(
-            *names,
-            help=_with_default(option, field.default),
-            metavar=option.metavar or None,
-            show_default=False,
-            autocompletion=_completer(field.name),
-            parser=_parser(option.parse) if option.parse else None,
-        )
-    kind = list[str] | None if repeats else kind if kind is bool else kind | None
+        return _keyword(field.name, kind, typer.Argument(hidden=True, autocompletion=_completer(field.name)))
+    default = option.default or (", ".join(field.default) if isinstance(field.default, tuple) else field.default)
+    info = typer.Option(
+        *(option.names or f"--{field.name.replace('_', '-')}").split(", "),
+        help=option.help if default in (None, MISSING, "", False) else f"{option.help}  [default: {default}]",
+        metavar=option.metavar or None,
+        show_default=False,
+        autocompletion=_completer(field.name),
+        parser=_parser(option.parse) if option.parse else None,
+    )
     return _keyword(field.name, kind, info)
 
 
-def _hidden(name: str, kind: Any) -> inspect.Parameter:
-    return _keyword(f"alias_{name.strip('-')}", kind if kind is bool else kind | None, typer.Option(name, hidden=True))
-
-
 def _keyword(name: str, kind: Any, info: Any) -> inspect.Parameter:
-    default = False if kind is bool else None
+    default, kind = (False, kind) if kind is bool else (None, kind | None)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _with_default(option: Option, default: Any) -> str:
-    value = option.default or (", ".join(default) if isinstance(default, tuple) else default)
-    return option.help if value in (None, MISSING, "", False) else f"{option.help}  [default: {value}]"
 
 
 def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -18,18 +18,24 @@ def bench(options: BenchOptions) -> None:
     from fp8tune.bench import run
     from fp8tune.measure.backends import backend_for
     from fp8tune.output import bench as screens
+    from fp8tune.output.progress import Display
     from fp8tune.output.tables import notice, print_document
+    from fp8tune.output.text import pairs
 
     backend, notices = backend_for(None, None)
     subjects = run.planned(options, backend)
     notice(*notices)
     rows: list[run.Row] = []
     try:
-        with screens.BenchProgress(sum(len(subject.sizes) for subject in subjects)) as progress:
+        with Display() as progress:
             for event in run.run(backend, subjects):
-                progress.show(event)
-                if isinstance(event, run.Row):
+                if isinstance(event, run.Compiled):
+                    phase, done, total, note = "compiling", event.done, event.total, ""
+                else:
                     rows.append(event)
+                    phase, done, total = "timing", len(rows), sum(len(subject.sizes) for subject in subjects)
+                    note = f"{event.subject.operation.name} {event.size.label} {pairs(event.size.shape)}"
+                progress.update(phase, done / total, count=f"{done} of {total}", note=note)
     finally:  # after Ctrl-C what is there is printed
         if rows:
             report = screens.make_report(rows)

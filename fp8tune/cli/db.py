@@ -27,13 +27,7 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@command(
-    ImportOptions,
-    usage="PATH...",
-    epilog="$ fp8tune db import other.db ~/.triton/cache",
-    parent=app,
-    name="import",
-)
+@command(ImportOptions, "PATH...", "$ fp8tune db import other.db ~/.triton/cache", parent=app, name="import")
 def import_(options: ImportOptions) -> None:
     """Merge other databases, published results or tuned files.
 
@@ -70,11 +64,7 @@ def import_(options: ImportOptions) -> None:
         deciding.keep_current(store)
 
 
-@command(
-    PruneOptions,
-    epilog="$ fp8tune db prune --db results.db --archive full.db.xz",
-    parent=app,
-)
+@command(PruneOptions, epilog="$ fp8tune db prune --db results.db --archive full.db.xz", parent=app)
 def prune(options: PruneOptions) -> None:
     """Make a database small enough to commit.
 
@@ -121,12 +111,7 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-@command(
-    ForgetOptions,
-    usage="TARGET...",
-    epilog="$ fp8tune db forget colwise@M=16640,K=5120 --yes",
-    parent=app,
-)
+@command(ForgetOptions, "TARGET...", "$ fp8tune db forget colwise@M=16640,K=5120 --yes", parent=app)
 def forget(options: ForgetOptions) -> None:
     """Delete results, after a question.
 
@@ -143,7 +128,10 @@ def forget(options: ForgetOptions) -> None:
         rows = [row for target in options.targets if not target.startswith("sweep:") for row in _rows(store, target)]
         queued = [_queued(store, target) for target in options.targets if target.startswith("sweep:")]
         if not options.yes:
-            _ask(f"Delete {_counts(rows, len(queued))} from {database.label(db)}?")
+            if not sys.stdin.isatty():
+                raise UsageError("no terminal to ask in: add --yes to delete without a question")
+            if not typer.confirm(f"Delete {_counts(rows, len(queued))} from {database.label(db)}?", err=True):
+                raise UsageError("nothing deleted")
         for key in queued:
             store.forget_units(key)
         if rows:
@@ -185,10 +173,3 @@ def _counts(rows: list[tuple[str, int]], queued: int) -> str:
     tables = [table for table, _ in rows]
     parts = [counted(tables.count(table), noun) for table, noun in nouns.items() if table in tables]
     return " and ".join([*parts, *([counted(queued, "queued sweep")] if queued else [])])
-
-
-def _ask(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError("no terminal to ask in: add --yes to delete without a question")
-    if not typer.confirm(question, err=True):
-        raise UsageError("nothing deleted")

@@ -14,8 +14,7 @@ from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue
 from fp8tune.sweeping.planning import Plan
 
-LOOK_S = 1.0
-"""Seconds between looks at the queue."""
+LOOK_S = 1.0  # between looks at the queue
 
 
 def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
@@ -28,17 +27,15 @@ def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
     with Store.open(db, create=True) as store:
         sweep, new = units.add(store, plan)
         queue = store.queue([sweep.key])
-    done = queue.counts[UnitState.DONE]
-    before = "" if new else f", queued before, {done:,} done"
-    notice(
-        f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'problem')} for {sweep.device}{before}"
-    )
-    worker = f"fp8tune worker{units.worker_options(plan.options.kernel)}"
+    before = "" if new else f", queued before, {queue.counts[UnitState.DONE]:,} done"
+    work = f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'size')}"
+    notice(f"{work} for {sweep.device}{before}")
     if on == "ray":
         on_ray(plan, db, sweep.key, begun)
-    else:
-        notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
-        notice("fp8tune worker --status shows how far they are")
+        return
+    worker = f"fp8tune worker{units.worker_options(plan.options.kernel)}"
+    notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
+    notice("fp8tune worker --status shows how far they are")
 
 
 def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
@@ -47,7 +44,8 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
     Exit code 1: a unit failed for good, or no config is right on a problem size.
     """
     from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.output.worker import QueueProgress, findings_line
+    from fp8tune.output.progress import Display
+    from fp8tune.output.worker import findings_line, show_queue
     from fp8tune.stopping import Stopped
     from fp8tune.sweeping import picks
 
@@ -56,23 +54,23 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
         options.append(f"--budget={max(0.0, begun + plan.options.budget_s - time.monotonic()):.0f}")
     with Store.open(db, create=True) as store:
         try:
-            with RayFleet(db, options, plan.options.timer) as fleet, QueueProgress() as display:
+            with RayFleet(db, options, plan.options.timer) as fleet, Display() as display:
                 is_over = False
                 while not is_over:
                     is_over = fleet.is_over()
                     store.return_expired_units()
                     queue = store.queue([sweep])
-                    display.show(queue)
+                    show_queue(display, queue)
                     is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
                     time.sleep(0 if is_over else LOOK_S)
         except (KeyboardInterrupt, Stopped) as stopped:
-            stopped.add_note("every unit that was not done waits again; the same command goes on")
+            stopped.add_note("every unit that was not done waits again; run the same command to resume")
             raise
         picks.keep_current(store)
     notice(*fleet.failures)
     if left := queue.counts[UnitState.WAITING] + queue.counts[UnitState.RUNNING]:
-        notice(f"{counted(left, 'unit')} left; run it again to go on")
-    notice(f"rows are in {database.label(db)}")
+        notice(f"{counted(left, 'unit')} left: run the same command to resume")
+    notice(f"results are in {database.label(db)}")
     if findings := sum(status.is_finding for status in queue.units):
         notice(findings_line(findings))
     if findings or queue.counts[UnitState.FAILED]:

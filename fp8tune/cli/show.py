@@ -45,10 +45,8 @@ def show(options: ShowOptions) -> None:
     filters = Filters.parse(options.size, options.device, options.verdict)
     with databases.opened(options.db) as (store, db):
         kernels = names.stored_kernels([options.kernel], store) if options.kernel else None
-        if options.failed:
+        if options.failed or not _has_shown_picks(options, filters, kernels, store, db):
             _show_checks(options, filters, kernels, store, db)
-        else:
-            _show_picks(options, filters, kernels, store, db)
 
 
 def _show_recording(options: ShowOptions, path: str) -> None:
@@ -62,15 +60,17 @@ def _show_recording(options: ShowOptions, path: str) -> None:
     print_document(document, [record.recording(document)], options.format)
 
 
-def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
+def _has_shown_picks(
+    options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str
+) -> bool:
+    """Show picks. Return False if there are only configs that were checked or compiled."""
     from fp8tune.measure.device import probe
     from fp8tune.output import show as screens
     from fp8tune.output.tables import notice, print_document
     from fp8tune.stats.study import Verdict
     from fp8tune.sweeping import picks
 
-    stored = picks.read(store, kernels)
-    subjects = picks.wrong(store, kernels)
+    stored, subjects = picks.read(store, kernels), picks.wrong(store, kernels)
     known: list[Pick | Subject] = [*stored, *subjects]
     filters.check([result.problem for result in known], [result.device for result in known])
     chosen = [pick for pick in stored if _fits(filters, pick)]
@@ -79,37 +79,33 @@ def _show_picks(options: ShowOptions, filters: Filters, kernels: Sequence[str] |
     measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
     if options.size and kernels and len(measured) == 1 and not wrong:
         _show_detail(options, measured[0], store, picks.is_stale(measured[0], here))
-        return
-    rows = [screens.ListedPick.of(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
+        return True
+    rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
     if filters.verdicts:
         rows = [row for row in rows if row.verdict in filters.verdicts]
         wrong = wrong if Verdict.WRONG in filters.verdicts else []
     if not rows and not wrong:
         if not filters.verdicts and store.pools(kernels[0] if kernels else None):
-            _show_checks(options, filters, kernels, store, db)
-        else:
-            notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
-        return
+            return False
+        notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
+        return True
     document: screens.Overview | screens.PickList
+    places = [(subject.problem.kernel, subject.device.name or subject.device.arch) for subject in wrong]
     if kernels is None:
-        counts = Counter((subject.problem.kernel, _gpu(subject)) for subject in wrong)
         triton = sorted({pick.device.triton for pick in measured} - {""})
-        document = screens.make_overview(rows, counts, db, triton, options.sort, options.top)
+        document = screens.make_overview(rows, Counter(places), db, triton, options.sort, options.top)
         screen = screens.overview(document, "next: fp8tune show KERNEL, fp8tune export")
     else:
         gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
-        gpus.update(map(_gpu, wrong))
+        gpus.update(gpu for _, gpu in places)
         gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
-        elsewhere = Counter(row.gpu for row in rows if row.gpu != gpu)
-        sizes = [screens.size_of(subject.problem) for subject in wrong if _gpu(subject) == gpu]
-        listed = [row for row in rows if row.gpu == gpu]
-        document = screens.make_pick_list(kernels[0], gpu, listed, sizes, elsewhere, options.sort, options.top)
+        sizes = [
+            screens.size_of(subject.problem) for subject, place in zip(wrong, places, strict=True) if place[1] == gpu
+        ]
+        document = screens.make_pick_list(rows, gpu, sizes, kernels[0], options.sort, options.top)
         screen = screens.pick_list(document)
     print_document(document, [screen], options.format, wide=options.wide)
-
-
-def _gpu(subject: Subject) -> str:
-    return subject.device.name or subject.device.arch
+    return True
 
 
 def _fits(filters: Filters, subject: Pick | Subject) -> bool:
@@ -126,11 +122,9 @@ def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool
     problem, device = pick.problem, pick.device
     studies = read_studies(store, problem.kernel, device.arch, [pick.kind], problems=[problem])
     study = next(study for study in studies if study.device.name == device.name)
-    outcomes = {}
-    if study.version is not None:
-        outcomes = store.tried(Subject(study.version, study.device, study.kind, study.problem), stage=None)
-    row = screens.ListedPick.of(pick, is_stale=is_stale)
-    document = screens.make_detail(row, Explanation(study, outcomes))
+    version = study.version
+    outcomes = store.tried(Subject(version, study.device, study.kind, problem), stage=None) if version else {}
+    document = screens.make_detail(screens.ListedPick.from_pick(pick, is_stale=is_stale), Explanation(study, outcomes))
     print_document(document, [screens.detail(document, options.top)], options.format, wide=options.wide)
 
 

@@ -72,9 +72,9 @@ def sweep(options: SweepOptions) -> None:
                     if isinstance(event, events.Started):
                         notice(screens.title(plan, event.configs, database.label(db)))
                     if as_json and isinstance(event, events.Started):
-                        print_json_line(screens.SweepStarted.of(event))
+                        print_json_line(screens.SweepStarted.from_event(event))
                     elif as_json and isinstance(event, events.TrialDone):
-                        print_json_line(screens.ConfigTimed.of(event.row))
+                        print_json_line(screens.ConfigTimed.from_row(event.row))
                     elif isinstance(event, events.Finished):
                         finished = event
             studies, tallies = session.studies(store, plan), session.tallies(store, plan)
@@ -102,31 +102,31 @@ def _print_end(
     from fp8tune.output import checks, show
     from fp8tune.output import sweep as screens
     from fp8tune.output.documents import print_json_line
-    from fp8tune.output.tables import console, notice, print_lines
+    from fp8tune.output.tables import notice, print_lines
     from fp8tune.output.text import counted, db_option
     from fp8tune.records import Status
     from fp8tune.sweeping import picks
 
     backend = plan.backend
-    rows = [show.ListedPick.of(pick) for pick in picks.decided(studies)]
+    rows = [show.ListedPick.from_pick(pick) for pick in picks.of(studies)]
     kernels = screens.kernels_of(plan)
     statuses = sum((tally.counts for tally in tallies), Counter[Status]())
-    without = [tally.subject.problem.kernel for tally in tallies if not tally.has_right]
+    without = Counter(tally.subject.problem.kernel for tally in tallies if not tally.has_right)
     if options.format == "json":
         for row in rows:
             print_json_line(screens.SizeDecided(pick=row))
-        print_json_line(screens.SweepFinished.of(finished, rows, statuses))
+        print_json_line(screens.SweepFinished.from_event(finished, rows, statuses))
         notice(*checks.failure_lines(tallies))
         return
     if rows and len(kernels) == 1:
-        screens.result(rows, len(without)).print()
+        screens.result(rows, without.total()).print()
     elif rows:
         gpu = backend.device.name or backend.device.arch
-        counts = Counter((kernel, gpu) for kernel in without)
-        show.overview(show.make_overview(rows, counts, db, [])).print()
+        places = {(kernel, gpu): count for kernel, count in without.items()}
+        show.overview(show.make_overview(rows, places, db, [])).print()
     elif tallies:
         checks.checked_kernels(checks.make_check_list(tallies)).print()
-    print_lines(console(), [checks.counts_line(statuses, backend.kind, finished.seconds)])
+    print_lines([checks.counts_line(statuses, backend.kind, finished.seconds)])
     ungated = sum(outcome.reason == UNGATED for tally in tallies for outcome in tally.outcomes.values())
     if ungated:
         notice(f"{ungated} configs include the host's time: their launches wait for the GPU")
@@ -139,4 +139,4 @@ def _print_end(
         notice(f"{counted(wrong, 'config')} gave a wrong output: {command}")
     notice(*checks.failure_lines(tallies))
     unsettled = sum(study.choice.needs_more for study in studies)
-    print_lines(console(), screens.next_lines(rows, unsettled, plan, options.db))
+    print_lines(screens.next_lines(rows, unsettled, plan, options.db))

@@ -21,13 +21,10 @@ def worker(options: WorkerOptions) -> None:
     Stops when no work is left. Unfinished work goes back to the queue, at once after Ctrl-C or SIGTERM, within a minute
     after kill -9.
     """
-    if options.status:
-        _print_status(options)
-    else:
+    if not options.status:
         _work(options)
-
-
-def _print_status(options: WorkerOptions) -> None:
+        return
+    from fp8tune.fleet.units import speedups
     from fp8tune.output import worker as screens
     from fp8tune.output.tables import print_document
     from fp8tune.store import database, location
@@ -35,7 +32,7 @@ def _print_status(options: WorkerOptions) -> None:
 
     db = location.to_write(options.db)
     with Store.open(db, writable=False) as store:
-        document = screens.make_status(store.queue(), database.label(db))
+        document = screens.make_status(store.queue(), database.label(db), speedups(store))
     print_document(document, screens.status(document), options.format)
 
 
@@ -64,7 +61,7 @@ def _work(options: WorkerOptions) -> None:
                     findings += event.event == "done" and bool(event.reason)
                     failed += event.event == "failed"
                     if options.format == "json":
-                        print_json_line(WorkerStep.of(event))
+                        print_json_line(WorkerStep.from_event(event))
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note("its unit is given back, and what was measured of it is stored")
         raise

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
-from fp8tune.output.tables import Column, Screen, number, wide_number
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, duration, layout, pairs
 from fp8tune.records import Kind, Status, shortfall
+from fp8tune.stats.means import group_by
 from fp8tune.store.results import Tally
 
 
@@ -37,6 +37,11 @@ class CheckedSize(Document):
     statuses: dict[str, int] = value("Number of configs by outcome.")
     configs: list[CheckedConfig] = value("Every config, failed ones first.")
 
+    @property
+    def failures(self) -> list[CheckedConfig]:
+        """Configs that failed."""
+        return [row for row in self.configs if row.status not in (Status.OK, Status.UNTIMED, Status.PRUNED)]
+
 
 class CheckList(Document, printed_by="show --failed"):
     """Sizes with the outcomes of their configs; a sweep without a GPU ends with it, too."""
@@ -47,98 +52,89 @@ class CheckList(Document, printed_by="show --failed"):
 
 def make_check_list(tallies: Iterable[Tally]) -> CheckList:
     """Return stored outcomes as a document."""
-    return CheckList(sizes=list(map(_size, tallies)))
-
-
-def _size(tally: Tally) -> CheckedSize:
-    problem, device = tally.subject.problem, tally.subject.device
-    configs = []
-    for config, outcome in {**tally.failures, **tally.outcomes}.items():
-        warps = outcome.facts.code.resident_warps if outcome.facts.code else None
-        configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
-    return CheckedSize(
-        kernel=problem.kernel,
-        size=size_of(problem),
-        layout=problem.input_layout,
-        gpu=device.name or device.arch,
-        kind=str(tally.subject.kind),
-        statuses={str(status): count for status, count in tally.counts.items()},
-        configs=configs,
-    )
+    sizes = []
+    for tally in tallies:
+        problem, device = tally.subject.problem, tally.subject.device
+        configs = []
+        for config, outcome in {**tally.failures, **tally.outcomes}.items():
+            warps = outcome.facts.code.resident_warps if outcome.facts.code else None
+            configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
+        size = CheckedSize(
+            kernel=problem.kernel,
+            size=size_of(problem),
+            layout=problem.input_layout,
+            gpu=device.name or device.arch,
+            kind=str(tally.subject.kind),
+            statuses={str(status): count for status, count in tally.counts.items()},
+            configs=configs,
+        )
+        sizes.append(size)
+    return CheckList(sizes=sizes)
 
 
 def checked_kernels(document: CheckList) -> Screen:
     """Return the screen of what was checked or compiled: one row per kernel and place."""
-    groups: dict[tuple[str, str], list[CheckedSize]] = {}
-    for size in document.sizes:
-        groups.setdefault((size.kernel, size.gpu), []).append(size)
-    places = dict.fromkeys(gpu for _, gpu in groups)
-    counts = [sum((Counter(size.statuses) for size in sizes), Counter()) for sizes in groups.values()]
-    right = [count[Status.OK] + count[Status.UNTIMED] for count in counts]
-    configs = [[config for size in sizes for config in size.configs] for sizes in groups.values()]
+    groups = list(group_by(document.sizes, lambda size: (size.kernel, size.gpu)).values())
+    is_one_gpu = len({size.gpu for size in document.sizes}) == 1
+
+    def count(sizes: Sequence[CheckedSize], *left_out: Status) -> str:
+        return f"{sum(n for size in sizes for status, n in size.statuses.items() if status not in left_out):,}"
+
+    def span(sizes: Sequence[CheckedSize], field: str) -> str:
+        values = [getattr(config, field) for size in sizes for config in size.configs]
+        known = sorted({value for value in values if value is not None})
+        return " to ".join(map(str, known[:1] + known[1:][-1:])) or "-"
+
+    wrong = [status for status in Status if status not in (Status.OK, Status.UNTIMED)]
     columns = [
-        Column("kernel", [kernel for kernel, _ in groups], cut="start"),
-        Column("device", [gpu for _, gpu in groups] if len(places) > 1 else [], cut="end"),
-        number("sizes", [str(len(sizes)) for sizes in groups.values()]),
-        number("configs", [f"{count.total():,}" for count in counts]),
-        number("checked", [f"{count.total() - count[Status.PRUNED]:,}" for count in counts]),
-        number("right", [f"{count:,}" for count in right]),
-        Column("first failure", [_first_failure(sizes) for sizes in groups.values()], cut="end"),
-        wide_number("registers", [_range(config.registers for config in group) for group in configs]),
-        wide_number("spilled bytes", [_range(config.spill_bytes for config in group) for group in configs]),
-        wide_number("warps", [_range(config.warps for config in group) for group in configs]),
+        Column("kernel", lambda sizes: sizes[0].kernel, cut="start"),
+        Column("device", lambda sizes: "" if is_one_gpu else sizes[0].gpu, cut="end"),
+        number("sizes", lambda sizes: str(len(sizes))),
+        number("configs", count),
+        number("checked", lambda sizes: count(sizes, Status.PRUNED)),
+        number("right", lambda sizes: count(sizes, *wrong)),
+        Column("first failure", _first_failure, cut="end"),
+        number("registers", lambda sizes: span(sizes, "registers"), wide=True),
+        number("spilled bytes", lambda sizes: span(sizes, "spill_bytes"), wide=True),
+        number("warps", lambda sizes: span(sizes, "warps"), wide=True),
     ]
-    return Screen([], columns, [], document.sizes)
+    return Screen([], columns, [], groups)
 
 
-def _range(values: Iterable[int | None]) -> str:
-    known = [value for value in values if value is not None]
-    return "-" if not known else str(known[0]) if min(known) == max(known) else f"{min(known)} to {max(known)}"
-
-
-def _first_failure(sizes: Sequence[CheckedSize]) -> str:
-    return next((f"{pairs(row.config)}: {row.reason}" for size in sizes for row in _failures(size)), "")
-
-
-def _failures(size: CheckedSize) -> list[CheckedConfig]:
-    return [row for row in size.configs if row.status not in (Status.OK, Status.UNTIMED, Status.PRUNED)]
+def _first_failure(sizes: Iterable[CheckedSize]) -> str:
+    return next((f"{pairs(row.config)}: {row.reason}" for size in sizes for row in size.failures), "")
 
 
 def failed_configs(document: CheckList) -> Screen:
     """Return the screen of ``show --failed``: one row per size and kind of failure, wrong outputs first."""
-    groups: dict[tuple[str, str, str, str], list[CheckedConfig]] = {}
-    tried: Counter[tuple[str, str]] = Counter()
+    kernels = list(dict.fromkeys(size.kernel for size in document.sizes if size.failures))
+    rows = []
     for size in document.sizes:
-        name = f"{pairs(size.size)} {layout(size.layout)}".removesuffix(" contiguous")
-        tried[size.kernel, name] += len(size.configs)
-        for row in _failures(size):
-            kind = re.sub(r"\d+", "0", row.reason)  # reasons differ in the numbers that they name
-            groups.setdefault((size.kernel, name, row.status, kind), []).append(row)
-    kernels = dict.fromkeys(kernel for kernel, *_ in groups)
+        # Reasons differ in the numbers that they name.
+        kinds = group_by(size.failures, lambda row: (row.status, re.sub(r"\d+", "0", row.reason)))
+        rows += [(size, failures) for failures in kinds.values()]
     columns = [
-        Column("kernel", [kernel for kernel, *_ in groups] if len(kernels) > 1 else [], cut="start"),
-        Column("size", [name for _, name, *_ in groups], cut="end"),
-        number("failed", [f"{len(rows)} of {tried[place[:2]]}" for place, rows in groups.items()]),
-        Column("why", [f"{place[2].replace('_', ' ')}: {rows[0].reason}" for place, rows in groups.items()], cut="end"),
-        Column("first config", [pairs(rows[0].config) for rows in groups.values()], wide=True),
+        Column("kernel", lambda row: row[0].kernel if len(kernels) > 1 else "", cut="start"),
+        Column(
+            "size", lambda row: f"{pairs(row[0].size)} {layout(row[0].layout)}".removesuffix(" contiguous"), cut="end"
+        ),
+        number("failed", lambda row: f"{len(row[1])} of {len(row[0].configs)}"),
+        Column("why", lambda row: f"{row[1][0].status.replace('_', ' ')}: {row[1][0].reason}", cut="end"),
+        Column("first config", lambda row: pairs(row[1][0].config), wide=True),
     ]
-    title = f"{next(iter(kernels))}: configs that failed" if len(kernels) == 1 else "configs that failed"
-    return Screen([title], columns, ["All configs and reasons: --format json"], document.sizes)
+    title = f"{kernels[0]}: configs that failed" if len(kernels) == 1 else "configs that failed"
+    return Screen([title], columns, ["All configs and reasons: --format json"], rows)
 
 
 def failure_lines(tallies: Iterable[Tally]) -> Iterator[str]:
     """Yield a line for each kernel of a sweep that has no right config, or whose reference is doubtful."""
-    by_kernel: dict[str, list[Tally]] = {}
-    for tally in tallies:
-        by_kernel.setdefault(tally.subject.problem.kernel, []).append(tally)
-    for kernel, group in by_kernel.items():
+    for kernel, group in group_by(tallies, lambda tally: tally.subject.problem.kernel).items():
         without = [tally for tally in group if not tally.has_right]
         if doubt := next(filter(None, map(_doubt, group)), ""):
             yield f"{kernel}: {doubt}"
         if without:
             problem = without[0].subject.problem
-            outcomes = without[0].failures or without[0].outcomes
-            config, first = next(iter(outcomes.items()))
+            config, first = next(iter((without[0].failures or without[0].outcomes).items()))
             lacking = f"{shortfall(first.status)} on {len(without)} of {len(group)} sizes"
             yield f"{kernel}: {lacking}; {pairs(config)} at {pairs(problem.shape)}: {first.reason or first.status}"
 

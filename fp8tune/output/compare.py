@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from fp8tune.comparing import verdicts
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import Place, place
-from fp8tune.output.tables import Column, Screen, number, speedups, words
+from fp8tune.output.show import USUAL, Place, change, place
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, microseconds, pairs, percent, ratio, short_gpu
 from fp8tune.stats.estimate import Estimate
 
 LISTED = (ChangeVerdict.REGRESSION, ChangeVerdict.WRONG, ChangeVerdict.OPEN, ChangeVerdict.FASTER)
 """Verdicts of the rows that are listed without ``--all``."""
-
-_USUAL = ("", "none", "jagged", "contiguous", "unstated", "bfloat16", "float8_e4m3fn")
 
 
 class Side(Document):
@@ -66,64 +64,51 @@ def make(comparison: verdicts.Comparison) -> Comparison:
     """Return a comparison as a document."""
     order = list(ChangeVerdict)
     rows = sorted(comparison.rows, key=lambda row: (order.index(row.verdict), -(row.ratio or 0)))
-    detectable = [row.smallest_detectable for row in rows if row.effect]
+    detectable = [row.smallest_detectable for row in rows if row.effect and row.smallest_detectable]
     return Comparison.from_records(
         comparison,
         before=Side.from_records(comparison.before),
         after=Side.from_records(comparison.after),
-        speedup=_inverse(comparison.ratio),
-        **_interval(comparison.overall),
+        **_speedups(comparison.ratio, comparison.overall),
         verdicts={verdict: comparison.counts[verdict] for verdict in ChangeVerdict if comparison.counts[verdict]},
-        control=_change(comparison.control.ratio if comparison.control else None),
+        control=change(comparison.control.ratio if comparison.control else None),
         stable=comparison.is_stable,
-        detectable=_change(max((bound for bound in detectable if bound), default=None)),
-        rows=[_row(row) for row in rows],
+        detectable=change(max(detectable, default=None)),
+        rows=[
+            ComparedSize.from_records(
+                row,
+                **place(row),
+                **_speedups(row.ratio, row.effect),
+                detectable=change(row.smallest_detectable),
+                control=change(row.control.ratio if row.control else None),
+                stable=row.is_stable,
+            )
+            for row in rows
+        ],
     )
 
 
-def _row(row: verdicts.ComparedRow) -> ComparedSize:
-    return ComparedSize.from_records(
-        row,
-        **place(row),
-        speedup=_inverse(row.ratio),
-        **_interval(row.effect),
-        detectable=_change(row.smallest_detectable),
-        control=_change(row.control.ratio if row.control else None),
-        stable=row.is_stable,
-    )
-
-
-def _inverse(ratio: float | None) -> float | None:
-    return 1 / ratio if ratio else None
-
-
-def _change(ratio: float | None) -> float | None:
-    return None if ratio is None else ratio - 1
-
-
-def _interval(effect: Estimate | None) -> dict[str, float | None]:
-    """Return the bounds of a speedup from the estimate of a change."""
+def _speedups(slowdown: float | None, effect: Estimate | None) -> dict[str, float | None]:
+    """Return a speedup and its interval from a slowdown and its estimate."""
     low, high = effect.interval if effect else (None, None)
-    return {"lower": _inverse(high), "upper": _inverse(low)}
+    ratios = {"speedup": slowdown, "lower": high, "upper": low}
+    return {name: 1 / ratio if ratio else None for name, ratio in ratios.items()}
 
 
 def screen(document: Comparison, *, lists_all: bool = False) -> Screen:
-    """Return the screen of a comparison: changed and open rows, or all."""
+    """Return the rows that need attention, or all, with the control below them."""
     rows = [row for row in document.rows if lists_all or row.verdict in LISTED]
-    gpus = {row.gpu for row in document.rows if row.gpu}
-    return Screen(
-        [title(document)],
-        [
-            words("verdict", [row.verdict for row in rows]),
-            Column("kernel", [row.kernel for row in rows], cut="start"),
-            Column("size", [size_text(row) for row in rows], cut="end"),
-            Column("GPU", [short_gpu(row.gpu) for row in rows] if len(gpus) > 1 else []),
-            speedups([ratio(row.speedup) for row in rows]),
-            number("A -> B us", [f"{microseconds(row.before_us)} -> {microseconds(row.after_us)}" for row in rows]),
-        ],
-        [about(document, len(document.rows) - len(rows)), control(document)],
-        rows,
-    )
+    has_gpus = len({row.gpu for row in rows if row.gpu}) > 1
+    columns = [
+        Column("verdict", lambda row: row.verdict),
+        Column("kernel", lambda row: row.kernel, cut="start"),
+        Column("size", size_text, cut="end"),
+        Column("GPU", lambda row: short_gpu(row.gpu) if has_gpus else ""),
+        number("speedup", lambda row: ratio(row.speedup)),
+        number("A -> B us", lambda row: f"{microseconds(row.before_us)} -> {microseconds(row.after_us)}"),
+    ]
+    below = [about(document, len(document.rows) - len(rows)), control(document)]
+    return Screen([title(document)], columns, below, rows)
 
 
 def title(document: Comparison) -> str:
@@ -137,37 +122,32 @@ def title(document: Comparison) -> str:
 
 def about(document: Comparison, unlisted: int = 0) -> str:
     """Return the line that names both sides and counts what is not in the table."""
-    sides = (f"{side.name} {_commit(side)}" for side in (document.before, document.after))
-    line = "A: {}, B: {}; ".format(*sides) + f"{counted(unlisted, 'size')} not listed"
+    sides = {"A": document.before, "B": document.after}
+    texts = [f"{letter}: {side.name} {side.commit[:12]}{'+' * ('+' in side.commit)}" for letter, side in sides.items()]
     numbers = {"added": document.added, "removed": document.removed}
-    return ", ".join([line, *(f"{count} {word}" for word, count in numbers.items() if count)])
-
-
-def _commit(side: Side) -> str:
-    return side.commit[:12] + ("+" if side.commit.endswith("+") else "")
+    counts = [f"{counted(unlisted, 'size')} not listed", *(f"{n} {word}" for word, n in numbers.items() if n)]
+    return f"{', '.join(texts)}; {', '.join(counts)}"
 
 
 def control(document: Comparison) -> str:
     """Return the line about the A/A control; empty for recorded results."""
     if document.control is None:
         return ""
-    line = f"Control (A against A): {percent(abs(document.control), 1)} % apart, "
-    line += "stable" if document.stable else "drifted: something else uses this GPU, or its clocks are not steady"
-    detected = (
-        "" if document.detectable is None else f"; slowdowns from {percent(document.detectable, 1)} % are detected"
-    )
-    return f"{line}{detected}."
+    state = "stable" if document.stable else "drifted: something else uses this GPU, or its clocks are not steady"
+    least = document.detectable
+    detected = "" if least is None else f"; slowdowns from {percent(least, 1)} % are detected"
+    return f"Control (A against A): {percent(abs(document.control), 1)} % apart, {state}{detected}."
 
 
 def size_text(row: ComparedSize) -> str:
-    """Return a size with what is unusual about it."""
-    unusual = [text for text in row.attributes.values() if text not in _USUAL]
+    """Return a size with what is unusual about it. Its GPU says which FP8 format its output has."""
+    attributes = {name: text for name, text in row.attributes.items() if name != "output"}
+    unusual = [text for text in attributes.values() if text not in (*USUAL, "jagged")]
     return " ".join([pairs(row.size), *unusual]).strip() or "-"
 
 
 def notices(rows: Sequence[ComparedSize]) -> Iterator[str]:
     """Yield why rows are open or wrong, and what disturbed them."""
     for row in rows:
-        reasons = [row.reason] if row.reason else []
-        for reason in [*reasons, *row.disturbances]:
+        for reason in filter(None, (row.reason, *row.disturbances)):
             yield f"{row.kernel} {pairs(row.size)}".strip() + f": {reason}"

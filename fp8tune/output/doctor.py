@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from textwrap import wrap
-
-from rich.text import Text
 
 from fp8tune.check.findings import Finding, Level
-from fp8tune.check.keys import KeyVerdict, VariationResult, varied_to
+from fp8tune.check.keys import KeyVerdict, VariationResult
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
-from fp8tune.output.tables import console
+from fp8tune.output.tables import STYLES, has_styles, styled, width_of, wrapped
 from fp8tune.redaction import redacted
-from fp8tune.text import visible
 
-STYLES = {Level.ERROR: "red", Level.WARNING: "yellow", Level.OK: "green"}
-INDENT = " " * 9
+INDENT = 9
 
 
 class DoctorFinding(Document):
@@ -51,33 +47,19 @@ class DoctorReport(Document, printed_by="doctor"):
 
 def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] = ()) -> DoctorReport:
     """Return findings as a document."""
-    order = [*Level]
-    return DoctorReport(
-        findings=[
-            DoctorFinding.from_records(finding, text=redacted(finding.text), fix=redacted(finding.fix))
-            for finding in sorted(findings, key=lambda finding: order.index(finding.level))
-        ],
-        variations=[_variation(result) for result in results],
-    )
-
-
-def _variation(result: VariationResult) -> KeyVariation:
-    subject = result.subject
-    size, argument = size_of(subject.size), subject.variation.argument
-    return KeyVariation.from_records(subject, result, size=size, argument=argument, varied_to=varied_to(result))
+    ordered = sorted(findings, key=lambda finding: [*Level].index(finding.level))
+    texts = [DoctorFinding(level=f.level, text=redacted(f.text), fix=redacted(f.fix)) for f in ordered]
+    variations = [
+        KeyVariation.from_records(result.subject, result, size=size_of(result.subject.size)) for result in results
+    ]
+    return DoctorReport(findings=texts, variations=variations)
 
 
 def print_findings(report: DoctorReport) -> None:
     """Print each finding, and its fix below it."""
-    out = console()
+    width = width_of(sys.stdout)
     for finding in report.findings:
-        text = Text(f"{finding.level:<9}", STYLES[finding.level])
-        out.print(text.append(_wrapped(finding.text, out.width, len(INDENT)), "default"), soft_wrap=True)
+        level = f"{finding.level:<{INDENT}}"
+        print((styled(level, STYLES[finding.level]) if has_styles() else level) + wrapped(finding.text, width, INDENT))
         if finding.fix:
-            out.print(Text(f"{INDENT}-> {_wrapped(finding.fix, out.width, len(INDENT) + 3)}"), soft_wrap=True)
-
-
-def _wrapped(text: str, width: int, indent: int) -> str:
-    """Break text between words, below the column where it starts."""
-    lines = wrap(visible(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * indent}".join(lines)
+            print(f"{' ' * INDENT}-> {wrapped(finding.fix, width, INDENT + 3)}")

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -35,8 +35,8 @@ class Document(BaseModel):
     def from_records(cls, *records: object, **values: Any) -> Self:
         """Return a document of values, and of the records' attributes that have the names of fields."""
         for record in records:
-            names = (name for name in cls.model_fields if hasattr(record, name))
-            values = {name: getattr(record, name) for name in names} | values
+            names = [name for name in cls.model_fields if name not in values and hasattr(record, name)]
+            values |= {name: getattr(record, name) for name in names}
         return cls.model_validate(values)
 
     @model_validator(mode="before")
@@ -52,22 +52,25 @@ def _printable(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_json_line(document: Document) -> None:
-    """Print a document as one line of JSON, at once."""
-    print(json.dumps(plain(document)), flush=True)
-
-
 def plain(document: Document) -> dict[str, Any]:
     """Return a document as plain values of JSON."""
     return document.model_dump(mode="json")
 
 
-def print_csv(rows: Sequence[Document]) -> None:
-    """Print documents of one type as CSV. Mappings become ``NAME=VALUE`` pairs; without rows nothing is printed."""
-    if rows:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(type(rows[0]).model_fields)
-        writer.writerows([_cell(value) for value in plain(row).values()] for row in rows)
+def print_json_line(document: Document) -> None:
+    """Print a document as one line of JSON, at once."""
+    print(json.dumps(plain(document)), flush=True)
+
+
+def print_csv(document: Document) -> None:
+    """Print the rows of a document as CSV: its list of documents. Mappings become ``NAME=VALUE`` pairs."""
+    lists = (rows for rows in vars(document).values() if isinstance(rows, list))
+    rows = next((rows for rows in lists if rows and isinstance(rows[0], Document)), [])
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for place, row in enumerate(rows):
+        if not place:
+            writer.writerow(type(row).model_fields)
+        writer.writerow(map(_cell, plain(row).values()))
 
 
 def _cell(value: object) -> object:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from statistics import geometric_mean
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from fp8tune.measure.engine import CompileProgress
-from fp8tune.output.tables import console, notice, print_lines
-from fp8tune.output.text import clock, counted, microseconds, pairs, ratio
+from fp8tune.output.tables import notice
+from fp8tune.output.text import clock, counted, mean, microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem, Row
 from fp8tune.sweeping import events
 from fp8tune.text import visible
@@ -34,7 +35,7 @@ class Display:
 
     def __init__(self, out: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._out, self._now = out, now
-        self._bar: _Bar | None = None
+        self._bar: Live | None = None
         self._lock, self._ended = threading.RLock(), threading.Event()
         self._phase, self._count, self._note, self._share = "", "", "", 0.0
         self._began_s = self._share_before = 0.0
@@ -49,9 +50,11 @@ class Display:
         self._ended.set()
 
     def _start(self) -> None:
-        self._out = self._out or console("stderr")
+        self._out = self._out or Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False)
         if self._out.is_terminal and not self._out.is_dumb_terminal:
-            self._bar = _Bar(self._out)
+            is_terminal = sys.stdout.isatty()  # else Rich would print JSON that goes to a pipe above the bar
+            # An error in a thread of Rich would print a traceback, so this class has its own.
+            self._bar = Live(console=self._out, auto_refresh=False, transient=True, redirect_stdout=is_terminal)
             self._bar.start()
         threading.Thread(target=self._tick, daemon=True).start()
 
@@ -66,36 +69,32 @@ class Display:
         """Show an event. Never raises."""
         self._guard(self._event, event)
 
+    def print(self, text: str) -> None:
+        """Print a line above the bar. Never raises."""
+        self._guard(notice, text)
+
     def _event(self, event: Any) -> None:
-        raise NotImplementedError
+        """Show an event of the work. May raise."""
 
-    def left_s(self) -> float | None:
-        """Return the seconds until the phase ends, from the share of it that is done; None before anything is."""
-        done = self._share - self._share_before
-        return (self._now() - self._began_s) * (1 - self._share) / done if done > 0 else None
-
-    def _print(self, text: str) -> None:
-        if self._bar and self._out:
-            print_lines(self._out, [text])
-        else:
-            notice(text)
+    def _notes(self) -> str:
+        return self._note
 
     def _tick(self) -> None:
         while not self._ended.wait(REFRESH_S if self._bar else LINE_EVERY_S):
             self._guard(self._draw)
 
     def _draw(self) -> None:
-        with self._lock:
-            phase = "  ".join(filter(None, (self._phase, self._count)))
-            left_s, share, note = self.left_s(), self._share, self._notes()
-        left = "" if left_s is None else f"{clock(left_s)} left"
+        phase = "  ".join(filter(None, (self._phase, self._count)))
+        share, done, note = self._share, self._share - self._share_before, self._notes()
+        left = f"{clock((self._now() - self._began_s) * (1 - share) / done)} left" if done > 0 else ""
         if self._bar:
-            self._bar.draw(phase, share, left, note)
+            table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+            for ratio in (None, 1, None, None):
+                table.add_column(ratio=ratio, no_wrap=True)
+            table.add_row(phase or "starting", ProgressBar(1.0, share), f"{100 * share:.0f} %" if phase else "", left)
+            self._bar.update(Group(table, Text(note, no_wrap=True, overflow="ellipsis")), refresh=True)
         elif phase:
-            self._print("  ".join(filter(None, (phase, f"{100 * share:.0f} %", left, note))))
-
-    def _notes(self) -> str:
-        return self._note
+            notice("  ".join(filter(None, (phase, f"{100 * share:.0f} %", left, note))))
 
     def _guard(self, action: Callable[..., object], *arguments: object) -> None:
         if self._ended.is_set():
@@ -105,43 +104,13 @@ class Display:
                 action(*arguments)
         except Exception as error:
             self._ended.set()
-            text = f"fp8tune: warning: the progress display failed ({type(error).__name__}); the work goes on"
             # These may fail for the same reason as the display, such as a closed stderr.
-            for step in (self._bar.stop if self._bar else None, lambda: notice(text)):
-                with contextlib.suppress(Exception):
-                    if step:
-                        step()
-
-
-class _Bar(Progress):
-    """A bar, and a line of text below it. Vanishes at the end."""
-
-    def __init__(self, out: Console) -> None:
-        self._note = ""
-        column = Column(no_wrap=True)
-        fields = ("description", "fields[percent]", "fields[left]")
-        text, *rest = (TextColumn(f"{{task.{name}}}", markup=False, table_column=column) for name in fields)
-        super().__init__(
-            text,
-            BarColumn(None),
-            *rest,
-            console=out,
-            auto_refresh=False,  # Rich would draw in a thread of its own, where an error prints a traceback
-            redirect_stdout=sys.stdout.isatty(),  # Rich would print JSON that goes to a pipe above the bar
-            transient=True,
-            expand=True,
-        )
-        self._task = self.add_task("starting", total=1.0, percent="", left="")
-
-    def draw(self, text: str, share: float, left: str, note: str) -> None:
-        """Draw the bar again."""
-        self._note, percent = note, f"{100 * share:.0f} %"
-        self.update(self._task, description=text, completed=share, percent=percent, left=left, refresh=True)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Return the bar and the line below it."""
-        yield self.make_tasks_table(self.tasks)
-        yield Text(self._note, no_wrap=True, overflow="ellipsis")
+            with contextlib.suppress(Exception):
+                if self._bar:
+                    self._bar.stop()
+            with contextlib.suppress(Exception):
+                failure = f"the progress display failed ({type(error).__name__})"
+                notice(f"fp8tune: warning: {failure}; the work goes on")
 
 
 class SweepProgress(Display):
@@ -163,14 +132,13 @@ class SweepProgress(Display):
         self._trials = self._all_trials = 0
         # Sum and number of the times of each config: by problem size and stage, because stages are not compared.
         self._times: dict[tuple[Problem, str], dict[NamedInts, tuple[float, int]]] = {}
-        self._changed: set[tuple[Problem, str]] = set()
+        self._changed: dict[Problem, str] = {}
         self._gains: dict[Problem, tuple[float | None, float]] = {}
         self._last: Problem | None = None
 
     def show(self, event: events.Event) -> None:
         """Show an event of a sweep. Never raises."""
-        if isinstance(event, events.TrialDone):
-            self.stored += not event.from_database
+        self.stored += isinstance(event, events.TrialDone) and not event.from_database
         super().show(event)
 
     def _event(self, event: events.Event) -> None:
@@ -181,16 +149,14 @@ class SweepProgress(Display):
                 self.phase = self._coarse = words.get(kind, "coarse pass")
                 self.update(self.phase)
             case events.RoundStarted():
-                self._round, self._trials, self._all_trials = event, 0, event.trials
-                self.phase = self._coarse
+                self._round, self._trials, self._all_trials, self.phase = event, 0, event.trials, self._coarse
                 self._count_trials()
             case events.ConfirmationStarted():
-                self._trials, self._all_trials = 0, event.trials
+                self._trials, self._all_trials, self._sizes = 0, event.trials, event.problems
                 self.phase = "confirmation" if event.decision == 1 else f"confirmation, round {event.decision}"
-                self._sizes = event.problems
                 self._count_trials()
             case events.ConfirmationSkipped(problem, reason):
-                self._print(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
+                self.print(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
             case CompileProgress(problem, done, total) if not self._trials and done < total:
                 self.update("compiling", done / total, count=f"{problem.kernel} {pairs(problem.shape)}")
             case events.TrialDone(row):
@@ -214,11 +180,10 @@ class SweepProgress(Display):
         times = self._times.setdefault((row.problem, row.stage), {})
         total, count = times.get(config, (0.0, 0))
         times[config] = total + time_us, count + 1
-        self._changed.add((row.problem, row.stage))
-        self._last = row.problem
+        self._changed[row.problem], self._last = row.stage, row.problem
 
     def _notes(self) -> str:
-        for problem, stage in self._changed:
+        for problem, stage in self._changed.items():
             means = {config: total / count for config, (total, count) in self._times[problem, stage].items()}
             best_us, today = min(means.values()), self._today.get(problem)
             self._gains[problem] = (means[today] / best_us if today in means else None, best_us)
@@ -226,7 +191,7 @@ class SweepProgress(Display):
         if self._last is None:
             return ""
         gain, best_us = self._gains[self._last]
-        gains = [value for value, _ in self._gains.values() if value]
-        mean = f"so far {ratio(geometric_mean(gains))} over today's configs; " if gains else ""
+        all_gains = mean(gain for gain, _ in self._gains.values())
+        so_far = f"so far {ratio(all_gains)} over today's configs; " if all_gains else ""
         newest = f"{ratio(gain)}, " if gain else ""
-        return f"{mean}{pairs(self._last.shape)}: {newest}{microseconds(best_us)} us"
+        return f"{so_far}{pairs(self._last.shape)}: {newest}{microseconds(best_us)} us"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import geometric_mean, median
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8tune import records
 from fp8tune.output.documents import Document, value
-from fp8tune.output.tables import Column, Screen, number, speedups, wide_number, words
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import (
     ConfigNames,
     counted,
     layout,
     listed,
+    mean,
     microseconds,
     pairs,
     percent,
@@ -30,8 +33,7 @@ if TYPE_CHECKING:
 
 Sort = Literal["size", "speedup", "time", "peak"]
 
-COARSE_LISTED = 6
-"""Configs that the detail view lists at least."""
+COARSE_LISTED = 6  # configs that the detail view lists at least
 
 ATTRIBUTES = {
     "routing": "routing",
@@ -42,7 +44,8 @@ ATTRIBUTES = {
 }
 """What distinguishes problem sizes beside their dimensions, with the field of a problem."""
 
-_USUAL = ("", "none", "contiguous", "unstated")
+USUAL = ("", "none", "contiguous", "unstated", "bfloat16")
+"""Attributes that a screen need not name."""
 
 
 class Place(Document):
@@ -89,7 +92,7 @@ class ListedPick(Place):
     source: str = value("Publication that reports the time; empty if measured here.")
 
     @classmethod
-    def of(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
+    def from_pick(cls, pick: records.Pick, *, is_stale: bool = False) -> ListedPick:
         """Return a stored pick as a document."""
         return cls.from_records(
             pick,
@@ -173,16 +176,15 @@ def size_of(problem: records.Problem) -> dict[str, int | str]:
     return {name: size if type(size) is int else str(size) for name, size in problem.shape.items()}
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the values that are known."""
-    known = [value for value in values if value]
-    return geometric_mean(known) if known else None
+def change(ratio: float | None) -> float | None:
+    """Return a ratio as a change: 1.03 is 0.03."""
+    return None if ratio is None else ratio - 1
 
 
-_KEYS: dict[str, Callable[[Any], Any]] = {
-    "speedup": lambda row: -(row.speedup or 0.0),
-    "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
-}
+def all_in_use(rows: Iterable[ListedPick]) -> bool:
+    """Return True if today's config is the pick wherever it was timed: the speedup over the default says more."""
+    timed = [row.in_use for row in rows if row.speedup is not None or row.in_use]
+    return bool(timed) and all(timed)
 
 
 def _summary(kernel: str, gpu: str, picks: Sequence[ListedPick], wrong: int) -> dict[str, Any]:
@@ -194,6 +196,17 @@ def _summary(kernel: str, gpu: str, picks: Sequence[ListedPick], wrong: int) -> 
         "in_use": all_in_use(picks),
         "over_default": mean(pick.over_default for pick in picks),
     }
+
+
+def _sorted(rows: Iterable[Any], sort: Sort, time: Any) -> list[Any]:
+    """Return rows by gain, time or share of the peak; ``size`` keeps their order."""
+    keys = {
+        "speedup": lambda row: -(row.speedup or 0.0),
+        "peak": lambda row: 2.0 if row.peak_share is None else row.peak_share,
+        "time": time,
+        "size": lambda row: 0,
+    }
+    return sorted(rows, key=keys[sort])
 
 
 def make_overview(
@@ -223,31 +236,29 @@ def make_overview(
                 verdicts={word: counts[word] for word in Verdict if counts[word]},
             )
         )
-    keys = {**_KEYS, "time": lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu])}
+    trust = [*Verdict]
     rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
-    trust = {word: place for place, word in enumerate(Verdict)}
-    rows.sort(key=lambda row: (min(map(trust.__getitem__, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
-    rows = sorted(rows, key=keys[sort]) if sort in keys else rows
+    rows.sort(key=lambda row: (min(map(trust.index, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
+    rows = _sorted(rows, sort, lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu]))
     return Overview(database=database, triton=list(triton), kernels=rows[:top])
 
 
 def make_pick_list(
-    kernel: str,
-    gpu: str,
     picks: Sequence[ListedPick],
-    wrong: Sequence[dict[str, int | str]],
-    elsewhere: Mapping[str, int],
+    gpu: str,
+    wrong: Sequence[dict[str, int | str]] = (),
+    kernel: str = "",
     sort: Sort = "size",
     top: int | None = None,
 ) -> PickList:
-    """List the picks of one kernel on one GPU."""
-    keys = {**_KEYS, "time": lambda pick: -pick.time_us, "size": _size_order}
-    rows = sorted(picks, key=keys[sort])
+    """List the picks of one kernel on one of its GPUs."""
+    rows = [pick for pick in picks if pick.gpu == gpu]
+    by_size = sorted(rows, key=_size_order)
     return PickList(
-        **_summary(kernel, gpu, picks, len(wrong)),
-        picks=rows[:top],
+        **_summary(kernel or rows[0].kernel, gpu, rows, len(wrong)),
+        picks=_sorted(by_size if sort == "size" else rows, sort, lambda pick: -pick.time_us)[:top],
         wrong=list(wrong) if top is None else [],
-        elsewhere=dict(elsewhere),
+        elsewhere=Counter(pick.gpu for pick in picks if pick.gpu != gpu),
     )
 
 
@@ -258,20 +269,19 @@ def _size_order(pick: ListedPick) -> tuple[object, ...]:
 
 def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
     """Return one size with all its configs."""
-    study, candidates = explanation.study, []
-    for attempt in explanation.attempts:
-        roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
-        low, high = attempt.interval or (None, None)
-        candidates.append(
-            Candidate.from_records(
-                attempt,
-                slower=None if attempt.slowdown is None else attempt.slowdown - 1,
-                lower=None if low is None else low - 1,
-                upper=None if high is None else high - 1,
-                confirmed=attempt.stage is Stage.FINAL,
-                roles=[role for role, config in roles.items() if config == attempt.config],
-            )
+    study = explanation.study
+    roles = {"pick": study.pick.config, "today": study.today and study.today.config, "default": study.default}
+    candidates = [
+        Candidate.from_records(
+            attempt,
+            slower=change(attempt.slowdown),
+            lower=change(attempt.interval and attempt.interval[0]),
+            upper=change(attempt.interval and attempt.interval[1]),
+            confirmed=attempt.stage is Stage.FINAL,
+            roles=[role for role, config in roles.items() if config == attempt.config],
         )
+        for attempt in explanation.attempts
+    ]
     band = explanation.plan.keep_band
     return PickDetail(pick=pick, why=str(study.precedence), candidates=candidates, keep_band=band)
 
@@ -279,38 +289,32 @@ def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
 def overview(document: Overview, next_line: str = "") -> Screen:
     """Return the screen of all kernels: one row per kernel and GPU."""
     rows = document.kernels
-    gpus = [short_gpu(row.gpu) for row in rows]
-    names = list(dict.fromkeys(gpus))
-    where = listed(names) if len(names) > 1 else rows[0].gpu
+    gpus = list(dict.fromkeys(short_gpu(row.gpu) for row in rows))
+    where = listed(gpus) if len(gpus) > 1 else rows[0].gpu
     triton = f", Triton {listed(document.triton)}" if document.triton else ""
     kernels = counted(len({row.kernel for row in rows}), "kernel")
     title = f"{document.database}: {counted(sum(row.sizes for row in rows), 'pick')} of {kernels} on {where}{triton}"
-    # A second column of speedups says nothing new if today's config is the default everywhere.
-    differs = any(row.speedup != row.over_default for row in rows)
     columns = [
-        Column("kernel", [row.kernel for row in rows], cut="start"),
-        Column("gpu", gpus if len(names) > 1 else []),
-        number("sizes", [f"{row.sizes:,}" for row in rows]),
-        speedups([ratio(row.speedup, row.in_use) for row in rows]),
-        number("over default", [ratio(row.over_default) for row in rows] if differs else [], leaves="after cuts"),
-        number("% peak", [percent(row.peak_share) for row in rows], leaves="before cuts"),
-        Column("verdicts", [_counts(row.verdicts) for row in rows], cut="end"),
+        Column("kernel", lambda row: row.kernel, cut="start"),
+        Column("gpu", lambda row: short_gpu(row.gpu) if len(gpus) > 1 else ""),
+        number("sizes", lambda row: f"{row.sizes:,}"),
+        number("speedup", lambda row: ratio(row.speedup, row.in_use)),
+        number("over default", lambda row: ratio(row.over_default), leaves="before cuts"),
+        number("% peak", lambda row: percent(row.peak_share), leaves="before cuts"),
+        Column("verdicts", lambda row: ", ".join(f"{n} {word}" for word, n in row.verdicts.items()), cut="end"),
     ]
+    if all(row.speedup == row.over_default for row in rows):  # today's config is the default everywhere
+        columns = [column for column in columns if column.heading != "over default"]
     return Screen([title], columns, [next_line], rows)
-
-
-def _counts(verdicts: Mapping[Verdict, int]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in verdicts.items())
 
 
 def pick_list(document: PickList) -> Screen:
     """Return the screen of one kernel on one GPU."""
     rows = document.picks
-    columns, shared, legend = pick_columns(rows, document.wrong, over_default=document.in_use)
-    listed_count = len(rows) + len(document.wrong)
-    count = f"{listed_count} of {document.sizes}" if listed_count < document.sizes else str(document.sizes)
-    title = f"{document.kernel} on {document.gpu}: {count} size{'s' * (document.sizes != 1)}"
-    title += f" with {pairs(shared)}" if shared else ""
+    table, shared = pick_table(rows, document.wrong, over_default=document.in_use)
+    count = f"{len(table.rows)} of " if len(table.rows) < document.sizes else ""
+    title = f"{document.kernel} on {document.gpu}: {count}{counted(document.sizes, 'size')}"
+    title += f" with {shared}" if shared else ""
     mean_line = ""
     if document.in_use and document.over_default:
         title += ", all in use"
@@ -319,69 +323,57 @@ def pick_list(document: PickList) -> Screen:
         sources = listed(dict.fromkeys(row.today_from for row in rows if row.today_from))
         mean_line = f"{ratio(document.speedup)} over today's configs (geometric mean; from {sources})"
     others = ", ".join(f"{gpu} ({counted(count, 'size')})" for gpu, count in document.elsewhere.items())
-    return Screen([title, mean_line], columns, [legend, f"also on {others}: --device" if others else ""], rows)
+    below = [*table.below, f"also on {others}: --device" if others else ""]
+    return replace(table, above=[title, mean_line], below=below)
 
 
-def all_in_use(rows: Sequence[ListedPick]) -> bool:
-    """Return True if today's config is the pick wherever it was timed: the speedup over the default says more."""
-    timed = [row.in_use for row in rows if row.speedup is not None or row.in_use]
-    return bool(timed) and all(timed)
-
-
-def pick_columns(
+def pick_table(
     rows: Sequence[ListedPick], wrong: Sequence[dict[str, int | str]] = (), *, over_default: bool = False
-) -> tuple[list[Column], dict[str, object], str]:
-    """Return the columns of picks, the sizes that all rows share, and the legend of their configs.
+) -> tuple[Screen, str]:
+    """Return a table of picks, with the legend of their configs below it, and the sizes that all rows share.
 
     ``over_default`` is True if speedups are over the default, because all picks are in use.
     """
-    shared, sizes = split_shared([*(row.size for row in rows), *wrong])
+    sizes = [*(row.size for row in rows), *wrong]
+    shared, dims = split_shared(sizes)
     _, attributes = split_shared([row.attributes for row in rows])
-    names, gap = ConfigNames.of([row.config or {} for row in rows]), ["-"] * len(wrong)
-    all_sizes = [*(row.size for row in rows), *wrong]
-    columns = [number(name, [str(size.get(name, "-")) for size in all_sizes]) for name in sizes]
-    is_unique = len({pairs(size) for size in all_sizes}) == len(all_sizes)
+    names = ConfigNames.from_configs([row.config or {} for row in rows])
+    columns = [number(dim, [str(size.get(dim, "-")) for size in sizes]) for dim in dims]
     for name in attributes if len(rows) > 1 else ():  # a single row shares nothing, but needs no column for it
         is_launch = name == "layout" and all(row.attributes[name].startswith(records.RECORDED) for row in rows)
-        if not (is_launch and is_unique):  # the id of a launch says nothing if the size names it
-            cells = [*(_attribute(row, name) for row in rows), *gap]
-            columns.append(Column("launch" if is_launch else name, cells, cut="end"))
-    gains = [ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use) for row in rows]
+        if not is_launch or len({pairs(size) for size in sizes}) < len(sizes):  # else its size names a launch
+            texts = [short_dtype(layout(row.attributes[name])) or "-" for row in rows] + ["-"] * len(wrong)
+            columns.append(Column("launch" if is_launch else name, texts, cut="end"))
     columns += [
-        speedups([*gains, *gap]),
-        number("time us", [*(microseconds(row.time_us) for row in rows), *gap]),
-        Column("config", [*(names.short(row.config) for row in rows), *gap], cut="end"),
-        number("% peak", [*(percent(row.peak_share) for row in rows), *gap], leaves="before cuts"),
-        words("verdict", [*(str(row.verdict) for row in rows), *["wrong"] * len(wrong)]),
-        wide_number("GB/s", [*(f"{row.gb_per_s:,.0f}" if row.gb_per_s else "-" for row in rows), *gap]),
-        wide_number("over default", [*(ratio(row.over_default) for row in rows), *gap]),
-        wide_number("next best %", [*(percent(row.next_best, 1) for row in rows), *gap]),
-        wide_number("noise %", [*(percent(row.noise, 2) for row in rows), *gap]),
-        wide_number("processes", [*(str(row.processes) for row in rows), *gap]),
+        number("speedup", lambda row: ratio(row.over_default) if over_default else ratio(row.speedup, row.in_use)),
+        number("time us", lambda row: microseconds(row.time_us)),
+        Column("config", lambda row: names.short(row.config) if row.verdict != Verdict.WRONG else "-", cut="end"),
+        number("% peak", lambda row: percent(row.peak_share), leaves="before cuts"),
+        Column("verdict", lambda row: row.verdict),
+        number("GB/s", lambda row: f"{row.gb_per_s:,.0f}" if row.gb_per_s else "-", wide=True),
+        number("over default", lambda row: ratio(row.over_default), wide=True),
+        number("next best %", lambda row: percent(row.next_best, 1), wide=True),
+        number("noise %", lambda row: percent(row.noise, 2), wide=True),
+        number("processes", lambda row: str(row.processes or "-"), wide=True),
     ]
-    return columns, shared, names.legend
+    nothing = SimpleNamespace(**dict.fromkeys(ListedPick.model_fields) | {"verdict": Verdict.WRONG})
+    return Screen([], columns, [names.legend], [*rows, *[nothing] * len(wrong)]), pairs(shared)
 
 
-def _attribute(row: ListedPick, name: str) -> str:
-    return short_dtype(layout(row.attributes[name])) or "-"
-
-
-def detail(document: PickDetail, top: int | None = None, *, wide: bool = False) -> Screen:
+def detail(document: PickDetail, top: int | None = None) -> Screen:
     """Return the screen of one size: confirmed configs, some of the coarse pass, and why the pick won."""
     pick, timed = document.pick, [row for row in document.candidates if row.time_us is not None]
-    confirmed = sum(row.confirmed for row in timed)
-    rows = timed[: top or max(COARSE_LISTED, confirmed + 1)]
-    names = ConfigNames.of([row.config or {} for row in rows], spelled=True)
+    rows = timed[: top or max(COARSE_LISTED, sum(row.confirmed for row in timed) + 1)]
+    names = ConfigNames.from_configs([row.config or {} for row in rows], spelled=True)
     columns = [
         number("#", [str(place) for place in range(1, len(rows) + 1)]),
-        Column("config", [names.short(row.config) for row in rows], cut="end"),
-        number("time us", [microseconds(row.time_us) for row in rows]),
-        number("slower", ["pick" if "pick" in row.roles else f"{percent(row.slower, 1)} %" for row in rows]),
-        Column("interval", [_interval(row) for row in rows] if any(map(_interval, rows)) else [], cut="end"),
+        Column("config", lambda row: names.short(row.config), cut="end"),
+        number("time us", lambda row: microseconds(row.time_us)),
+        number("slower", lambda row: "pick" if "pick" in row.roles else f"{percent(row.slower, 1)} %"),
+        Column("interval", _interval, cut="end"),
     ]
-    attributes = [layout(pick.attributes[name]) for name in ("routing", "layout")]
-    attributes += [short_dtype(pick.attributes["dtype"])] if pick.attributes["dtype"] != "bfloat16" else []
-    kind = ", ".join(text for text in attributes if text not in _USUAL)
+    attributes = (layout(pick.attributes[name]) for name in ("routing", "layout", "dtype"))
+    kind = ", ".join(short_dtype(text) for text in attributes if text not in USUAL)
     above = [
         f"{pick.kernel} {pairs(pick.size)}{f' ({kind})' if kind else ''} on {pick.gpu}",
         _gain(pick),
@@ -391,8 +383,9 @@ def detail(document: PickDetail, top: int | None = None, *, wide: bool = False) 
     runs = f"confirmed in {counted(pick.processes, 'fresh process')}" if pick.processes else ""
     failed = Counter(row.status.replace("_", " ") for row in document.candidates if row.time_us is None)
     failures = f"failed: {', '.join(f'{count:,} {word}' for word, count in failed.items())} (--failed)"
-    below = [names.legend, "  ".join(filter(None, (more, runs))), failures if failed else ""]
-    return Screen(above, columns, below, rows)
+    return Screen(
+        above, columns, [names.legend, "  ".join(filter(None, (more, runs))), failures if failed else ""], rows
+    )
 
 
 def _interval(row: Candidate) -> str:
@@ -405,16 +398,15 @@ def _interval(row: Candidate) -> str:
 
 def _gain(pick: ListedPick) -> str:
     now = microseconds(pick.time_us)
-    peak = f", {percent(pick.peak_share)} % of peak" if pick.peak_share is not None else ""
-    if pick.in_use and pick.over_default:
-        before = microseconds(pick.time_us * pick.over_default)
-        return f"in use ({pick.today_from}); {ratio(pick.over_default)} over the default: {before} -> {now} us{peak}"
+    end = f"{now} us" + (f", {percent(pick.peak_share)} % of peak" if pick.peak_share is not None else "")
+    gain = pick.over_default if pick.in_use else pick.speedup
+    before = f"{microseconds(pick.time_us * gain)} -> {end}" if gain else end
     if pick.in_use:
-        return f"in use ({pick.today_from}): {now} us{peak}"
-    if pick.speedup is None:
-        return f"{now} us{peak}" + ("; today's config was not timed" if pick.today is not None else "")
-    before = microseconds(pick.time_us * pick.speedup)
-    return f"{ratio(pick.speedup)} over today's config ({pick.today_from}): {before} -> {now} us{peak}"
+        over = f"; {ratio(gain)} over the default" if gain else ""
+        return f"in use ({pick.today_from}){over}: {before}"
+    if gain:
+        return f"{ratio(gain)} over today's config ({pick.today_from}): {before}"
+    return end + ("; today's config was not timed" if pick.today is not None else "")
 
 
 def _reason(document: PickDetail) -> str:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from fp8tune import registry
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import ListedPick, all_in_use, mean, pick_columns, size_of
+from fp8tune.output.show import ListedPick, all_in_use, pick_table, size_of
 from fp8tune.output.tables import Screen
-from fp8tune.output.text import counted, db_option, listed, pairs, ratio
+from fp8tune.output.text import counted, db_option, listed, mean, ratio
 from fp8tune.records import Kind, Row, Status
 from fp8tune.stats.study import Verdict
 from fp8tune.sweeping.events import Finished, Started
 from fp8tune.sweeping.planning import Plan
 
-ROWS = 10
-"""Sizes that the end of a sweep lists."""
+ROWS = 10  # sizes that the end of a sweep lists
 
 
 class SweepStarted(Document, printed_by="sweep"):
@@ -31,7 +31,7 @@ class SweepStarted(Document, printed_by="sweep"):
     configs: int = value("Configs of all sizes.")
 
     @classmethod
-    def of(cls, event: Started) -> SweepStarted:
+    def from_event(cls, event: Started) -> SweepStarted:
         """Return the event as a document."""
         device = event.device
         return cls.from_records(event, device, gpu=device.name or device.arch, sizes=event.problems)
@@ -52,7 +52,7 @@ class ConfigTimed(Document, printed_by="sweep"):
     round: int = value("Round of the phase, from 0.")
 
     @classmethod
-    def of(cls, row: Row) -> ConfigTimed:
+    def from_row(cls, row: Row) -> ConfigTimed:
         """Return a stored row as a document."""
         problem = row.problem
         size, layout = size_of(problem), problem.input_layout
@@ -78,19 +78,18 @@ class SweepFinished(Document, printed_by="sweep"):
     complete: bool = value("False if the budget ended before the work.")
 
     @classmethod
-    def of(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
+    def from_event(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
         speedup = mean(pick.speedup for pick in picks)
         return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses, complete=event.is_whole)
 
 
 def title(plan: Plan, configs: int, database: str) -> str:
-    """Return the first line of a sweep: ``colwise on NVIDIA H200: 12 sizes x 720 configs, results in fp8tune.db``."""
+    """Return the first line of a sweep: ``ops:softmax on NVIDIA H200: 3 sizes x 20 configs, results in fp8tune.db``."""
     kernels, sizes, device = kernels_of(plan), len(plan.problems), plan.backend.device
     names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
-    work = counted(sizes, "size")
-    work += f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
-    return f"{names} on {device.name or device.arch}: {work}, results in {database}"
+    work = f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
+    return f"{names} on {device.name or device.arch}: {counted(sizes, 'size')}{work}, results in {database}"
 
 
 def kernels_of(plan: Plan) -> list[str]:
@@ -101,21 +100,18 @@ def kernels_of(plan: Plan) -> list[str]:
 def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
     """Return the table at the end of a sweep of one kernel: the largest gains first."""
     rows = sorted(picks, key=lambda pick: (pick.in_use, -(pick.speedup or 0.0), -(pick.over_default or 0.0)))
-    in_use = sum(pick.in_use for pick in picks)
-    is_in_use = all_in_use(picks)
-    columns, shared, legend = pick_columns(rows[:ROWS], over_default=is_in_use)
-    more = len(rows) - ROWS
+    in_use, is_in_use, more = sum(pick.in_use for pick in picks), all_in_use(picks), len(rows) - ROWS
     sizes = f"geometric mean of {counted(len(picks), 'size')}"
     without = f", {wrong} without a right config" if wrong else ""
     if is_in_use:
-        gain = mean(pick.over_default for pick in picks)
-        above = f"all in use{without}; speedup over the default: {ratio(gain)} ({sizes})"
+        gain = ratio(mean(pick.over_default for pick in picks))
+        above = f"all in use{without}; speedup over the default: {gain} ({sizes})"
     else:
-        gain = mean(pick.speedup for pick in picks)
-        counts = f"{len(picks) - in_use} changed, {in_use} in use{without}"
-        above = f"{ratio(gain)} over today's configs ({sizes}): {counts}"
-    below = [f"({counted(more, 'more size')}: fp8tune show {shlex.quote(rows[0].kernel)})" if more > 0 else "", legend]
-    return Screen([above, f"sizes with {pairs(shared)}:" if shared else ""], columns, below, rows)
+        gain = ratio(mean(pick.speedup for pick in picks))
+        above = f"{gain} over today's configs ({sizes}): {len(picks) - in_use} changed, {in_use} in use{without}"
+    table, shared = pick_table(rows[:ROWS], over_default=is_in_use)
+    rest = f"({counted(more, 'more size')}: fp8tune show {shlex.quote(rows[0].kernel)})" if more > 0 else ""
+    return replace(table, above=[above, f"sizes with {shared}:" if shared else ""], below=[rest, *table.below])
 
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str | None) -> Iterator[str]:

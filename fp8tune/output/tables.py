@@ -1,50 +1,46 @@
-"""The one table that a screen has, at any width, with the lines above and below it."""
+"""The one table that a screen has, at any width, with the lines above and below it; messages."""
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from textwrap import wrap
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
+from fp8tune.output.documents import Document, plain, print_csv
 from fp8tune.redaction import redacted
 from fp8tune.text import visible
 
-if TYPE_CHECKING:
-    from fp8tune.output.documents import Document
-
 Format = Literal["table", "markdown", "json", "csv"]
 
-STYLES = dict.fromkeys(("open", "quick", "stale", "OPEN"), "yellow") | dict.fromkeys(
-    ("wrong", "REGRESSION", "WRONG", "failed", "lost"), "red"
-)
-UNLIMITED = 100_000
-"""Width of what is not a terminal: nothing is cut there."""
+YELLOW, RED, GREEN, BOLD = "33", "31", "32", "1"
+"""Codes of a terminal."""
 
-SHORTEST = 8
-"""Characters that a cut cell keeps."""
+STYLES = dict.fromkeys(("open", "quick", "stale", "OPEN", "warning"), YELLOW) | {"ok": GREEN}
+STYLES |= dict.fromkeys(("wrong", "REGRESSION", "WRONG", "lost", "error"), RED)
+"""Colours of verdicts, states and levels. Speedups are bold."""
 
+UNLIMITED = 100_000  # width of what is not a terminal: nothing is cut there
+SHORTEST = 8  # characters that a cut cell keeps
 LONGEST_MESSAGE = 300
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of finished cells, and what may happen to it in a narrow terminal."""
+    """A column, and what may happen to it in a narrow terminal."""
 
     heading: str
-    cells: Sequence[str]
+    cells: Callable[[Any], str] | Sequence[str]
+    """Text of a row's cell, or finished cells. A column without any text is left out."""
     align: Literal["left", "right"] = "left"
-    styles: Sequence[str] = ()
     cut: Literal["", "start", "end"] = ""
     """The side that an ellipsis replaces if the table is too wide. Names keep their end, so theirs is the start."""
     leaves: Literal["", "before cuts", "after cuts"] = ""
@@ -52,136 +48,104 @@ class Column:
     wide: bool = False
     """True for columns of ``--wide`` alone."""
 
-    @property
-    def width(self) -> int:
-        """Width in terminal cells."""
-        return max(map(cell_len, [self.heading, *self.cells]))
-
-    def shortened(self, width: int) -> Column:
-        """Return the column with cells of at most a width."""
-
-        def cell(text: str) -> str:
-            if cell_len(text) <= width:
-                return text
-            return f"…{text[-width + 1 :]}" if self.cut == "start" else f"{text[: width - 1]}…"
-
-        return replace(self, cells=[cell(text) for text in self.cells])
+    def texts(self, rows: Iterable[Any]) -> list[str]:
+        """Return the heading and the cells."""
+        cells = map(self.cells, rows) if callable(self.cells) else self.cells
+        return [visible(self.heading), *map(visible, cells)]
 
 
 number = partial(Column, align="right")
 """A column of numbers."""
 
-wide_number = partial(Column, align="right", wide=True)
-"""A column of numbers for ``--wide`` alone."""
 
-
-def words(heading: str, cells: Sequence[str]) -> Column:
-    """Return a column of verdicts or states, coloured by word."""
-    return Column(heading, cells, styles=[STYLES.get(cell, "") for cell in cells])
-
-
-def speedups(cells: Sequence[str], heading: str = "speedup") -> Column:
-    """Return a column of speedups, in bold."""
-    return number(heading, cells, styles=["bold" if cell.endswith("x") else "" for cell in cells])
-
-
-def fit(columns: Iterable[Column], width: int = UNLIMITED, *, wide: bool = False) -> list[Column]:
-    """Return the columns that a width has room for. Columns without cells are left out.
+def fit(
+    columns: Iterable[Column], rows: Sequence[Any] = (), width: int = UNLIMITED, *, wide: bool = False
+) -> list[tuple[Column, list[str]]]:
+    """Return the columns that a width has room for, with their headings and cells. ``wide`` keeps all.
 
     First columns that leave ``before cuts`` go, then cells are cut from the right, then names, then columns that leave
-    ``after cuts`` go. ``wide`` keeps all.
+    ``after cuts`` go.
     """
-    columns = [column for column in columns if column.cells and (wide or not column.wide)]
-    if wide:
-        return columns
-    columns = _without(columns, width, "before cuts")
-    for side in ("end", "start"):
-        for place, column in reversed([*enumerate(columns)]):
-            excess = _width(columns) - width
-            shortest = max(SHORTEST, cell_len(column.heading))
-            if column.cut == side and excess > 0 and column.width > shortest:
-                columns[place] = column.shortened(max(shortest, column.width - excess))
-    return _without(columns, width, "after cuts")
+    table = [(column, column.texts(rows)) for column in columns if wide or not column.wide]
+    table = [(column, texts) for column, texts in table if any(texts[1:])]
+    for step in () if wide else ("before cuts", "end", "start", "after cuts"):
+        for place in reversed(range(len(table))):
+            column, texts = table[place]
+            excess = sum(_width(texts) + 2 for _, texts in table) - 2 - width
+            room = max(SHORTEST, cell_len(texts[0]), _width(texts) - excess)
+            if excess > 0 and step == column.leaves:
+                del table[place]
+            elif excess > 0 and step == column.cut:
+                table[place] = column, [_shortened(text, room, step) for text in texts]
+    return table
 
 
-def _without(columns: Sequence[Column], width: int, when: str) -> list[Column]:
-    result = list(columns)
-    for column in [column for column in reversed(columns) if column.leaves == when]:
-        if _width(result) > width:
-            result.remove(column)
-    return result
+def _width(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts))
 
 
-def _width(columns: Sequence[Column]) -> int:
-    return sum(column.width for column in columns) + 2 * (len(columns) - 1)
+def _shortened(text: str, width: int, side: str) -> str:
+    if cell_len(text) <= width:
+        return text
+    return f"…{text[-width + 1 :]}" if side == "start" else f"{text[: width - 1]}…"
 
 
 @dataclass(frozen=True)
 class Screen:
-    """Lines and one table that a command prints. Empty lines are left out; CSV has ``rows`` alone."""
+    """Lines and one table that a command prints. Empty lines are left out."""
 
     above: Sequence[str] = ()
     columns: Sequence[Column] = ()
     below: Sequence[str] = ()
-    rows: Sequence[Document] = ()
+    rows: Sequence[Any] = ()
 
     def print(self, style: Format = "table", *, wide: bool = False) -> None:
         """Print the screen to stdout."""
-        if style == "csv":
-            from fp8tune.output.documents import print_csv
-
-            print_csv(self.rows)
-        elif style == "markdown":
-            table = markdown_lines(fit(self.columns, wide=wide))
+        if style == "markdown":
+            table = markdown_lines(self.columns, self.rows, wide=wide)
             lines = [[_markdown(line) for line in part if line] for part in (self.above, self.below)]
             parts = ("\n".join(part) for part in (lines[0], table, lines[1]))
             sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
-        else:
-            out = console()
-            print_lines(out, self.above)
-            for line in text_lines(fit(self.columns, out.width, wide=wide)):
-                out.print(line, soft_wrap=True)
-            print_lines(out, self.below)
+            return
+        print_lines(self.above)
+        for line in text_lines(fit(self.columns, self.rows, width_of(sys.stdout), wide=wide), is_styled=has_styles()):
+            print(line)
+        print_lines(self.below)
 
 
 def print_document(document: Document, screens: Iterable[Screen], style: Format, *, wide: bool = False) -> None:
-    """Print a document as JSON, or its screens with an empty line between them."""
+    """Print a document as JSON or CSV, or its screens with an empty line between them."""
     if style == "json":
-        from fp8tune.output.documents import plain
-
         print(json.dumps(plain(document), indent=2))
-        return
-    for place, screen in enumerate(screens):
-        if place:
-            print()
-        screen.print(style, wide=wide)
+    elif style == "csv":
+        print_csv(document)
+    else:
+        for place, screen in enumerate(screens):
+            if place:
+                print()
+            screen.print(style, wide=wide)
 
 
-def text_lines(columns: Sequence[Column]) -> list[Text]:
+def text_lines(table: Sequence[tuple[Column, Sequence[str]]], *, is_styled: bool = False) -> list[str]:
     """Return a table as lines for a terminal: no borders, two blanks between columns."""
     lines = []
-    widths = [column.width for column in columns]
-    for row in range(-1, max((len(column.cells) for column in columns), default=-1)):
-        line = Text()
-        for column, width in zip(columns, widths, strict=True):
-            text = visible(column.heading if row < 0 else column.cells[row])
-            blanks = " " * (width - cell_len(text))
-            cell = blanks + text if column.align == "right" else text + blanks
-            line.append("  " if line else "")
-            line.append(cell, column.styles[row] if row >= 0 and column.styles else "")
-        line.rstrip()
-        lines.append(line)
+    for place, row in enumerate(zip(*(texts for _, texts in table), strict=True)):
+        cells = []
+        for text, (column, texts) in zip(row, table, strict=True):
+            blanks, is_number = " " * (_width(texts) - cell_len(text)), column.align == "right"
+            if place and is_styled:
+                text = styled(text, BOLD if is_number and text.endswith("x") else STYLES.get(text, ""))
+            cells.append(blanks + text if is_number else text + blanks)
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 
-def markdown_lines(columns: Sequence[Column]) -> list[str]:
+def markdown_lines(columns: Iterable[Column], rows: Sequence[Any] = (), *, wide: bool = False) -> list[str]:
     """Return a table as GitHub Markdown, uncut."""
-    if not columns:
-        return []
-    rules = ["---:" if column.align == "right" else "---" for column in columns]
-    rows = [[_markdown(column.heading) for column in columns], rules]
-    rows += [[_markdown(column.cells[row]) for column in columns] for row in range(len(columns[0].cells))]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    table = fit(columns, rows, wide=wide)
+    lines = [f"| {' | '.join(map(_markdown, row))} |" for row in zip(*(texts for _, texts in table), strict=True)]
+    rules = ("---:" if column.align == "right" else "---" for column, _ in table)
+    return [*lines[:1], f"| {' | '.join(rules)} |", *lines[1:]] if lines else []
 
 
 def _markdown(text: str) -> str:
@@ -190,31 +154,36 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*|\[\]~]|\b_|_\b)", r"\\\1", text)
 
 
-def print_lines(out: Console, lines: Iterable[str]) -> None:
-    """Print lines of text, broken between words at the console's width. Empty lines are left out."""
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of text, broken between words at the width of stdout. Empty lines are left out."""
     for line in filter(None, lines):
-        out.print(Text("\n".join(_wrapped(line, out.width))), soft_wrap=True)
+        print(wrapped(line, width_of(sys.stdout)))
 
 
-def _wrapped(line: str, width: int) -> list[str]:
-    return wrap(visible(line), width, break_long_words=False, break_on_hyphens=False)
+def wrapped(text: str, width: int, indent: int = 0) -> str:
+    """Return a text broken between words. Its first line starts after an indent, and the others below it."""
+    lines = wrap(visible(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * indent}".join(lines)
 
 
-def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
-    """Return a console: as wide as ``COLUMNS``, else the terminal, else unlimited; plain with ``NO_COLOR``."""
-    file = getattr(sys, stream) or io.StringIO()  # None if the shell closed it
+def width_of(stream: TextIO) -> int:
+    """Return the width of a stream: ``COLUMNS``, else the terminal's, else unlimited."""
     columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() and int(columns) else None if file.isatty() else UNLIMITED
-    # no_color of Rich would leave bold text bold.
-    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return _Console(file=file, width=width, color_system=colors, highlight=False, markup=False, emoji=False)
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    with contextlib.suppress(OSError):  # no terminal
+        return os.get_terminal_size(stream.fileno()).columns or 80  # 0 where nobody has set it
+    return UNLIMITED
 
 
-class _Console(Console):
-    """A console that leaves closed pipes to the caller; Rich would exit with code 1."""
+def styled(text: str, style: str) -> str:
+    """Return a text between a terminal's codes of a style; as it is without one."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style else text
 
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+
+def has_styles() -> bool:
+    """Return True if stdout is a terminal, and colours are wanted."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def notice(*lines: str) -> None:
@@ -223,9 +192,7 @@ def notice(*lines: str) -> None:
         text = visible(redacted(line))
         if len(text) > LONGEST_MESSAGE:
             text = f"{text[: LONGEST_MESSAGE - 1]}…"
-        # By print: a console of Rich would write over a progress bar that another console shows.
-        width = console("stderr").width if sys.stderr.isatty() else UNLIMITED
-        print("\n".join(_wrapped(text, width)), file=sys.stderr)
+        print(wrapped(text, width_of(sys.stderr) if sys.stderr.isatty() else UNLIMITED), file=sys.stderr)
 
 
 def warning(lines: Iterable[str]) -> None:

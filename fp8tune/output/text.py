@@ -7,11 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
+from statistics import geometric_mean
 
 from fp8tune.records import RECORDED
 
 _LAUNCH = {"num_warps": "w", "num_stages": "s", "maxnreg": "r"}
 _RESERVED = ("x", *_LAUNCH.values())
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values that are known."""
+    known = [value for value in values if value]
+    return geometric_mean(known) if known else None
 
 
 def microseconds(time_us: float | None) -> str:
@@ -101,12 +108,12 @@ class ConfigNames:
     """True writes axes other than warps and stages as ``NAME=value``."""
 
     @classmethod
-    def of(cls, configs: Sequence[Mapping[str, int]], *, spelled: bool = False) -> ConfigNames:
+    def from_configs(cls, configs: Iterable[Mapping[str, int] | None], *, spelled: bool = False) -> ConfigNames:
         """Name the axes of all configs. Axes that all share are named once, in the legend."""
-        configs = [config for config in configs if config]
-        shared, names = split_shared(configs)
+        known = [config for config in configs if config]
+        shared, names = split_shared(known)
         # A group of block axes is read as a whole, so it stays whole if one of them differs.
-        blocks = list(dict.fromkeys(name for config in configs for name in config if name.startswith("BLOCK")))
+        blocks = list(dict.fromkeys(name for config in known for name in config if name.startswith("BLOCK")))
         blocks = blocks if set(blocks) & set(names) else []
         others = [name for name in names if name not in blocks and name not in _LAUNCH]
         others += [name for name in _LAUNCH if name in names]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
 from fp8tune.output.documents import Document, value
 from fp8tune.output.progress import Display
-from fp8tune.output.tables import Column, Screen, number, words
-from fp8tune.output.text import clock, counted, duration
+from fp8tune.output.tables import Column, Screen, number
+from fp8tune.output.text import clock, counted, duration, ratio
 from fp8tune.store.schema import UnitState
-from fp8tune.store.units import Queue, Unit, UnitStatus
+from fp8tune.store.units import Queue
 from fp8tune.sweeping.events import TrialDone
 
 WORKERS = 8
@@ -40,7 +41,7 @@ class WorkerStep(Document, printed_by="worker"):
     waiting: int | None = value("Units that wait for this GPU name.")
 
     @classmethod
-    def of(cls, event: QueueEvent) -> WorkerStep:
+    def from_event(cls, event: QueueEvent) -> WorkerStep:
         """Return an event as a document."""
         unit = event.unit
         names = (unit.key, unit.sweep_key, unit.kernel, unit.shapes) if unit else (None,) * 4
@@ -69,29 +70,25 @@ class QueueStatus(Document, printed_by="worker --status"):
 
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
+    speedups: dict[str, float] = value(
+        "Geometric mean of the speedups over today's configs so far, by key of a sweep that has decided sizes.", "x"
+    )
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
 
 
-def make_status(queue: Queue, database: str) -> QueueStatus:
+def make_status(queue: Queue, database: str, speedups: Mapping[str, float] = MappingProxyType({})) -> QueueStatus:
     """Return the queue as a document."""
     devices = {sweep.key: sweep.device for sweep in queue.sweeps}
-    units = [
-        QueuedUnit.from_records(
-            status.unit,
-            status,
-            sweep=status.unit.sweep_key,
-            device=devices.get(status.unit.sweep_key, ""),
-            unit=status.unit.key,
-            sizes=status.unit.shapes,
-            state="lost" if _is_lost(status) else status.state,
-        )
-        for status in queue.units
-    ]
-    return QueueStatus(database=database, commands={sweep.key: sweep.command for sweep in queue.sweeps}, units=units)
-
-
-def _is_lost(status: UnitStatus) -> bool:
-    return status.state is UnitState.RUNNING and (status.lease_left_s or 0.0) < 0
+    units = []
+    for status in queue.units:
+        unit = status.unit
+        is_lost = status.state is UnitState.RUNNING and (status.lease_left_s or 0.0) < 0
+        names = {"sweep": unit.sweep_key, "device": devices.get(unit.sweep_key, ""), "unit": unit.key}
+        state = "lost" if is_lost else status.state
+        units.append(QueuedUnit.from_records(unit, status, **names, sizes=unit.shapes, state=state))
+    commands = {sweep.key: sweep.command for sweep in queue.sweeps}
+    so_far = {key: speedup for key, speedup in speedups.items() if key in commands}
+    return QueueStatus(database=database, commands=commands, speedups=so_far, units=units)
 
 
 def status(document: QueueStatus) -> Iterator[Screen]:
@@ -100,40 +97,36 @@ def status(document: QueueStatus) -> Iterator[Screen]:
         yield Screen([f"no work is queued in {document.database}: fp8tune sweep --on queue puts some there"])
     for sweep in document.commands:
         units = [unit for unit in document.units if unit.sweep == sweep]
-        running = sorted((unit for unit in units if unit.state in ("running", "lost")), key=lambda u: u.state != "lost")
-        counts = Counter(unit.state for unit in units)
-        done = Counter(unit.worker for unit in units if unit.state == "done")
+        counts, done = Counter(unit.state for unit in units), Counter(u.worker for u in units if u.state == "done")
         left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
-        parts = [f"sweep:{sweep}  {counts['done']} of {counted(len(units), 'unit')} done"]
+        gain = f"  {ratio(document.speedups[sweep])} so far" if sweep in document.speedups else ""
+        parts = [f"sweep:{sweep}{gain}  {counts['done']} of {counted(len(units), 'unit')} done"]
         parts += [f"{counts['failed']} failed"] if counts["failed"] else []
         parts += [f"about {duration(left_s / counts['running'])} left"] if counts["running"] else []
-        rows = running[:WORKERS]
+        working = [unit for state in ("lost", "running") for unit in units if unit.state == state]
+        listed = working[:WORKERS]
         columns = [
-            Column("worker", [unit.worker for unit in rows], cut="start"),
-            Column("GPU", [unit.device for unit in rows], cut="end"),
-            Column("unit", [_name(unit.kernel, unit.sizes) for unit in rows], cut="end"),
-            number("since", [clock(unit.since_s or 0.0) for unit in rows]),
-            number("done", [str(done[unit.worker]) for unit in rows]),
-            words("state", ["lost" if unit.state == "lost" else "working" for unit in rows]),
+            Column("worker", lambda unit: unit.worker, cut="start"),
+            Column("GPU", lambda unit: unit.device, cut="end"),
+            Column("unit", lambda unit: unit_name(unit.kernel, unit.sizes), cut="end"),
+            number("since", lambda unit: clock(unit.since_s or 0.0)),
+            number("done", [str(done[unit.worker]) for unit in listed]),
+            Column("state", lambda unit: "lost" if unit.state == "lost" else "working"),
         ]
-        below = [f"({counted(len(running) - WORKERS, 'more worker')})"] if len(running) > WORKERS else []
+        below = [f"({counted(len(working) - WORKERS, 'more worker')})"] if len(working) > WORKERS else []
         for unit in units:
             if unit.state == "failed":
-                name, retry = _name(unit.kernel, unit.sizes), "to retry, queue the sweep again"
+                name, retry = unit_name(unit.kernel, unit.sizes), "to retry, queue the sweep again"
                 below.append(f"failed: {name} on {unit.worker}: {unit.reason}; {retry}")
             elif unit.state == "done" and unit.reason:
                 below.append(f"{unit.kernel}: {unit.reason}")
-        yield Screen([", ".join(parts)], columns if rows else [], below, units)
+        yield Screen([", ".join(parts)], columns, below, listed)
 
 
-def unit_name(unit: Unit) -> str:
-    """Return the name of a unit: ``colwise M=16640 K=2048 and 2 more``."""
-    return _name(unit.kernel, unit.shapes, len(unit.problems))
-
-
-def _name(kernel: str, sizes: tuple[str, ...] | list[str], count: int | None = None) -> str:
-    more = (len(sizes) if count is None else count) - 1
-    return f"{kernel} {sizes[0] if sizes else ''}{f' and {more} more' if more > 0 else ''}"
+def unit_name(kernel: str, sizes: Sequence[str]) -> str:
+    """Return the name of a unit: ``ops:softmax M=512 N=8193 and 2 more``."""
+    more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+    return f"{kernel} {sizes[0] if sizes else ''}{more}"
 
 
 def findings_line(units: int) -> str:
@@ -155,33 +148,32 @@ class WorkerProgress(Display):
             self.update("working", count=counted(self._trials, "result"), note=self._unit)
         if not isinstance(event, QueueEvent):
             return
-        name, reason = unit_name(event.unit) if event.unit else "", f": {event.reason}" if event.reason else ""
+        name = unit_name(event.unit.kernel, event.unit.shapes) if event.unit else ""
+        reason = f": {event.reason}" if event.reason else ""
         match event.event:
             case "started":
-                self._print(f"{event.worker} works on the queue in {self._database}")
+                self.print(f"{event.worker} works on the queue in {self._database}")
             case "taken":
                 self._unit, self._trials = name, 0
                 self.update("working", note=name)
             case "done":
                 work = f"{counted(event.trials or 0, 'result')} in {duration(event.seconds or 0.0)}"
-                self._print(f"done: {name}, {work}{reason}")
+                self.print(f"done: {name}, {work}{reason}")
             case "failed" | "given back" | "refused":
-                self._print(f"{event.event}: {name}{reason}")
+                self.print(f"{event.event}: {name}{reason}")
             case "waiting":
                 self.update("waiting", note=f"other workers have {counted(event.running or 0, 'unit')}")
             case "ended":
                 failed = f", {event.failed} failed" if event.failed else ""
                 left = f"; {counted(event.waiting, 'unit')} left" if event.waiting else ""
-                self._print(f"{counted(event.done or 0, 'unit')} done{failed}{reason}{left}")
+                self.print(f"{counted(event.done or 0, 'unit')} done{failed}{reason}{left}")
 
 
-class QueueProgress(Display):
-    """Shows how far all workers are with a sweep."""
-
-    def _event(self, queue: Queue) -> None:
-        done = [status for status in queue.units if status.state in (UnitState.DONE, UnitState.FAILED)]
-        expected_s, total_s = (sum(status.unit.expected_s for status in units) for units in (done, queue.units))
-        failed, workers = queue.counts[UnitState.FAILED], queue.counts[UnitState.RUNNING]
-        note = counted(workers, "worker") + (f", {failed} failed" if failed else "")
-        count = f"{len(done):,} of {counted(len(queue.units), 'unit')}"
-        self.update("units", expected_s / total_s if total_s else 0.0, count=count, note=note)
+def show_queue(display: Display, queue: Queue) -> None:
+    """Show how far all workers are with a sweep."""
+    ended = [status for status in queue.units if status.state in (UnitState.DONE, UnitState.FAILED)]
+    done_s, total_s = (sum(status.unit.expected_s for status in units) for units in (ended, queue.units))
+    failed, workers = queue.counts[UnitState.FAILED], queue.counts[UnitState.RUNNING]
+    note = counted(workers, "worker") + (f", {failed} failed" if failed else "")
+    count = f"{len(ended):,} of {counted(len(queue.units), 'unit')}"
+    display.update("units", done_s / total_s if total_s else 0.0, count=count, note=note)

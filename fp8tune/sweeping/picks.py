@@ -107,7 +107,10 @@ def _with_words(store: Store, picks: Sequence[Pick]) -> list[Pick]:
     """Return picks whose recorded arguments print as in the program: ``MODE=silu``."""
     recorded = {pick.problem.kernel for pick in picks if is_recorded(pick.problem)}
     documents = {problem: text for kernel in recorded for problem, text in store.recorded_launches(kernel).items()}
-    return [replace(pick, problem=with_words(pick.problem, documents.get(pick.problem, ""))) for pick in picks]
+    return [
+        replace(pick, problem=with_words(pick.problem, documents[pick.problem])) if pick.problem in documents else pick
+        for pick in picks
+    ]
 
 
 def _sorted(picks: Iterable[Pick]) -> list[Pick]:

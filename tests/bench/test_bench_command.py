@@ -49,16 +49,16 @@ def test_a_wrong_rival_is_in_no_ratio(bench: Any, toy: Any) -> None:
     result = bench(*toy(), "--format", "json")
     assert result.returncode == 0
     document = json.loads(result.stdout)
-    found = contenders(document)
-    assert found["half"]["is_wrong"]
-    assert "out is wrong" in found["half"]["reason"]
-    assert (found["half"]["time_us"], found["half"]["speedup"]) == (None, None)
-    assert found["absent"]["reason"] == "rival is not installed"
-    assert "no such kernel" in found["broken"]["reason"]
+    cells = contenders(document)
+    assert cells["half"]["is_wrong"]
+    assert "out is wrong" in cells["half"]["reason"]
+    assert (cells["half"]["time_us"], cells["half"]["speedup"]) == (None, None)
+    assert cells["absent"]["reason"] == "rival is not installed"
+    assert "no such kernel" in cells["broken"]["reason"]
     assert document["subjects"][0]["means"].keys() == {"fp8tune, again", "torch"}
     size = document["subjects"][0]["sizes"][0]
-    assert found["torch"]["speedup"] == found["torch"]["time_us"] / found["fp8tune"]["time_us"]
-    assert size["tflops"] == pytest.approx(128 * 32 / found["fp8tune"]["time_us"] / 1e6)
+    assert cells["torch"]["speedup"] == cells["torch"]["time_us"] / cells["fp8tune"]["time_us"]
+    assert size["tflops"] == pytest.approx(128 * 32 / cells["fp8tune"]["time_us"] / 1e6)
 
 
 def test_the_table_has_one_line_a_size_and_says_why_a_column_is_missing(bench: Any, toy: Any) -> None:
@@ -78,9 +78,9 @@ def test_a_wrong_output_of_ours_ends_with_1(bench: Any, toy: Any) -> None:
     result = bench(*toy(ours=doubled(2.5)), "--format", "json")
     assert result.returncode == 1
     assert "is wrong" in result.stderr
-    found = contenders(json.loads(result.stdout))
-    assert all(item["speedup"] is None for item in found.values())
-    assert found["torch"]["time_us"]
+    cells = contenders(json.loads(result.stdout))
+    assert all(item["speedup"] is None for item in cells.values())
+    assert cells["torch"]["time_us"]
 
 
 def test_against_chooses_rivals(bench: Any) -> None:
@@ -106,10 +106,10 @@ def test_shapes_set_sizes_routing_and_groups(bench: Any, tmp_path: Path) -> None
     assert (size["size"], size["routing"]) == ({"M": 64, "N": 8192, "K": 5120, "G": 4}, "listed")
     text = bench("--op", "grouped-mm", "--shapes", "grouped-mm,N=8192,M=16640,routing=zipf").stdout
     assert "routing=zipf" in text
-    for groups, said in (("lost.txt", "cannot be read"), ("toy.txt", "'x' is not a number")):
+    for groups, message in (("lost.txt", "cannot be read"), ("toy.txt", "'x' is not a number")):
         (tmp_path / "toy.txt").write_text("x")
         result = bench("--op", "grouped-mm", "--shapes", f"grouped-mm,groups={groups}")
-        assert (result.returncode, said in result.stderr) == (2, True)
+        assert (result.returncode, message in result.stderr) == (2, True)
 
 
 def test_mxfp8_is_emulated_where_the_hardware_lacks_it(bench: Any) -> None:
@@ -127,7 +127,7 @@ def test_without_a_gpu_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--op", "moe-layers"), "moe-layer"),
         (("--op", "moe-layer", "--shapes", "rows"), "top_k"),
@@ -135,10 +135,10 @@ def test_without_a_gpu_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pyt
         (("--kernel", "colwse"), "colwise"),
     ],
 )
-def test_what_cannot_be_timed_is_said_in_one_line(bench: Any, arguments: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_timed_is_one_line(bench: Any, arguments: tuple[str, ...], message: str) -> None:
     result = bench(*arguments)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_each_operation_has_a_shape_set_of_its_own() -> None:

@@ -36,11 +36,11 @@ def load(name: str) -> Operation:
 def test_all_contenders_that_are_installed_are_right(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     chosen, size = load(name), Size(name, SIZES[name], "jagged")
-    given = chosen.inputs(size, device)
-    expected = chosen.reference(given)
+    tensors = chosen.inputs(size, device)
+    expected = chosen.reference(tensors)
     for contender, make in chosen.contenders.items():
         try:
-            call = make(given)
+            call = make(tensors)
         except Unavailable as missing:
             assert contender in chosen.rivals, missing
             continue
@@ -54,8 +54,8 @@ def test_all_contenders_that_are_installed_are_right(name: str, device: str, mon
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_wrong_group_is_found_in_each_result(place: int) -> None:
     chosen = load("grouped-mm")
-    given = chosen.inputs(Size("grouped-mm", NamedInts(M=512, N=64, K=48, G=4), "balanced"), "cpu")
-    expected = chosen.reference(given)
+    tensors = chosen.inputs(Size("grouped-mm", NamedInts(M=512, N=64, K=48, G=4), "balanced"), "cpu")
+    expected = chosen.reference(tensors)
     outputs = [result.clone() for result in expected]
     outputs[place][-1 if place == 2 else slice(384, 512)] = 0
     fault, ratios = chosen.compare(tuple(outputs), expected)
@@ -67,8 +67,8 @@ def test_one_wrong_group_is_found_in_each_result(place: int) -> None:
 def test_nan_is_wrong_and_groups_without_rows_are_not_compared() -> None:
     chosen = load("grouped-mm")
     size = Size("grouped-mm", NamedInts(M=128, N=32, K=32, G=3), "listed", groups=(64, 0, 64))
-    given = chosen.inputs(size, "cpu")
-    out, grad, weights = chosen.reference(given)
+    tensors = chosen.inputs(size, "cpu")
+    out, grad, weights = chosen.reference(tensors)
     unwritten = weights.clone()
     unwritten[1] = float("nan")
     assert chosen.compare((out, grad, unwritten), (out, grad, weights))[0] == ""
@@ -116,8 +116,8 @@ def test_a_package_registers_an_operation(tmp_path: Path, monkeypatch: pytest.Mo
     registry.registered.cache_clear()
     assert {*SIZES, "doubling"} <= registry.registered(registry.OPERATIONS).keys()
     assert load("doubling").title == operation().title
-    for name, said in (("odd", "is no Operation"), ("lost", "cannot be imported"), ("doubl", "doubling")):
-        with pytest.raises(UsageError, match=said):
+    for name, message in (("odd", "is no Operation"), ("lost", "cannot be imported"), ("doubl", "doubling")):
+        with pytest.raises(UsageError, match=message):
             load(name)
     registry.registered.cache_clear()
 
@@ -142,10 +142,10 @@ def test_torchs_formula_of_a_kernel_has_its_bytes(monkeypatch: pytest.MonkeyPatc
 def test_a_rival_with_other_bytes_shape_or_dtype_is_wrong() -> None:
     chosen = operations.load("colwise", is_kernel=True)
     right = (torch.ones(4, 8).to(torch.float8_e4m3fn), torch.ones(8))
-    other = right[0].clone().view(torch.uint8)
-    other[1, 2] += 1
+    changed = right[0].clone().view(torch.uint8)
+    changed[1, 2] += 1
     assert chosen.compare(right, right)[0] == ""
-    assert chosen.compare((other.view(torch.float8_e4m3fn), right[1]), right)[0].startswith("output 0: 1 of 32")
+    assert chosen.compare((changed.view(torch.float8_e4m3fn), right[1]), right)[0].startswith("output 0: 1 of 32")
     assert "shape" in chosen.compare((right[0].t(), right[1]), right)[0]
     assert "float64" in chosen.compare((right[0], right[1].double()), right)[0]
     assert "1 outputs" in chosen.compare(right[:1], right)[0]

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds on machines and in databases: each finding has one line, and a fix unless it is ok."""
+"""Findings of ``doctor`` on machines and in databases: one line, and a fix unless it is ok."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import H100, KERNEL, begin, config, finished_sweep, problem
+from database_rows import H100, begin, config, finished_sweep, problem
 
 from fp8tune.check import databases, machine
 from fp8tune.check.findings import Finding, Level
 from fp8tune.measure import device
 from fp8tune.records import Telemetry
+from fp8tune.revisions import source
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 
 CALM = Telemetry(1980, 2619, 40, 120.0, 0)
 
 
-def found(findings: Iterable[Finding], level: Level) -> str:
+def texts(findings: Iterable[Finding], level: Level) -> str:
     findings = list(findings)
     for finding in findings:
         assert bool(finding.fix) == (finding.level is not Level.OK), finding
@@ -40,11 +41,11 @@ def test_a_healthy_machine_has_nothing_to_repair() -> None:
         *machine.check_clocks(H100, CALM, 0),
     ]
     assert {finding.level for finding in findings} == {Level.OK}
-    assert "NVIDIA H100 80GB HBM3 (sm_90), driver 580.1; torch 2.11.0, Triton 3.6.0" in found(findings, Level.OK)
+    assert "NVIDIA H100 80GB HBM3 (sm_90), driver 580.1; torch 2.11.0, Triton 3.6.0" in texts(findings, Level.OK)
 
 
 @pytest.mark.parametrize(
-    ("findings", "level", "said"),
+    ("findings", "level", "message"),
     [
         (machine.check_gpu(None, "2.11", "3.6"), Level.WARNING, "no GPU is visible"),
         (machine.check_gpu(replace(H100, arch="sm_70"), "2.11", "3.6"), Level.ERROR, "add sm_70 to"),
@@ -60,15 +61,15 @@ def test_a_healthy_machine_has_nothing_to_repair() -> None:
         (machine.check_clocks(H100, CALM, 2), Level.WARNING, "2 other processes use this GPU"),
     ],
 )
-def test_each_fault_of_a_machine_is_found(findings: Iterable[Finding], level: Level, said: str) -> None:
-    assert said in found(findings, level)
+def test_each_fault_of_a_machine_is_found(findings: Iterable[Finding], level: Level, message: str) -> None:
+    assert message in texts(findings, level)
 
 
 def test_no_compiler_and_no_folder_to_compile_in_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    errors = found(machine.check_compiling(), Level.ERROR)
+    errors = texts(machine.check_compiling(), Level.ERROR)
     assert "no C compiler no-such-compiler: Triton cannot launch kernels -> install gcc or clang, or set CC" in errors
     assert "TRITON_CACHE_DIR" in errors
 
@@ -86,7 +87,7 @@ def path(tmp_path: Path) -> str:
 
 
 def checked(db: object, level: Level, **options: bool) -> str:
-    return found(databases.check_database(str(db), H100, **options), level)
+    return texts(databases.check_database(str(db), H100, **options), level)
 
 
 def test_a_sound_database_is_counted(path: str) -> None:
@@ -123,25 +124,26 @@ def test_what_was_not_finished_and_what_cannot_be_written_are_named(path: str, t
     assert "cannot be made" in checked(tmp_path / "none" / "new.db", Level.WARNING)
 
 
-def test_picks_of_this_gpu_are_stale_after_an_upgrade(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picks_of_this_gpu_are_stale_after_an_upgrade(path: str) -> None:
     with Store.open(path, writable=False) as store:
-        known = picks.read(store)
-    monkeypatch.setattr(picks, "_installed_hash", lambda kernel: KERNEL.source_hash)
+        (pick,) = picks.read(store)
+    assert pick.version is not None
+    version = replace(pick.version, source_hash=source.source_hash("colwise", source.installed("colwise")))
+    known, changed = [replace(pick, version=version)], [pick]
     assert [*databases.check_stale(known, H100)] == []
     assert [*databases.check_stale(known, replace(H100, name="NVIDIA H200", triton="3.9.0"))] == []
     assert [*databases.check_stale(known, None)] == []
-    upgraded = found(databases.check_stale(known, replace(H100, triton="3.9.0"), " --db x.db"), Level.WARNING)
+    upgraded = texts(databases.check_stale(known, replace(H100, triton="3.9.0"), " --db x.db"), Level.WARNING)
     text = "1 pick of colwise is stale: timed with Triton 3.6.0, you have 3.9.0"
     assert upgraded == f"{text} -> fp8tune sweep --kernel colwise --db x.db"
-    monkeypatch.setattr(picks, "_installed_hash", lambda kernel: "other")
-    assert "its code has changed since" in found(databases.check_stale(known, H100), Level.WARNING)
+    assert "its code has changed since" in texts(databases.check_stale(changed, H100), Level.WARNING)
 
 
 def test_a_table_that_a_database_would_change_is_out_of_date(path: str, tmp_path: Path) -> None:
     table = tmp_path / "sm_90.py"
     with Store.open(path, writable=False) as store:
         findings = [*databases.check_tables(store, path, lambda arch: table)]
-        assert "sm_90.py is out of date -> fp8tune export --arch sm_90 --db" in found(findings, Level.WARNING)
+        assert "sm_90.py is out of date -> fp8tune export --arch sm_90 --db" in texts(findings, Level.WARNING)
 
 
 # The command

@@ -1,4 +1,4 @@
-"""Whether a lookup key covers what changes the winner: by planted times, and on the simulated GPU."""
+"""Check of lookup keys: by planted times, and on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def blocks(loss: float, noise: float, processes: int) -> list[Block]:
     for process in range(processes):
         for round in range(3):
             times = {PICK: 100 * (1 + loss) * (1 + noise * (-1) ** process), RIVAL: 100.0, OTHER: 130.0}
-            result += [Block(str(process), round, one, time_us) for one, time_us in times.items()]
+            result += [Block(str(process), round, timed, time_us) for timed, time_us in times.items()]
     return result
 
 
@@ -65,9 +65,9 @@ def test_a_pick_that_does_not_run_moves_and_its_own_loss_is_allowed() -> None:
 def test_a_variation_has_the_same_key_and_one_other_argument() -> None:
     spec = load_spec("colwise")
     size = problem()
-    found = variations(spec, size)
-    assert {"M", "routing", "seed"} <= {variation.argument for variation in found}
-    assert {spec.lookup_key(variation.problem) for variation in found} == {spec.lookup_key(size)}
+    varied = variations(spec, size)
+    assert {"M", "routing", "seed"} <= {variation.argument for variation in varied}
+    assert {spec.lookup_key(variation.problem) for variation in varied} == {spec.lookup_key(size)}
     assert key_faults(spec, size) == []
     faults = key_faults(replace(spec, key=("M", "Q")), size)
     assert ["M_bucket" in faults[0], "Q is in the key" in faults[1]] == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import shutil
@@ -18,8 +19,9 @@ from places import ROOT
 from rich.cells import cell_len
 
 from fp8tune import lookups
-from fp8tune.output import documents, reference, show
+from fp8tune.output import documents, show
 from fp8tune.records import Kind, Status
+from fp8tune.revisions import source
 from fp8tune.stats.study import Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
@@ -76,13 +78,12 @@ def test_no_line_of_the_committed_results_is_wider_than_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     with Store.open(str(ROOT / "results.db"), writable=False) as store:
-        rows = list(map(show.ListedPick.of, picks.read(store)))
+        rows = list(map(show.ListedPick.from_pick, picks.read(store)))
     show.overview(show.make_overview(rows, {}, "results.db", ["3.6.0"]), "next: fp8tune show KERNEL").print()
     places = dict.fromkeys((row.kernel, row.gpu) for row in rows)
     assert len(places) > 30
     for kernel, gpu in places:
-        listed = [row for row in rows if (row.kernel, row.gpu) == (kernel, gpu)]
-        show.pick_list(show.make_pick_list(kernel, gpu, listed, [], {"another GPU": 12})).print()
+        show.pick_list(show.make_pick_list([row for row in rows if row.kernel == kernel], gpu)).print()
         out = capsys.readouterr().out
         assert max(map(cell_len, out.splitlines())) <= width, out
         assert sum(line.endswith("verdict") for line in out.splitlines()) == 1  # one table
@@ -149,6 +150,8 @@ def test_csv_has_the_fields_of_the_document_and_json_is_valid(database: Path) ->
     rows = list(csv.DictReader(io.StringIO(printed(database, "colwise", "--device", "H100", "--format", "csv"))))
     assert [*rows[0]] == [*show.ListedPick.model_fields]
     assert float(rows[0]["time_us"]) == pytest.approx(99.5, abs=0.1)
+    detail = printed(database, "colwise", "M=16640", "--device", "H100", "--format", "csv")
+    assert [row["status"] for row in csv.DictReader(io.StringIO(detail))] == [*["ok"] * 3, "out_of_resources"]
     listed = document(database, "colwise")
     assert documents.plain(show.PickList.model_validate(listed)) == listed
 
@@ -188,7 +191,9 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     with Store.open(str(database), writable=False) as store:
         pick = next(pick for pick in picks.read(store) if pick.device.name == H100.name)
     assert pick.version is not None
-    installed = replace(pick, version=replace(pick.version, source_hash=picks._installed_hash("colwise")))
+    installed = replace(
+        pick, version=replace(pick.version, source_hash=source.source_hash("colwise", source.installed("colwise")))
+    )
     assert not picks.is_stale(installed, H100)
     assert picks.is_stale(replace(installed, version=replace(pick.version, source_hash="0" * 16)), H100)
     assert picks.is_stale(installed, replace(H100, triton="9.9"))
@@ -196,20 +201,18 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     assert not picks.is_stale(installed, replace(H200, triton="9.9"))
     assert not picks.is_stale(installed, None)
     assert not picks.is_stale(replace(installed, kind=Kind.SIMULATED), replace(H100, triton="9.9"))
-    assert show.ListedPick.of(pick, is_stale=True).verdict is Verdict.STALE
-
-
-def test_the_reference_page_and_the_schema_are_up_to_date() -> None:
-    """After a change: python -m fp8tune.output.reference."""
-    assert (ROOT / reference.PAGE).read_text("utf-8") == reference.page()
-    assert (ROOT / reference.SCHEMA).read_text("utf-8") == reference.schema()
+    assert show.ListedPick.from_pick(pick, is_stale=True).verdict is Verdict.STALE
 
 
 def test_every_field_of_every_document_has_a_sentence_and_a_known_unit() -> None:
-    units = {"", "us", "s", "share", "x", "GB/s", "GB", "bytes"}
-    for part in reference.documents():
-        for name, field in part.model_fields.items():
+    for module in ("bench", "checks", "compare", "doctor", "record", "show", "sweep", "worker"):
+        importlib.import_module(f"fp8tune.output.{module}")
+    models = [documents.Document]
+    for model in models:
+        models += model.__subclasses__()
+        for name, field in model.model_fields.items():
             extra = field.json_schema_extra
-            assert isinstance(extra, dict), (part, name)
-            assert extra["unit"] in units, (part, name)
-            assert str(field.description).endswith("."), (part, name)
+            assert isinstance(extra, dict), (model, name)
+            assert extra["unit"] in {"", "us", "s", "share", "x", "GB/s", "GB", "bytes"}, (model, name)
+            assert str(field.description).endswith("."), (model, name)
+    assert len(models) > 20

@@ -8,8 +8,7 @@ import sys
 import pytest
 from rich.cells import cell_len
 
-from fp8tune.output import tables
-from fp8tune.output.tables import Column, Screen, fit, notice, notices, number, text_lines, words
+from fp8tune.output.tables import Column, Screen, fit, notice, notices, number, text_lines
 from fp8tune.output.text import ConfigNames
 
 NAME = "package.module:softmax"
@@ -17,7 +16,7 @@ COLUMNS = [
     Column("kernel", [NAME], cut="start"),
     Column("config", ["64x128x256 B8 D1 w4 s3"], cut="end"),
     number("% peak", ["60"], leaves="before cuts"),
-    words("verdict", ["open"]),
+    Column("verdict", ["open"]),
 ]
 
 
@@ -40,15 +39,15 @@ class Terminal(io.StringIO):
 def test_a_narrow_table_loses_the_share_then_the_ends_of_cells_then_the_starts_of_names(
     width: int, cells: list[str]
 ) -> None:
-    columns = fit(COLUMNS, width)
-    assert [column.cells[0] for column in columns] == cells
-    assert max(cell_len(line.plain) for line in text_lines(columns)) <= width
+    table = fit(COLUMNS, width=width)
+    assert [texts[1] for _, texts in table] == cells
+    assert max(cell_len(line) for line in text_lines(table)) <= width
 
 
 def test_wide_columns_come_only_when_asked_for_and_columns_without_cells_never() -> None:
     columns = [*COLUMNS, number("GB/s", ["12"], wide=True), Column("gpu", [])]
-    assert "GB/s" not in [column.heading for column in fit(columns, 200)]
-    assert [column.heading for column in fit(columns, 20, wide=True)][-1] == "GB/s"
+    assert "GB/s" not in [column.heading for column, _ in fit(columns, width=200)]
+    assert [column.heading for column, _ in fit(columns, width=20, wide=True)][-1] == "GB/s"
 
 
 @pytest.mark.parametrize(("columns", "is_cut"), [("", False), ("30", True)])
@@ -70,7 +69,7 @@ def test_a_terminal_has_colours_and_bold_text_unless_no_color_is_set(
     monkeypatch.setattr(sys, "stdout", terminal)
     for name, value in {"NO_COLOR": no_color, "TERM": "xterm-256color", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)
-    Screen([], [tables.speedups(["1.31x"]), words("verdict", ["open"])]).print()
+    Screen([], [number("speedup", ["1.31x"]), Column("verdict", ["open"])]).print()
     assert ("\x1b[1m" in terminal.getvalue(), "\x1b[33m" in terminal.getvalue()) == (is_styled, is_styled)
 
 
@@ -112,8 +111,8 @@ def test_many_messages_of_one_kind_become_a_few() -> None:
 def test_axes_have_the_shortest_unique_initials() -> None:
     first = {"BLOCK_M": 64, "BLOCK_N": 128, "SPLIT": 2, "SPLIT_K": 1, "warp": 1, "num_warps": 4, "num_stages": 3}
     second = {**first, "BLOCK_M": 32, "SPLIT": 4, "SPLIT_K": 2, "warp": 2, "num_warps": 8}
-    names = ConfigNames.of([first, second])
+    names = ConfigNames.from_configs([first, second])
     assert names.short(first) == "64x128 SPLIT=2 SPLIT_1 wa1 w4"  # SPLIT begins SPLIT_K, and w is num_warps
     assert names.legend == "config: BLOCK_M x BLOCK_N, SPLIT_ SPLIT_K, wa warp, w num_warps; all num_stages=3"
-    assert ConfigNames.of([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
-    assert ConfigNames.of([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"
+    assert ConfigNames.from_configs([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
+    assert ConfigNames.from_configs([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"

@@ -1,0 +1,47 @@
+"""``worker --status``: workers, lost ones first, failed units, and the speedup so far."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8tune.output import worker
+from fp8tune.store.schema import UnitState
+from fp8tune.store.units import Queue, QueuedSweep, Unit, UnitStatus
+
+SWEEP = QueuedSweep("3f2b8d0c", "NVIDIA H200", "{}", "fp8tune sweep --on queue")
+
+
+def unit(position: int, kernel: str = "colwise") -> Unit:
+    return Unit(f"u{position}", SWEEP.key, position, kernel, "hash", ("p",), (f"K={position}",), expected_s=60.0)
+
+
+RUNNING = [
+    UnitStatus(unit(n), UnitState.RUNNING, 1, f"node{n:02}:0", 14.0, None, -5.0 if n == 7 else 30.0) for n in range(9)
+]
+ENDED = [
+    UnitStatus(unit(20), UnitState.DONE, 1, "node07:0", 51.0, 40.0),
+    UnitStatus(unit(21, "matmul"), UnitState.FAILED, 5, "node02:0", reason="out of memory"),
+]
+
+
+@pytest.mark.parametrize(("speedups", "so_far"), [({SWEEP.key: 1.123}, "  1.12x so far"), ({}, "")])
+def test_the_status_of_a_sweep(
+    speedups: dict[str, float], so_far: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    document = worker.make_status(Queue((SWEEP,), (*RUNNING, *ENDED)), "rows.db", speedups)
+    for screen in worker.status(document):
+        screen.print()
+    first, _, lost, *rows, more, failed = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"sweep:3f2b8d0c{so_far}  1 of 11 units done, 1 failed, about")
+    assert lost.split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "0:14", "1", "lost"]
+    assert len(rows) == worker.WORKERS - 1
+    assert more == "(1 more worker)"
+    assert failed.startswith("failed: matmul K=21 on node02:0: out of memory")
+    assert (document.speedups, document.units[0].sweep) == (speedups, SWEEP.key)
+
+
+def test_an_empty_queue_says_how_to_fill_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for screen in worker.status(worker.make_status(Queue(), "rows.db")):
+        screen.print()
+    assert "no work is queued in rows.db: fp8tune sweep --on queue" in capsys.readouterr().out
