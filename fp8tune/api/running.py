@@ -16,7 +16,7 @@ from fp8tune.comparing import live, recorded
 from fp8tune.comparing.sides import sides
 from fp8tune.comparing.verdicts import Comparison as Judged
 from fp8tune.errors import UsageError
-from fp8tune.measure.backends.choice import backend_for
+from fp8tune.measure.backends import backend_for
 from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output.progress import Display, SweepProgress
@@ -112,7 +112,7 @@ def sweep(
         tallies, studies = session.tallies(store, plan), session.studies(store, plan)
     return SweepResult(
         db=path,
-        picks=frames.table(ListedPick, map(ListedPick.from_pick, picks.of(studies))),
+        picks=frames.table(ListedPick, map(ListedPick.from_pick, picks.decided(studies))),
         is_right=all(tally.has_right for tally in tallies),
         left_out=finished.left_out,
         notices=tuple(plan.notices),

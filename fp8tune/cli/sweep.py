@@ -108,7 +108,7 @@ def _print_end(
     from fp8tune.sweeping import picks
 
     backend = plan.backend
-    rows = [show.ListedPick.from_pick(pick) for pick in picks.of(studies)]
+    rows = [show.ListedPick.from_pick(pick) for pick in picks.decided(studies)]
     kernels = screens.kernels_of(plan)
     statuses = sum((tally.counts for tally in tallies), Counter[Status]())
     without = Counter(tally.subject.problem.kernel for tally in tallies if not tally.has_right)
