@@ -14,10 +14,11 @@ from git_repositories import commit, git
 
 from fp8tune import errors
 from fp8tune.comparing import recorded
-from fp8tune.comparing.sides import sides
+from fp8tune.comparing.sides import checked_out
 from fp8tune.comparing.verdicts import ComparedRow, Comparison
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.revisions import source
+from fp8tune.revisions.git import checkouts, resolve
 from fp8tune.stats.study import Study
 
 KERNEL = """
@@ -61,7 +62,8 @@ def results(
     repository: Path, revision: str, kernel: str, *times_us: float, device: Device = H100, config: NamedInts = CONFIG
 ) -> Study:
     """Return what a sweep of the kernel at a revision would store; with several times they are confirmed."""
-    source_hash = source.source_hash(kernel, source.at_commit(repository, revision))
+    with checkouts(repository, [resolve(repository, revision)]) as (checkout,):
+        source_hash = source.source_hash(kernel, source.in_folder(checkout, source.SOURCE_ROOTS))
     run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
     version = KernelVersion(kernel, source_hash, CONFIG, (("BLOCK_SIZE", (32,)), ("num_warps", (4,))))
@@ -73,7 +75,8 @@ def results(
 def compare(
     studies: Sequence[Study], repository: Path, text: str = "main..branch", kernels: Sequence[str] = ("colwise",)
 ) -> Comparison:
-    return recorded.compare(merged(studies), sides(text, kernels, repository))
+    with checked_out(text, kernels, repository) as sides:
+        return recorded.compare(merged(studies), sides)
 
 
 def row_of(repository: Path, *studies: Study, text: str = "main..branch") -> ComparedRow:
@@ -185,7 +188,7 @@ def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
 def test_a_kernel_file_names_its_repository(repository: Path) -> None:
     studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
     reference = f"{repository}/{file_of('colwise')}:SPEC"
-    (row,) = recorded.compare(merged(studies), sides("main..branch", [reference])).rows
+    (row,) = compare(studies, repository, kernels=[reference]).rows
     assert (row.kernel, row.ratio) == ("colwise", 0.75)
 
 
