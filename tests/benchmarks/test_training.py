@@ -35,7 +35,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(arm, tmp_path, monkeypa
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     stopped.mkdir()
-    wanted = runs.run(arm, 1, TINY, "cpu", whole)
+    expected = runs.run(arm, 1, TINY, "cpu", whole)
     step = runs.Trainer.step
 
     def dies(self, text, number):
@@ -48,12 +48,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(arm, tmp_path, monkeypa
         runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
     assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.pt"]
     monkeypatch.setattr(runs.Trainer, "step", step)
-    found = runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
-    assert found["resumed_at"] == 4
-    assert all(found[name] == wanted[name] for name in ("losses", "held_out", "digest"))
-    assert (found["held_out_in_bf16"] == found["held_out"]) == (arm == "bf16")
+    results = runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
+    assert results["resumed_at"] == 4
+    assert all(results[name] == expected[name] for name in ("losses", "held_out", "digest"))
+    assert (results["held_out_in_bf16"] == results["held_out"]) == (arm == "bf16")
     assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.json"]
-    assert runs.run(arm, 1, TINY, "cpu", stopped) == found  # done: read, not run
+    assert runs.run(arm, 1, TINY, "cpu", stopped) == results  # done: read, not run
 
 
 def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monkeypatch):
@@ -63,8 +63,8 @@ def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monke
     wish = ["--size", "tiny", "--steps", "3", "--seeds", "2", "--arms", "bf16", "fp8", "--processes", "1"]
     wish += ["--folder", str(tmp_path / "runs"), "--json", str(file), "--device", "cpu"]
     assert command.main(wish) == 0
-    said = capsys.readouterr().out
-    assert "4/4 " in said
+    output = capsys.readouterr().out
+    assert "4/4 " in output
     document = json.loads(file.read_text())
     assert [(run["arm"], run["seed"]) for run in document["runs"]] == [(a, s) for a in ("bf16", "fp8") for s in (0, 1)]
     assert all(len(run["losses"]) == 3 for run in document["runs"])

@@ -116,12 +116,12 @@ def test_an_unrelated_commit_orphans_no_results(repository: Path) -> None:
 
 
 def test_each_side_has_its_own_best_config(repository: Path) -> None:
-    other = NamedInts(BLOCK_SIZE=64, num_warps=4)
+    second = NamedInts(BLOCK_SIZE=64, num_warps=4)
     studies = [
         results(repository, "main", "colwise", 200.0),
-        results(repository, "main", "colwise", 180.0, config=other),
+        results(repository, "main", "colwise", 180.0, config=second),
         results(repository, "branch", "colwise", 150.0),
-        results(repository, "branch", "colwise", 190.0, config=other),
+        results(repository, "branch", "colwise", 190.0, config=second),
     ]
     row = row_of(repository, *studies)
     assert (row.before_us, row.after_us) == (180.0, 150.0)
@@ -170,9 +170,9 @@ def test_results_that_are_no_times_of_ours_do_not_count(repository: Path, kind: 
 def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     changed = [results(repository, "main", "colwise", 100.0), results(repository, "branch", "colwise", 25.0)]
     both = [results(repository, side, "colwise", 50.0) for side in ("main", "branch")]
-    other = [replace(study, problem=replace(study.problem, shape=NamedInts(M=1, K=1, G=1))) for study in both]
+    second = [replace(study, problem=replace(study.problem, shape=NamedInts(M=1, K=1, G=1))) for study in both]
     same = results(repository, "main", "rowwise-2d", 90.0)
-    assert compare([*changed, *other, same], repository, kernels=()).ratio == pytest.approx(0.5)
+    assert compare([*changed, *second, same], repository, kernels=()).ratio == pytest.approx(0.5)
     assert compare([same], repository, kernels=("rowwise-2d",)).ratio == 1.0
     assert compare([same], repository).ratio is None
 
