@@ -95,7 +95,7 @@ def run(options: argparse.Namespace, folder: Path) -> Repeats:
             sweep = SweepOptions(kernel=(options.kernel,), shapes=tuple(options.shapes), timer=next(clocks))
             outcome = swept(sweep, folder, tables)
             took_s = time.monotonic() - begun
-            notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")
+            notice(f"{what} {number}/{count}: {len(outcome.results)} problems, {took_s:.0f} s")
             yield outcome
 
     first = list(sweeps("from scratch", options.scratch, NO_TABLES))
@@ -114,8 +114,8 @@ def between(value: Outcome, second: Outcome) -> Iterator[float | None]:
 
     What was no finalist in the other sweep has only its screen there, so each is taken against the best of its stage.
     """
-    for problem, mine in value.found.items():
-        if theirs := second.found.get(problem):
+    for problem, mine in value.results.items():
+        if theirs := second.results.get(problem):
             picks: list[NamedInts] = [candidates.pick.config or NamedInts() for candidates in (mine, theirs)]
             both = ((theirs, picks[0], picks[1]), (mine, picks[1], picks[0]))
             slower = [times.slowdowns[pick] / times.slowdowns[own] for times, pick, own in both if pick != own]

@@ -86,7 +86,7 @@ def _rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> Iterator[Com
 
 def _why_missing(revision: object, picks: Picks, problem: Problem, device: Device) -> str:
     """Explain why a side lacks a problem on a device; results of other devices are never compared."""
-    differences = []
+    differences: list[list[str]] = []
     for size, candidate in picks:
         if size == problem:
             values = [

@@ -7,7 +7,6 @@ round and row to row: in six rounds each is first, second and last equally often
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter
@@ -134,9 +133,7 @@ def time_rounds(backend: Backend, trees: tuple[Tree, Tree], rows: Sequence[Row],
         return [group.arms[seat] for seat in (*seats, *reversed(seats))]
 
     groups = [Group(row, [replace(arm, seat=seat) for seat, arm in enumerate((*row.arms, row.before))]) for row in rows]
-    schedule = Schedule(rounds, 1, order, trees=(*trees, trees[0]), on_failure="end")
-    with contextlib.closing(measure(backend, groups, schedule)) as turns:
-        for turn in turns:
-            turn.group.subject.add(turn, backend.device.arch)
-            done = (turn.process - rounds.start) * len(rows) + numbers[turn.group.subject] + 1
-            report("timing", done, len(rows) * len(rounds))
+    for turn in measure(backend, groups, Schedule(rounds, 1, order, trees=(*trees, trees[0]), on_failure="end")):
+        turn.group.subject.add(turn, backend.device.arch)
+        done = (turn.process - rounds.start) * len(rows) + numbers[turn.group.subject] + 1
+        report("timing", done, len(rows) * len(rounds))

@@ -90,7 +90,8 @@ def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
 def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
     """Return a kernel with its hash in each checkout."""
     path, _, attribute = text.rpartition(":")
-    name, roots, references = text, source.SOURCE_ROOTS, [text, text]
+    roots: tuple[str, ...] = source.SOURCE_ROOTS
+    name, references = text, [text, text]
     if (start := locate(text).root) is not None:
         if not start.resolve().is_relative_to(root.resolve()):
             raise errors.UsageError(f"{text} lies outside {root}: compare kernels of one repository at a time")
