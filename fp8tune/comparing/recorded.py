@@ -95,4 +95,5 @@ def _why_missing(revision: object, picks: Picks, problem: Problem, device: Devic
             differences.append([f"{name} {a or 'unknown'} against {b or 'unknown'}" for name, a, b in values if a != b])
     if not differences:
         return f"no results of {revision} for this size: run fp8tune sweep there"
-    return f"results of {revision} are never compared with these: {'; '.join(min(differences, key=len))}"
+    nearest = min(differences, key=len)
+    return f"results of {revision} are never compared with these: {'; '.join(nearest)}"
