@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -165,11 +166,14 @@ def launches(session: live.Session, kernel: str, before: str, after: str) -> Row
 
 def edged(name: str, *, is_partial: bool) -> str:
     """Return a version that declares an edge case, and perhaps never writes its last, partial block of 32 rows."""
-    partial = "out[0][: len(given[0]) // 32 * 32].copy_(FACTOR * given[0][: len(given[0]) // 32 * 32])"
     edge = 'Edge("a block and one more", Problem(problem.kernel, NamedInts(M=33, K=8)))'
     text = version(name).replace("scaled_down=", f"edges=lambda problem: [{edge}],\n    scaled_down=")
     text = text.replace("import KernelSpec", "import Edge, KernelSpec")
-    return text.replace("out[0].copy_(FACTOR * given[0])", partial) if is_partial else text
+    whole = r"out\[0\]\.copy_\(FACTOR \* (\w+)\[0\]\)"
+    partial = r"rows = len(\1[0]) // 32 * 32; out[0][:rows].copy_(FACTOR * \1[0][:rows])"
+    text, count = re.subn(whole, partial if is_partial else r"\g<0>", text)
+    assert count == 1
+    return text
 
 
 def test_outputs_are_checked_on_both_sides(session: live.Session) -> None:
