@@ -1,12 +1,14 @@
-"""Report docstrings with an odd opening and names that are pronouns or participles.
+"""Report docstrings with an odd opening, names that are pronouns or participles, and commit subjects of another form.
 
-``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints numbers per folder instead.
+``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints numbers per folder instead,
+``--commits RANGE`` looks at the subjects of commits and ``--message FILE`` at that of a commit that is being written.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +16,32 @@ from pathlib import Path
 
 OPENING = re.compile(r"(What|Whether|Of|How|Where|Why|Those|As|The same|None|Whoever|Whatever|Which)\b")
 NAMES = frozenset(["asked", "each", "found", "given", "kept", "of", "one", "other", "said", "told", "wanted"])
+
+AREA = re.compile(r"[\w./-]+(, [\w./-]+)*: ")
+LONGEST_SUBJECT = 72
+OTHER_MOOD = re.compile(r"(?!bring|embed|feed|need|seed|shed|speed|string)\w+(ed|ing)$|\w+[^su]s$", re.IGNORECASE)
+GENERATED = ("Merge ", "Revert ", "fixup! ", "squash! ")
+
+
+def subject_problems(subject: str) -> Iterator[str]:
+    """Problems of a commit subject, such as ``area: add a thing``."""
+    if subject.startswith(GENERATED):
+        return
+    if len(subject) > LONGEST_SUBJECT:
+        yield f"has {len(subject)} characters: at most {LONGEST_SUBJECT}"
+    if subject.endswith("."):
+        yield "ends with a full stop"
+    first, *_ = AREA.sub("", subject).split() or [""]
+    if not first or OTHER_MOOD.match(first):
+        yield f"{first!r} is not imperative, as in `area: add a thing`"
+
+
+def subjects(arguments: list[str]) -> list[str]:
+    """Subjects of a range of commits, or of the file with a commit's message."""
+    if arguments[0] == "--message":
+        return Path(arguments[1]).read_text(encoding="utf-8").splitlines()[:1]
+    command = ["git", "log", "--no-merges", "--format=%s", arguments[1]]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def findings(path: Path) -> Iterator[tuple[int, str]]:
@@ -34,7 +62,13 @@ def findings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print findings, or their number per folder."""
+    """Print findings, or their number per folder; return the exit code."""
+    if arguments[:1] in (["--commits"], ["--message"]):
+        problems = [
+            f"{subject!r}: {problem}" for subject in subjects(arguments) for problem in subject_problems(subject)
+        ]
+        print("\n".join(problems), end="\n" if problems else "")
+        return 1 if problems else 0
     is_count = "--count" in arguments
     paths = [Path(argument) for argument in arguments if argument != "--count"]
     counts: Counter[tuple[str, str]] = Counter()

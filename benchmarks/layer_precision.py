@@ -118,7 +118,7 @@ class Case:
         products = self.inputs * self.outputs
         return self.rows * products / 1e9, self.rows * self.inputs / 1e6, self.experts * products / 1e6
 
-    def kept(self, is_fp8: bool, share: float | None = None) -> float:
+    def relative_time(self, is_fp8: bool, share: float | None = None) -> float:
         """Return the time of the better precision over that of one: the mean, or its lower confidence bound."""
         better = min(("fp8", "bf16"), key=self.us_of)
         ratios = [a / b for a, b in zip(self.us[better], self.us["fp8" if is_fp8 else "bf16"], strict=True)]
@@ -167,13 +167,13 @@ def fitted(fit: Sequence[Case]) -> Rule:
     return Rule(costs(lambda case: case.bf16_us, 1.0), costs(lambda case: case.saved_us, SOFTNESS), launch_us)
 
 
-def least_kept(rule: Rule, found: Sequence[Case]) -> tuple[float, float, list[str]]:
+def least_kept(rule: Rule, results: Sequence[Case]) -> tuple[float, float, list[str]]:
     """Return the least share of the better precision's speed, its least lower bound, and lines on cases below 0.98."""
     shares, bounds, lines = [], [], []
-    for case in found:
+    for case in results:
         is_fp8 = case.rows >= least_fp8_rows(rule, *case.sizes)
-        shares.append(case.kept(is_fp8))
-        bounds.append(case.kept(is_fp8, CONFIDENCE))
+        shares.append(case.relative_time(is_fp8))
+        bounds.append(case.relative_time(is_fp8, CONFIDENCE))
         if bounds[-1] < GOAL:
             taken = "fp8" if is_fp8 else "bf16"
             ratio = case.us_of("bf16") / case.us_of("fp8")
@@ -184,22 +184,22 @@ def least_kept(rule: Rule, found: Sequence[Case]) -> tuple[float, float, list[st
     return min(shares), min(bounds), lines
 
 
-def report(rule: Rule, found: Sequence[Case]) -> Iterator[str]:
+def report(rule: Rule, results: Sequence[Case]) -> Iterator[str]:
     """Yield lines on a rule's errors: root mean squares of the two forms, and what its decisions lose."""
 
     def spread(values: Sequence[float]) -> str:
         return f"{math.sqrt(statistics.fmean(value * value for value in values)):.1%}"
 
-    of_bf16 = [rule.bf16.us(case.rows, *case.sizes) / case.bf16_us - 1 for case in found]
-    of_saved = [(rule.saved.us(case.rows, *case.sizes) - case.saved_us) / case.bf16_us for case in found]
+    of_bf16 = [rule.bf16.us(case.rows, *case.sizes) / case.bf16_us - 1 for case in results]
+    of_saved = [(rule.saved.us(case.rows, *case.sizes) - case.saved_us) / case.bf16_us for case in results]
     of_bf16, of_saved = ([error for error in errors if not math.isnan(error)] for errors in (of_bf16, of_saved))
-    share, bound, lines = least_kept(rule, found)
-    right = sum(case.kept(case.rows >= least_fp8_rows(rule, *case.sizes)) >= 1 for case in found)
-    yield f"{len(found)} cases: bf16 within {spread(of_bf16)}, saving within {spread(of_saved)} of bf16 (rms)"
+    share, bound, lines = least_kept(rule, results)
+    right = sum(case.relative_time(case.rows >= least_fp8_rows(rule, *case.sizes)) >= 1 for case in results)
+    yield f"{len(results)} cases: bf16 within {spread(of_bf16)}, saving within {spread(of_saved)} of bf16 (rms)"
     yield f"  the better precision in {right}; least share of its speed {share:.3f}, lower bound {bound:.3f}"
-    always = {name: statistics.geometric_mean(case.us_of(name) for case in found) for name in ("fp8", "bf16")}
+    always = {name: statistics.geometric_mean(case.us_of(name) for case in results) for name in ("fp8", "bf16")}
     taken = statistics.geometric_mean(
-        case.us_of("fp8" if case.rows >= least_fp8_rows(rule, *case.sizes) else "bf16") for case in found
+        case.us_of("fp8" if case.rows >= least_fp8_rows(rule, *case.sizes) else "bf16") for case in results
     )
     yield f"  speed over always bf16 {always['bf16'] / taken:.3f}, over always fp8 {always['fp8'] / taken:.3f} (means)"
     yield from lines

@@ -59,7 +59,7 @@ _LANGUAGES = {".toml": "toml", ".py": "python", ".yml": "yaml", ".yaml": "yaml",
 
 @dataclass(frozen=True)
 class Printed:
-    """What one command printed; ``is_markdown``: it stands in the page as it is."""
+    """Output of one command; ``is_markdown`` if the page holds it unquoted."""
 
     text: str
     is_markdown: bool = False
@@ -68,8 +68,8 @@ class Printed:
 
 def pages() -> list[Path]:
     """The pages that have a block, below the root of the checkout."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
-    return [path for path in found if BEGIN in path.read_text(encoding="utf-8")]
+    results = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+    return [path for path in results if BEGIN in path.read_text(encoding="utf-8")]
 
 
 def updated(text: str) -> str:
@@ -80,18 +80,18 @@ def updated(text: str) -> str:
         return BLOCK.sub(_block, text)
 
 
-def _block(found: re.Match[str]) -> str:
-    shown = "".join(_shown(line.strip()) for line in found["commands"].splitlines() if line.strip())
+def _block(results: re.Match[str]) -> str:
+    shown = "".join(_shown(line.strip()) for line in results["commands"].splitlines() if line.strip())
     shown = shown.replace("\n```\n```console\n", "\n\n")  # one console for all commands of a block
-    kept = found["body"] if _without_durations(found["body"]) == _without_durations(shown) else shown
-    return f"{found[1]}{kept}{END}"
+    stored = results["body"] if _without_durations(results["body"]) == _without_durations(shown) else shown
+    return f"{results[1]}{stored}{END}"
 
 
 def _shown(command: str) -> str:
     if command.startswith("quiet:"):
         run(command.removeprefix("quiet:").strip())
         return ""
-    code, command = found.groups() if (found := _ENDS.fullmatch(command)) else ("0", command)
+    code, command = results.groups() if (results := _ENDS.fullmatch(command)) else ("0", command)
     printed = run(command, int(code))
     if printed.is_markdown:
         return f"{printed.text.strip()}\n"
@@ -103,14 +103,14 @@ def _without_durations(text: str) -> str:
     return _DURATION.sub("? s", text)
 
 
-def run(command: str, wanted: int = 0) -> Printed:
-    """What a command of a block prints. Raises ValueError where it ends with another exit code than ``wanted``."""
+def run(command: str, expected: int = 0) -> Printed:
+    """Return the output of a command of a block. Raises ValueError for an exit code other than ``expected``."""
     first, *filters = command.split(" | ")
     is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
     if program == "cp":
-        for each in arguments[:-1]:
-            shutil.copy(each, arguments[-1])
+        for item in arguments[:-1]:
+            shutil.copy(item, arguments[-1])
         return Printed("")
     if program == "cat":
         path = Path(arguments[0])
@@ -120,7 +120,7 @@ def run(command: str, wanted: int = 0) -> Printed:
     call = _module if is_module else _script if program == "python" else _fp8tune
     with _captured(is_all) as (out, error):
         code = call(arguments[1:] if is_module else arguments)
-    if code != wanted:
+    if code != expected:
         raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
     is_markdown = is_module or "--format markdown" in first
     here = out.getvalue().replace(f"{ROOT}/", "")  # as one sees it in the checkout, wherever that is
@@ -129,8 +129,8 @@ def run(command: str, wanted: int = 0) -> Printed:
 
 def _filtered(text: str, filters: Sequence[str]) -> str:
     lines = [line.rstrip() for line in text.splitlines()]
-    for each in filters:
-        name, count = each.split(" -")
+    for item in filters:
+        name, count = item.split(" -")
         lines = lines[: int(count)] if name == "head" else lines[-int(count) :]
     return "\n".join(lines)
 
@@ -196,24 +196,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.printed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a block differs")
     parser.add_argument("pages", nargs="*", type=Path, help="default: every page that has a block")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     stale = 0
-    for page in [path.resolve() for path in given.pages] or pages():
+    for page in [path.resolve() for path in options.pages] or pages():
         text = page.read_text(encoding="utf-8")
-        wanted = updated(text)
+        expected = updated(text)
         name = str(page.relative_to(ROOT))
-        if wanted != text and given.check:
+        if expected != text and options.check:
             stale = 1
-            sys.stdout.writelines(difference(text, wanted, name))
-        elif wanted != text:
-            page.write_text(wanted, encoding="utf-8")
-        print(f"{name}: {'unchanged' if wanted == text else 'stale' if given.check else 'written'}")
+            sys.stdout.writelines(difference(text, expected, name))
+        elif expected != text:
+            page.write_text(expected, encoding="utf-8")
+        print(f"{name}: {'unchanged' if expected == text else 'stale' if options.check else 'written'}")
     return stale
 
 
-def difference(text: str, wanted: str, name: str) -> Iterator[str]:
+def difference(text: str, expected: str, name: str) -> Iterator[str]:
     """A unified diff from a page to what it should be."""
-    return difflib.unified_diff(text.splitlines(True), wanted.splitlines(True), name, f"{name}, as commands print it")
+    return difflib.unified_diff(text.splitlines(True), expected.splitlines(True), name, f"{name}, as commands print it")
 
 
 if __name__ == "__main__":

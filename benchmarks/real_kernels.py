@@ -1,4 +1,4 @@
-"""What offline tuning of other libraries' autotuned kernels gives, from their recordings and a database of sweeps.
+"""Gains of offline tuning for autotuned kernels of other libraries, from their recordings and a database of sweeps.
 
     fp8tune record -o run1.json -- python train.py    # three times: three fresh processes tune at run time
     fp8tune sweep --kernel module:kernel --recording run1.json --db real.db
@@ -83,7 +83,7 @@ class Studied:
     @property
     def picks(self) -> Mapping[str, tuple[str | None, ...]]:
         """Key -> the config of each recording, where there was a choice."""
-        return {each.key: each.picked for each in self.launches} if self.declared > 1 else {}
+        return {item.key: item.picked for item in self.launches} if self.declared > 1 else {}
 
     @property
     def agreed(self) -> int:
@@ -92,50 +92,50 @@ class Studied:
 
     @property
     def ratios(self) -> list[float]:
-        """Of all launches and recordings the time of run-time tuning's pick over ours."""
-        return [ratio for each in self.launches for ratio in each.theirs_over_ours if ratio is not None]
+        """Return the time of run-time tuning's pick over ours, for all launches and recordings."""
+        return [ratio for item in self.launches for ratio in item.theirs_over_ours if ratio is not None]
 
     @property
     def not_right(self) -> Mapping[str, int]:
         """Config -> launches on which it is wrong or does not run."""
-        return Counter(config for each in self.launches for config in each.failures)
+        return Counter(config for item in self.launches for config in item.failures)
 
 
 def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
     """Every kernel of the first recording, in its order."""
     kinds = (Kind.MEASURED, Kind.SIMULATED)
-    found = {
+    results = {
         (candidates.problem.kernel, candidates.problem.input_layout): candidates
         for candidates in read_studies(store, kinds=kinds, tables=NO_TABLES)
     }
-    return [_studied(kernel, recordings, found, store) for kernel in recordings[0].kernels]
+    return [_studied(kernel, recordings, results, store) for kernel in recordings[0].kernels]
 
 
 def _studied(
-    kernel: Kernel, recordings: Sequence[Recording], found: Mapping[tuple[str, str], Study], store: Store
+    kernel: Kernel, recordings: Sequence[Recording], results: Mapping[tuple[str, str], Study], store: Store
 ) -> Studied:
-    same = [one for each in recordings for one in each.kernels if one.name == kernel.name]
-    swept = [found.get((kernel.name, f"recorded-{launch.id}")) for launch in kernel.launches]
+    same = [value for item in recordings for value in item.kernels if value.name == kernel.name]
+    swept = [results.get((kernel.name, f"recorded-{launch.id}")) for launch in kernel.launches]
     launches = [
         _swept(launch, same, candidates, store) for launch, candidates in zip(kernel.launches, swept, strict=True)
     ]
     # run-time tuning would take a config of the list that is wrong elsewhere
-    wrong = {config for each in launches for config, status in each.failures.items() if status.startswith("wrong")}
+    wrong = {config for item in launches for config, status in item.failures.items() if status.startswith("wrong")}
     right = [
         {config: slowdown for config, slowdown in candidates.slowdowns.items() if str(config) not in wrong}
         for candidates in swept
         if candidates
     ]
     covered = [
-        Covered(each.within, tuple(map(str, each.configs)), each.worst)
-        for each in ((cover(right, bound) for bound in BOUNDS) if right and all(right) else ())
+        Covered(item.within, tuple(map(str, item.configs)), item.worst)
+        for item in ((cover(right, bound) for bound in BOUNDS) if right and all(right) else ())
     ]
-    tuning_s = tuple(one.tuning_s for one in same)
+    tuning_s = tuple(value.tuning_s for value in same)
     return Studied(kernel.name, len(kernel.configs), kernel.refusal, tuning_s, tuple(launches), tuple(covered))
 
 
 def _swept(launch: Launch, same: Sequence[Kernel], candidates: Study | None, store: Store) -> Swept:
-    picked = [_picked(one, launch.id) for one in same]
+    picked = [_picked(value, launch.id) for value in same]
     key = json.dumps(launch.key)
     names = tuple(None if config is None else str(config) for config in picked)
     if candidates is None:
@@ -159,13 +159,13 @@ def _swept(launch: Launch, same: Sequence[Kernel], candidates: Study | None, sto
 
 
 def _picked(kernel: Kernel, launch_id: str) -> NamedInts | None:
-    """What run-time tuning picked, as rows hold it."""
-    launch = next((one for one in kernel.launches if one.id == launch_id), None)
+    """Return the pick of run-time tuning, as rows hold it."""
+    launch = next((value for value in kernel.launches if value.id == launch_id), None)
     return encoded(kernel, launch.config) if launch and launch.config else None
 
 
 def _tally(candidates: Study, store: Store) -> Tally | None:
-    """Of all configs that were tried."""
+    """Count all configs that were tried."""
     if candidates.version is None:
         return None
     return store.tally(Subject(candidates.version, candidates.device, candidates.kind, candidates.problem))
@@ -173,20 +173,22 @@ def _tally(candidates: Study, store: Store) -> Tally | None:
 
 def rows(studied: Iterable[Studied]) -> Iterator[tuple[str, ...]]:
     """The cells of the table, a row a kernel."""
-    for each in studied:
-        covering = [f"{len(one.configs)} ({100 * one.worst:.1f} %)" for one in each.covered] or ["-"] * len(BOUNDS)
-        first, later = each.tuning_s[:1], each.tuning_s[1:]
+    for item in studied:
+        covering = [f"{len(value.configs)} ({100 * value.worst:.1f} %)" for value in item.covered] or ["-"] * len(
+            BOUNDS
+        )
+        first, later = item.tuning_s[:1], item.tuning_s[1:]
         tuning = " / ".join(f"{max(part):.1f}" for part in (first, later) if part)
-        mean = f"{geomean(each.ratios):.3f} ({max(each.ratios):.3f})" if each.ratios else "-"
+        mean = f"{geomean(item.ratios):.3f} ({max(item.ratios):.3f})" if item.ratios else "-"
         yield (
-            f"`{each.kernel.rpartition('.')[2]}`",
-            str(each.declared),
-            f"{sum(one.ours is not None for one in each.launches)} of {len(each.launches)}",
+            f"`{item.kernel.rpartition('.')[2]}`",
+            str(item.declared),
+            f"{sum(value.ours is not None for value in item.launches)} of {len(item.launches)}",
             *covering,
             tuning,
-            f"{each.agreed} of {len(each.picks)}" if each.picks else "-",
+            f"{item.agreed} of {len(item.picks)}" if item.picks else "-",
             mean,
-            str(len(each.not_right)),
+            str(len(item.not_right)),
         )
 
 
@@ -218,22 +220,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("recordings", nargs="+", type=Path, help="of the same program, each in a fresh process")
     parser.add_argument("--db", required=True, help="the database that the kernels were swept into")
     parser.add_argument("--output", type=Path, help="a folder for study.json and study.md")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        with Store.open(given.db, writable=False) as store:
-            studied = study([recording.read(path) for path in given.recordings], store)
+        with Store.open(options.db, writable=False) as store:
+            studied = study([recording.read(path) for path in options.recordings], store)
     except Fp8tuneError as error:
         notice(f"fp8tune: {error}")
         return error.exit_code
     print(table(studied))
-    for each in studied:
-        for config, launches in each.not_right.items():
-            reason = next(one.failures[config] for one in each.launches if config in one.failures)
-            print(f"{each.kernel} {config}: on {launches} of {len(each.launches)} launches, {reason}")
-    if given.output:
-        given.output.mkdir(parents=True, exist_ok=True)
-        (given.output / "study.json").write_text(json.dumps([asdict(each) for each in studied], indent=1) + "\n")
-        (given.output / "study.md").write_text(table(studied))
+    for item in studied:
+        for config, launches in item.not_right.items():
+            reason = next(value.failures[config] for value in item.launches if config in value.failures)
+            print(f"{item.kernel} {config}: on {launches} of {len(item.launches)} launches, {reason}")
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "study.json").write_text(json.dumps([asdict(item) for item in studied], indent=1) + "\n")
+        (options.output / "study.md").write_text(table(studied))
     return 0
 
 

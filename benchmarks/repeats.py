@@ -1,4 +1,4 @@
-"""Whether picks hold on this device: sweeps from scratch, and re-sweeps with the table that the first of them gave.
+"""Measure whether picks hold on this device: sweeps from scratch, and re-sweeps with the first one's table.
 
     python -m benchmarks.repeats --kernel mxfp8-dim0 --shapes llama4
 
@@ -43,12 +43,12 @@ class Outcome:
     module: str
     """The text of the table."""
     table: Table
-    found: Mapping[Problem, Study]
+    results: Mapping[Problem, Study]
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What the sweeps say of each other."""
+    """Agreement of the sweeps with each other."""
 
     same_tables: int
     """Re-sweeps whose table has the first one's bytes."""
@@ -80,10 +80,10 @@ def swept(options: SweepOptions, folder: Path, tables: CurrentTables) -> Outcome
     return Outcome(table.render(), rows, {study.problem: study for study in studies if study.is_usable})
 
 
-def run(given: argparse.Namespace, folder: Path) -> Repeats:
+def run(options: argparse.Namespace, folder: Path) -> Repeats:
     """All sweeps, a line each. None begins that would end after the deadline, judging by the last."""
-    clocks = (f"{given.timer}.{number}" if given.timer else None for number in itertools.count(1))
-    deadline = time.monotonic() + given.deadline
+    clocks = (f"{options.timer}.{number}" if options.timer else None for number in itertools.count(1))
+    deadline = time.monotonic() + options.deadline
 
     def sweeps(what: str, count: int, tables: CurrentTables) -> Iterator[Outcome]:
         took_s = 0.0
@@ -92,30 +92,30 @@ def run(given: argparse.Namespace, folder: Path) -> Repeats:
             if begun + took_s > deadline:
                 notice(f"time is up: {count - number + 1} of {count} {what} are left out")
                 return
-            options = SweepOptions(kernel=(given.kernel,), shapes=tuple(given.shapes), timer=next(clocks))
-            outcome = swept(options, folder, tables)
+            sweep = SweepOptions(kernel=(options.kernel,), shapes=tuple(options.shapes), timer=next(clocks))
+            outcome = swept(sweep, folder, tables)
             took_s = time.monotonic() - begun
-            notice(f"{what} {number}/{count}: {len(outcome.found)} problems, {took_s:.0f} s")
+            notice(f"{what} {number}/{count}: {len(outcome.results)} problems, {took_s:.0f} s")
             yield outcome
 
-    first = list(sweeps("from scratch", given.scratch, NO_TABLES))
+    first = list(sweeps("from scratch", options.scratch, NO_TABLES))
     same = again = 0
     if first:
-        for outcome in sweeps("re-sweep", given.resweeps, CurrentTables(lambda arch: first[0].table)):
+        for outcome in sweeps("re-sweep", options.resweeps, CurrentTables(lambda arch: first[0].table)):
             again, same = again + 1, same + (outcome.module == first[0].module)
             for line in changed(first[0].module, outcome.module):
                 notice(f"  {line}")
-    compared = [slower for one, other in itertools.combinations(first, 2) for slower in between(one, other)]
+    compared = [slower for value, second in itertools.combinations(first, 2) for slower in between(value, second)]
     return Repeats(same, again, len(compared), compared.count(None), max((s for s in compared if s), default=1.0))
 
 
-def between(one: Outcome, other: Outcome) -> Iterator[float | None]:
+def between(value: Outcome, second: Outcome) -> Iterator[float | None]:
     """For each problem of both: None for the same pick, else the larger slowdown of one's pick by the other's times.
 
     What was no finalist in the other sweep has only its screen there, so each is taken against the best of its stage.
     """
-    for problem, mine in one.found.items():
-        if theirs := other.found.get(problem):
+    for problem, mine in value.results.items():
+        if theirs := second.results.get(problem):
             picks: list[NamedInts] = [candidates.pick.config or NamedInts() for candidates in (mine, theirs)]
             both = ((theirs, picks[0], picks[1]), (mine, picks[1], picks[0]))
             slower = [times.slowdowns[pick] / times.slowdowns[own] for times, pick, own in both if pick != own]
@@ -138,16 +138,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=math.inf, metavar="S", help="begin none that would end later")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every database in this new folder")
     parser.add_argument("--timer", help="simulated:SEED runs on a fake GPU, each sweep with noise of its own")
-    given = parser.parse_args(arguments)
-    given.shapes = given.shapes or ["llama4"]
+    options = parser.parse_args(arguments)
+    options.shapes = options.shapes or ["llama4"]
     with tempfile.TemporaryDirectory() as temporary:
-        if given.keep:
-            given.keep.mkdir(parents=True)
-        told = run(given, given.keep or Path(temporary))
-    print(f"re-sweeps with the same table, byte for byte: {told.same_tables} of {told.resweeps}")
-    apart = 100 * (told.worst - 1)
-    print(f"the same pick from scratch: {told.agreeing} of {told.pairs}; else {apart:.2f} % apart at worst")
-    return told.exit_code
+        if options.keep:
+            options.keep.mkdir(parents=True)
+        result = run(options, options.keep or Path(temporary))
+    print(f"re-sweeps with the same table, byte for byte: {result.same_tables} of {result.resweeps}")
+    apart = 100 * (result.worst - 1)
+    print(f"the same pick from scratch: {result.agreeing} of {result.pairs}; else {apart:.2f} % apart at worst")
+    return result.exit_code
 
 
 if __name__ == "__main__":

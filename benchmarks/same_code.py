@@ -1,4 +1,4 @@
-"""Which kernels launch the same machine code as at another revision, though their source hash is another one.
+"""List kernels that launch the same machine code as at another revision, though their source hash differs.
 
     python -m benchmarks.same_code OLD_REV [KERNEL ...] [--arch sm_90 gfx942] [--samples 8] [--seed 0]
 
@@ -44,7 +44,7 @@ ROWS = (
 
 
 def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Sample]:
-    """What is compiled of a kernel; the same for the same arguments."""
+    """Yield the launches of a kernel that are compiled; the same ones for the same arguments."""
     draw = random.Random(f"{spec.name} {arch} {seed}")
     shapes = [shape for row in ROWS for shape in itertools.islice(spec.problems(row), 1)]
     configs = spec.configs or [
@@ -69,16 +69,16 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
         yield spec.name, problem, config, arch
 
 
-def launched(of: Tree, wanted: Sequence[Sample]) -> list[str]:
+def launched(subject: Tree, expected: Sequence[Sample]) -> list[str]:
     """The hash of what each sample launches on one side; of what does not compile there, what its compiler says."""
-    worker, found = Worker(), []
-    for kernel, problem, config, arch in wanted:
+    worker, results = Worker(), []
+    for kernel, problem, config, arch in expected:
         try:
-            found.append(worker.call(600, within, of, launched_code, kernel, problem, config, arch))
+            results.append(worker.call(600, within, subject, launched_code, kernel, problem, config, arch))
         except RemoteError as error:
-            found.append(str(error).strip().splitlines()[-1])
+            results.append(str(error).strip().splitlines()[-1])
     worker.close()
-    return found
+    return results
 
 
 def main() -> int:
@@ -97,17 +97,21 @@ def main() -> int:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
         for kernel in options.kernels:
             spec = load_spec(kernel)
-            hashes = [source.source_hash(kernel, source.in_folder(each, source.SOURCE_ROOTS)) for each in folders]
+            hashes = [source.source_hash(kernel, source.in_folder(item, source.SOURCE_ROOTS)) for item in folders]
             if hashes[0] == hashes[1]:
                 continue
-            wanted = [each for arch in options.arch for each in samples(spec, arch, options.samples, options.seed)]
+            expected = [item for arch in options.arch for item in samples(spec, arch, options.samples, options.seed)]
             with ThreadPoolExecutor() as threads:
-                before, after = threads.map(launched, sides, (wanted, wanted))
-            wrong = [(each, *codes) for each, *codes in zip(wanted, before, after, strict=True) if codes[0] != codes[1]]
+                before, after = threads.map(launched, sides, (expected, expected))
+            wrong = [
+                (item, *codes) for item, *codes in zip(expected, before, after, strict=True) if codes[0] != codes[1]
+            ]
             for (_, problem, config, arch), old, new in wrong:
                 print(f"{kernel} on {arch}, {problem}, {config}: {old} / {new}", file=sys.stderr)
             compiled = len({code for code in before if len(code) == 16})
-            print(f"{kernel}: {len(wanted) - len(wrong)} of {len(wanted)} the same, {compiled} codes", file=sys.stderr)
+            print(
+                f"{kernel}: {len(expected) - len(wrong)} of {len(expected)} the same, {compiled} codes", file=sys.stderr
+            )
             different += bool(wrong)
             if not wrong:
                 same[kernel] = hashes

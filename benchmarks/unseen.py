@@ -1,4 +1,4 @@
-"""What the exported table is worth on shapes it has no row for: the config a lookup gives against the shape's own best.
+"""Quality of the exported table on shapes that it has no row for: the looked-up config against the shape's best.
 
     fp8tune sweep --shapes unseen --db unseen.db
     python -m benchmarks.unseen --db unseen.db
@@ -58,11 +58,11 @@ class Lookups:
     @property
     def shapes(self) -> int:
         """Different shapes among the problems, of whatever kernel."""
-        return len({each.problem.shape for each in self.unseen})
+        return len({item.problem.shape for item in self.unseen})
 
     def geomean(self, kernel: str | None = None) -> float | None:
-        """Of the slowdowns there are, of one kernel or all."""
-        chosen = [each.slowdown for each in self.unseen if kernel in (None, each.problem.kernel)]
+        """Return the geometric mean of the slowdowns of one kernel, or of all."""
+        chosen = [item.slowdown for item in self.unseen if kernel in (None, item.problem.kernel)]
         slowdowns = [slowdown for slowdown in chosen if slowdown is not None]
         return geomean(slowdowns) if slowdowns else None
 
@@ -72,14 +72,14 @@ class Lookups:
         mean = self.geomean()
         if mean is None or self.shapes < FEWEST_SHAPES:
             return 3
-        return 0 if mean <= TARGET and all(each.slowdown for each in self.unseen) else 1
+        return 0 if mean <= TARGET and all(item.slowdown for item in self.unseen) else 1
 
 
-def look_up(found: Iterable[Study], specs: Mapping[str, KernelSpec], exported: Table) -> Lookups:
+def look_up(results: Iterable[Study], specs: Mapping[str, KernelSpec], exported: Table) -> Lookups:
     """Every problem that was swept to the end, by what was exported."""
     keys = {(kernel, key) for kernel, _, key, _ in exported.rows}
     unseen, seen = [], 0
-    for candidates in (study for study in found if study.is_usable):
+    for candidates in (study for study in results if study.is_usable):
         problem, device, times_us = candidates.problem, candidates.device.name, candidates.times_us
         spec = specs[problem.kernel]
         key = spec.lookup_key(problem)
@@ -93,10 +93,10 @@ def look_up(found: Iterable[Study], specs: Mapping[str, KernelSpec], exported: T
     return Lookups(tuple(unseen), seen)
 
 
-def show(found: Lookups) -> None:
+def show(results: Lookups) -> None:
     """Print a table for each kernel, and the geometric means."""
-    for kernel in dict.fromkeys(each.problem.kernel for each in found.unseen):
-        rows = [each for each in found.unseen if each.problem.kernel == kernel]
+    for kernel in dict.fromkeys(item.problem.kernel for item in results.unseen):
+        rows = [item for item in results.unseen if item.problem.kernel == kernel]
         losses = ["does not run" if row.slowdown is None else ratio(row.slowdown) for row in rows]
         columns = [
             Column("size", [f"{pairs(row.problem.shape)} {row.problem.input_layout}" for row in rows]),
@@ -107,8 +107,8 @@ def show(found: Lookups) -> None:
             number("us", [microseconds(row.best_us) for row in rows]),
             number("slower", losses),
         ]
-        Screen([f"{kernel}: {ratio(found.geomean(kernel))} slower (geometric mean)"], columns).print()
-    print(f"all: {ratio(found.geomean())} slower (geometric mean)")
+        Screen([f"{kernel}: {ratio(results.geomean(kernel))} slower (geometric mean)"], columns).print()
+    print(f"all: {ratio(results.geomean())} slower (geometric mean)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,17 +116,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.unseen", description=__doc__.splitlines()[0])
     parser.add_argument("--db", required=True, help="the database that the unseen shapes were swept into")
     parser.add_argument("--arch", default="sm_90", help="whose table and rows")
-    given = parser.parse_args(arguments)
-    kinds = [Kind.SIMULATED if given.arch == "simulated" else Kind.MEASURED]
-    with Store.open(given.db, writable=False) as store:
-        found = read_studies(store, arch=given.arch, kinds=kinds, tables=NO_TABLES)
+    options = parser.parse_args(arguments)
+    kinds = [Kind.SIMULATED if options.arch == "simulated" else Kind.MEASURED]
+    with Store.open(options.db, writable=False) as store:
+        results = read_studies(store, arch=options.arch, kinds=kinds, tables=NO_TABLES)
     specs = {kernel: load_spec(kernel) for kernel in KERNELS}
-    lookups = look_up([c for c in found if c.problem.kernel in specs], specs, lookup.table(given.arch))
+    lookups = look_up([c for c in results if c.problem.kernel in specs], specs, lookup.table(options.arch))
     show(lookups)
     if lookups.seen:
-        notice(f"{lookups.seen} problems are not judged: the table of {given.arch} has a row for their key")
+        notice(f"{lookups.seen} problems are not judged: the table of {options.arch} has a row for their key")
     if lookups.shapes < FEWEST_SHAPES:
-        sweep = f"fp8tune sweep --shapes unseen --db {given.db}"
+        sweep = f"fp8tune sweep --shapes unseen --db {options.db}"
         notice(f"{lookups.shapes} unseen shapes, and {FEWEST_SHAPES} are wanted: {sweep}")
     return lookups.exit_code
 

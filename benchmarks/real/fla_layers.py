@@ -44,9 +44,9 @@ def main() -> int:
     """Runs the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backward", action="store_true", help="also run retention's backward pass")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     named = {f"l2norm {size}": partial(l2norm, size) for size in SIZES}
-    named |= {f"retention {size}": partial(retention, size, backward=given.backward) for size in SIZES}
+    named |= {f"retention {size}": partial(retention, size, backward=arguments.backward) for size in SIZES}
     return 1 if steps.run(named) else 0
 
 

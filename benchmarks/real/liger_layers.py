@@ -49,9 +49,9 @@ def main() -> int:
     """Runs the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backward", action="store_true", help="also run the experts' backward pass")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     named = {f"tanh {size}": partial(tanh, *size) for size in TANH}
-    named |= {f"experts {size}": partial(experts, *size, backward=given.backward) for size in EXPERTS}
+    named |= {f"experts {size}": partial(experts, *size, backward=arguments.backward) for size in EXPERTS}
     return 1 if steps.run(named) else 0
 
 

@@ -1,4 +1,4 @@
-"""What kernels of other libraries should give, in plain torch, for ``fp8tune sweep --reference``."""
+"""References for kernels of other libraries, in plain torch, for ``fp8tune sweep --reference``."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ def main() -> int:
     """Runs the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--colwise", action="store_true", help="also run the column-wise kernel alone")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     # one group of a row is a layer
     layers = dict.fromkeys((row["M"], row["N"], row["K"], row["E"]) for row in shapes.load("grouped-mm").rows)
     named: dict[str, Callable[[], None]] = {
         f"M={M} N={N} K={K} E={E}": partial(one_step, M, N, K, E) for M, N, K, E in layers
     }
-    if given.colwise:
+    if arguments.colwise:
         named |= {f"colwise in {groups} groups": partial(colwise, groups) for groups in GROUPS}
     return 1 if steps.run(named) else 0
 

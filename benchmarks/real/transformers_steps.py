@@ -59,7 +59,7 @@ ROW = "{:<12} {:>6} {:<19} {:>7} {:>6} {:>9} {:>7} {:>8} {:>8} {:>8} {:>7} {:>5}
 
 
 def in_bfloat16(rows: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, **_: Any) -> Tensor:
-    """What ``fp8_grouped_mm`` is called for, by torch's GEMM."""
+    """Multiply with torch's GEMM what ``fp8_grouped_mm`` is called for."""
     out = torch._grouped_mm(rows, B_t, offs=offs)
     return out if bias is None else add_bias(out, bias, offs)
 
@@ -168,7 +168,7 @@ def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         for left, right in zip(x.reshape(-1).split(2**26), y.reshape(-1).split(2**26), strict=True):
             left, right = left.float(), right.float()
             pairs = (left, right), (left, left), (right, right)
-            sums += torch.stack([torch.dot(one, other).double() for one, other in pairs])
+            sums += torch.stack([torch.dot(value, second).double() for value, second in pairs])
     dot, *squares = sums.tolist()
     return float(dot / (squares[0] * squares[1]) ** 0.5)
 
@@ -185,7 +185,7 @@ def error(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 class Found(NamedTuple):
-    """What a step of a model gives."""
+    """Results of one step of a model."""
 
     loss: float
     logits: Tensor
@@ -197,10 +197,10 @@ class Found(NamedTuple):
 
 def rerouted(index: Tensor, weights: Tensor, chosen: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Other experts for the tokens, each with the weight that it has here or, where it has none, had there."""
-    other, weights_there = chosen
-    matches = other.unsqueeze(2) == index.unsqueeze(1)
+    second, weights_there = chosen
+    matches = second.unsqueeze(2) == index.unsqueeze(1)
     here = (matches * weights.unsqueeze(1)).sum(2)
-    return other, torch.where(matches.any(2), here, weights_there).to(weights.dtype)
+    return second, torch.where(matches.any(2), here, weights_there).to(weights.dtype)
 
 
 class Differences:
@@ -234,24 +234,24 @@ class Differences:
         self.model.zero_grad(set_to_none=True)
         return Found(out.loss.item(), out.logits.detach(), gradients, of_experts, chosen)
 
-    def of(self, implementation: str) -> dict[str, float]:
-        """The measures of the table."""
-        found, right = self._step(implementation), self.right
-        pairs = zip(found.routing, right.routing, strict=True)
+    def measures(self, implementation: str) -> dict[str, float]:
+        """Return the measures of the table."""
+        results, right = self._step(implementation), self.right
+        pairs = zip(results.routing, right.routing, strict=True)
         alike = [(a.unsqueeze(2) == b.unsqueeze(1)).any(2) for (a, _), (b, _) in pairs]
         measures = {
-            "loss_difference": found.loss - right.loss,
-            "logits_error": error([found.logits], [right.logits]),
-            "gradient_error": error(found.gradients, right.gradients),
-            "gradient_cosine": cosine(found.gradients, right.gradients),
-            "expert_cosine": self._least(found),
+            "loss_difference": results.loss - right.loss,
+            "logits_error": error([results.logits], [right.logits]),
+            "gradient_error": error(results.gradients, right.gradients),
+            "gradient_cosine": cosine(results.gradients, right.gradients),
+            "expert_cosine": self._least(results),
             "routed_alike": float(torch.stack(alike).float().mean()),
         }
-        del found
+        del results
         return {**measures, "replayed_cosine": self._least(self._step(implementation, right.routing))}
 
-    def _least(self, found: Found) -> float:
-        return min(cosine([a], [b]) for a, b in zip(found.of_experts, self.right.of_experts, strict=True))
+    def _least(self, results: Found) -> float:
+        return min(cosine([a], [b]) for a, b in zip(results.of_experts, self.right.of_experts, strict=True))
 
 
 def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
@@ -302,25 +302,25 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     differences = None if options.times_only else Differences(model, ids)
     measured: dict[str, dict[str, float]] = {BF16: {}}
     others = [name for name in options.implementations if name != BF16]
-    for other in others if differences is None else ("eager", *others):
+    for second in others if differences is None else ("eager", *others):
         try:
-            measured[other] = tried(model, ids, other) if differences is None else differences.of(other)
+            measured[second] = tried(model, ids, second) if differences is None else differences.measures(second)
         except ValueError as refusal:
-            print(f"{name}: {other}: {refusal}")
+            print(f"{name}: {second}: {refusal}")
     del differences
-    timed = [other for other in options.implementations if other in measured]
+    timed = [second for second in options.implementations if second in measured]
     times: dict[str, list[float]] = {}
     if options.device != "cpu":
         micro, rounds = options.micro_batches, options.rounds
         times = step_ms(model, ids, timed, micro, rounds, is_compiled=options.compiled)
     rows = []
-    for other, differing in measured.items():
-        row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": other, **differing}
-        if times.get(other):
-            row["median_ms"] = statistics.median(times[other])
-            row["spread_ms"] = max(times[other]) - min(times[other])
+    for second, differing in measured.items():
+        row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": second, **differing}
+        if times.get(second):
+            row["median_ms"] = statistics.median(times[second])
+            row["spread_ms"] = max(times[second]) - min(times[second])
             row["over_bf16"] = statistics.median(times[BF16]) / row["median_ms"]
-            row["peak_gib"] = peak_gib(model, ids, other)
+            row["peak_gib"] = peak_gib(model, ids, second)
         rows.append(row)
     return rows
 

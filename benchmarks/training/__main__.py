@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _trained(options: argparse.Namespace, settings: Settings, folder: Path) -> list[dict[str, Any]]:
     """All runs, each in one of a few processes: the GPU works on one while another's host launches."""
     wishes = [(arm, seed) for seed in range(options.seeds) for arm in options.arms]
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    results: dict[tuple[str, int], dict[str, Any]] = {}
     begin = time.monotonic()
     processes = min(options.processes, len(wishes))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -100,21 +100,23 @@ def _trained(options: argparse.Namespace, settings: Settings, folder: Path) -> l
         }
         for future in as_completed(futures):
             arm, seed = futures[future]
-            found[arm, seed] = future.result()
+            results[arm, seed] = future.result()
             spent = time.monotonic() - begin
-            left = spent / len(found) * (len(wishes) - len(found))
-            loss = found[arm, seed]["held_out"]
-            print(f"{len(found)}/{len(wishes)} {arm} {seed}: {loss:.4f}, {spent:.0f} s, {left:.0f} s left", flush=True)
-    return [found[wish] for wish in sorted(wishes, key=lambda wish: (ARMS.index(wish[0]), wish[1]))]
+            left = spent / len(results) * (len(wishes) - len(results))
+            loss = results[arm, seed]["held_out"]
+            print(
+                f"{len(results)}/{len(wishes)} {arm} {seed}: {loss:.4f}, {spent:.0f} s, {left:.0f} s left", flush=True
+            )
+    return [results[wish] for wish in sorted(wishes, key=lambda wish: (ARMS.index(wish[0]), wish[1]))]
 
 
 def _are_settings_of(folder: Path, settings: Settings) -> bool:
-    """Whether the folder is new, or has runs of these settings."""
+    """Return True if the folder is new, or has runs of these settings."""
     file = folder / "settings.json"
-    wanted = json.dumps(asdict(settings), indent=1)
+    expected = json.dumps(asdict(settings), indent=1)
     if not file.exists():
-        file.write_text(wanted)
-    return file.read_text() == wanted
+        file.write_text(expected)
+    return file.read_text() == expected
 
 
 def _compact(document: dict[str, Any]) -> str:

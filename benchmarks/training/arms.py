@@ -24,7 +24,7 @@ def in_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
 
 
 def _of_bf16(multiply: Callable[..., Tensor], **options: object) -> GroupedMM:
-    """What is quantized is bfloat16 in each arm: the model's weights are float32."""
+    """Cast to bfloat16 what an arm quantizes: the model's weights are float32."""
 
     def in_fp8(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
         return multiply(rows.bfloat16(), weights.bfloat16(), offs, **options)

@@ -30,7 +30,7 @@ class Language:
 
     @property
     def tokens(self) -> int:
-        """How many a model has to know: the vocabulary and a name for each topic."""
+        """Number of tokens that a model has to know: the vocabulary and a name for each topic."""
         return self.vocabulary + self.topics
 
     def successors(self, device: torch.device) -> Tensor:

@@ -32,7 +32,7 @@ BALANCE = 0.01
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs of a comparison share."""
+    """Settings that all runs of a comparison share."""
 
     steps: int = 1000
     sequences: int = 32
@@ -125,7 +125,7 @@ class Trainer:
         return statistics.fmean(torch.stack(losses).tolist())
 
     def digest(self) -> str:
-        """Of all parameters' bytes: equal for the same bits alone."""
+        """Return a hash of the bytes of all parameters."""
         sha256 = hashlib.sha256()
         for value in self.parameters.values():
             sha256.update(value.detach().cpu().numpy().tobytes())
@@ -135,7 +135,7 @@ class Trainer:
         """Copies of all that changes, on the CPU."""
         both = {"parameters": self.parameters, "moments": self._moments()}
         return {
-            kind: {name: value.detach().cpu().clone() for name, value in each.items()} for kind, each in both.items()
+            kind: {name: value.detach().cpu().clone() for name, value in item.items()} for kind, item in both.items()
         }
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ def run(
         if (number + 1) % save_every == 0 and number + 1 < settings.steps:
             state = {**trainer.state(), "losses": losses[: number + 1].cpu(), "step": number + 1}
             _replace(saved, functools.partial(torch.save, state))
-    found = {
+    results = {
         "arm": arm,
         "seed": seed,
         "losses": [round(loss, 5) for loss in losses.tolist()],
@@ -240,14 +240,14 @@ def run(
         "seconds": round(time.monotonic() - start, 1),
         "resumed_at": begin,
     }
-    _replace(result, lambda path: path.write_text(json.dumps(found)))
+    _replace(result, lambda path: path.write_text(json.dumps(results)))
     saved.unlink(missing_ok=True)
-    return found
+    return results
 
 
 def measured(arm: str, settings: Settings, device: str, *, rounds: int = 50) -> dict[str, float]:
     """Milliseconds a step, alone on the GPU, from the host and as a graph, and the most memory a step takes."""
-    found = {}
+    results = {}
     text = settings.language.texts(settings.sequences, settings.length, HELD_OUT, torch.device(device))
     for name, is_graph in (("eager_ms", False), ("graph_ms", True)):
         trainer = Trainer(arm, 0, settings, torch.device(device), is_graph=is_graph)
@@ -262,11 +262,11 @@ def measured(arm: str, settings: Settings, device: str, *, rounds: int = 50) -> 
             trainer.step(text, number)
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begin) * 1e3)
-        found[name] = round(statistics.median(times), 3)
+        results[name] = round(statistics.median(times), 3)
         if not is_graph:
-            found["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+            results["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
         del trainer
-    return found
+    return results
 
 
 def _be_deterministic(device: torch.device) -> None:

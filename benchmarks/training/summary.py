@@ -1,4 +1,4 @@
-"""What the runs of a comparison say: a table of the losses at the end, beside the spread of bf16.
+"""Summary of the runs of a comparison: a table of the losses at the end, beside the spread of bf16.
 
 python -m benchmarks.training.summary losses    # of docs/results/training.json
 python -m benchmarks.training.summary in-bf16   # of the same weights, multiplied in bf16
@@ -39,38 +39,38 @@ class Line:
 
 def losses_of(runs: Sequence[Mapping[str, Any]], name: str = "held_out") -> dict[str, dict[int, float]]:
     """[arm][seed] -> the loss of that name."""
-    found: dict[str, dict[int, float]] = {}
+    results: dict[str, dict[int, float]] = {}
     for run in runs:
-        found.setdefault(run["arm"], {})[run["seed"]] = run[name]
-    return found
+        results.setdefault(run["arm"], {})[run["seed"]] = run[name]
+    return results
 
 
 def lines(held_out: Mapping[str, Mapping[int, float]]) -> list[Line]:
     """One line an arm, of ``held_out[arm][seed]``. Differences are over the seeds that bf16 has too."""
     reference = held_out[REFERENCE]
     allowed = _spread(list(reference.values()))
-    found = []
+    results = []
     for arm, by_seed in held_out.items():
         differences = [loss - reference[seed] for seed, loss in by_seed.items() if seed in reference]
         values = list(by_seed.values())
         mean = statistics.fmean(values)
         difference = statistics.fmean(differences)
         is_within = abs(difference) <= allowed
-        found.append(Line(arm, len(values), mean, _spread(values), difference, _spread(differences), is_within))
-    return found
+        results.append(Line(arm, len(values), mean, _spread(values), difference, _spread(differences), is_within))
+    return results
 
 
 def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def table(found: Sequence[Line], floor: float) -> str:
+def table(results: Sequence[Line], floor: float) -> str:
     """Markdown."""
     rows = [
         "| arm | seeds | loss | over the floor | standard deviation | less bf16, seed by seed | within the spread |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
-    for line in found:
+    for line in results:
         less = "" if line.arm == REFERENCE else f"{line.difference:+.4f} ± {line.spread_of_differences:.4f}"
         verdict = "" if line.arm == REFERENCE or line.seeds < 2 else ("yes" if line.is_within else "no")
         rows.append(
@@ -86,8 +86,8 @@ def speeds_table(speeds: Mapping[str, Mapping[str, float]]) -> str:
         "| arm | a step as a CUDA graph, ms | launched from the host, ms | peak memory, MiB |",
         "|---|---:|---:|---:|",
     ]
-    for arm, found in speeds.items():
-        rows.append(f"| {arm} | {found['graph_ms']:.2f} | {found['eager_ms']:.1f} | {found['peak_mib']:,.0f} |")
+    for arm, results in speeds.items():
+        rows.append(f"| {arm} | {results['graph_ms']:.2f} | {results['eager_ms']:.1f} | {results['peak_mib']:,.0f} |")
     return "\n".join(rows)
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fp8tune.api import frames
 from fp8tune.api.results import Names, Results, open, several
-from fp8tune.comparing import live, recorded
-from fp8tune.comparing.sides import sides
+from fp8tune.comparing import live, recorded, sides
 from fp8tune.comparing.verdicts import Comparison as Judged
 from fp8tune.errors import UsageError
 from fp8tune.measure.backends import backend_for
@@ -160,20 +159,19 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
     if ".." not in options.revisions:
         got = f", got {options.revisions!r:.80}" if options.revisions else ""
         raise UsageError(f"compare needs two revisions{got}: write main..branch, or main..WORKTREE")
-    both = sides(options.revisions, options.kernel)
     backend, notices = backend_for(None, options.timer)
-    if options.db is not None or not backend.times:
-        if options.db is None:
-            notice("No GPU found: comparing recorded results.")
-        with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
-            return recorded.compare(recorded.stored(reader, both), both)
-    for line in notices:
-        notice(line)
-    selections = [*map(shapes.parse, options.shapes)]
-    with Display() as display:
-        for event in live.compare(both, selections, options.picks, backend):
-            if isinstance(event, Judged):
-                return event
-            share = event.done / event.total if event.total else 0.0
-            display.update(event.text, share, count=f"{event.done} of {event.total}" if event.total else "")
-    raise AssertionError("a live comparison ends with its result")
+    with sides.checked_out(options.revisions, options.kernel) as both:
+        if options.db is not None or not backend.times:
+            if options.db is None:
+                notice("No GPU found: comparing recorded results.")
+            with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
+                return recorded.compare(recorded.stored(reader, both), both)
+        for line in notices:
+            notice(line)
+        with Display() as display:
+
+            def report(text: str, done: int, total: int) -> None:
+                display.update(text, done / total if total else 0.0, count=f"{done} of {total}" if total else "")
+
+            selections = [*map(shapes.parse, options.shapes)]
+            return live.compare(both, selections, options.picks, backend, report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fp8tune.measure import compiling
@@ -17,7 +17,7 @@ from fp8tune.records import NamedInts, Problem
 
 BINARIES = ("cubin", "hsaco")
 
-# Metadata of a binary that its launch depends on. Its hash differs where a comment does.
+# Metadata of a binary that its launch depends on. The metadata's own hash changes with a comment.
 OPTIONS = ("name", "shared", "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
 
 
@@ -26,18 +26,30 @@ def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str
 
     Raises what the compiler raises.
     """
-    notes: list[str] = []
-    with _launches(notes), _operations(notes):
+    with _noted() as notes:
         compiling.record_launches(reference, problem, config, arch)
     return hashlib.sha256("\n".join(notes).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
-def _launches(notes: list[str]) -> Iterator[None]:
-    """Add a line for every Triton kernel that is compiled for a launch."""
+def _noted() -> Iterator[list[str]]:
+    """Yield a list that gets a line for every Triton kernel that is compiled, and for every torch operation."""
+    import torch  # loads a GPU library: only in workers
+    from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime.jit import JITFunction
 
+    notes: list[str] = []
     run = JITFunction.run
+
+    def described(*values: Any) -> list[str]:
+        texts = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                texts.append(f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}")
+            else:
+                is_plain = isinstance(value, int | float | str | bool | tuple | None)
+                texts.append(repr(value) if is_plain else type(value).__name__)
+        return texts
 
     def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(function, *args, grid=grid, warmup=warmup, **options)
@@ -47,34 +59,18 @@ def _launches(notes: list[str]) -> Iterator[None]:
         pairs = zip(args, function.params, strict=False)
         values = [value for value, parameter in pairs if value is not None and not parameter.is_constexpr]
         digest = hashlib.sha256(code).hexdigest()
-        notes.append(f"{digest} {metadata} {tuple(blocks)} {_described(values, options)}")
+        notes.append(f"{digest} {metadata} {tuple(blocks)} {described(*values, *options.items())}")
         return kernel
-
-    JITFunction.run = noting
-    try:
-        yield
-    finally:
-        JITFunction.run = run
-
-
-def _described(args: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-    import torch
-
-    def described(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
-        return repr(value) if isinstance(value, int | float | str | bool | tuple | None) else type(value).__name__
-
-    return [described(value) for value in (*args, *options.items())]
-
-
-def _operations(notes: list[str]) -> contextlib.AbstractContextManager[Any]:
-    """Add a line for every torch operation, such as a fill or a copy."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            notes.append(f"{function} {_described(args, kwargs or {})}")
-            return function(*args, **(kwargs or {}))
+            kwargs = kwargs or {}
+            notes.append(f"{function} {described(*args, *kwargs.items())}")
+            return function(*args, **kwargs)
 
-    return Operations()  # type: ignore[no-untyped-call]
+    JITFunction.run = noting
+    try:
+        with Operations():  # type: ignore[no-untyped-call]
+            yield notes
+    finally:
+        JITFunction.run = run

@@ -1,22 +1,18 @@
-"""Requests to a worker that has loaded the kernels of one checkout: problems, configs and compiled code."""
+"""Functions that a worker runs with the kernels of one checkout: problems, configs and candidates."""
 
 from __future__ import annotations
 
 import importlib
 import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fp8tune.errors import UsageError
 from fp8tune.measure import trees
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.device import limits
-from fp8tune.measure.trees import KERNELS, Tree
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied
 from fp8tune.plan import grids, problems
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Problem
@@ -24,50 +20,23 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune_kernels.spec import KernelSpec
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-TIMEOUT_S = 300.0
+def launches(
+    reference: str, selections: Sequence[Selection], device: Device
+) -> tuple[frozenset[str], dict[Problem, KernelArm]]:
+    """Return the kernel's axes, and each problem as users get it: with its table's config, else the default.
 
-
-@dataclass(frozen=True)
-class Declared:
-    """A kernel as one checkout declares it."""
-
-    default: NamedInts
-    arms: dict[Problem, KernelArm]
-    """Launch of each problem as users get it: the config of the exported table, else the declared default."""
-
-
-def ask(tree: Tree, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a worker of a checkout. Raises UsageError with its name if its kernels do not load."""
-    worker = Worker()
-    try:
-        return worker.call(TIMEOUT_S, trees.within, tree, function, *args, **kwargs)
-    except UsageError as error:
-        raise UsageError(f"{tree.name}: {error}") from None
-    except (WorkerDied, RemoteError) as error:
-        raise UsageError(f"{tree.name} cannot be built: {outcome_of(error).reason}") from None
-    finally:
-        worker.kill()
-
-
-# In the worker
-
-
-def declared(reference: str, selections: Sequence[Selection], device: Device) -> Declared:
-    """Return the kernel's problems with their configs. Raises UsageError if it does not load from the checkout."""
+    Raises UsageError if the kernel does not load from the checkout.
+    """
     spec = _spec(reference)
-    every = [
-        problem
-        for chosen in selections
-        for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
-    ]
-    arms = {
-        problem: KernelArm.from_spec(reference, spec, problem, _config_in_use(spec, problem, device))
-        for problem in every
-    }
-    return Declared(spec.default, arms)
+    lookup: Any = importlib.import_module(f"{trees.KERNELS}.runtime.lookup")
+    table = lookup.table(device.arch)
+    arms = {}
+    for chosen in selections:
+        for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch):
+            config = NamedInts(lookup.pick(spec, spec.lookup_key(problem), table, device.name))
+            arms[problem] = KernelArm.of(reference, spec, problem, config)
+    return frozenset(spec.default), arms
 
 
 def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count: int) -> list[list[KernelArm]]:
@@ -79,7 +48,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        result.append([KernelArm.from_spec(reference, spec, arm.problem, config) for config in configs])
+        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in configs])
     return result
 
 
@@ -94,11 +63,3 @@ def _spec(reference: str) -> KernelSpec:
     if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
         raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}")
     return spec
-
-
-def _config_in_use(spec: KernelSpec, problem: Problem, device: Device) -> NamedInts:
-    try:
-        lookup: Any = importlib.import_module(f"{KERNELS}.runtime.lookup")
-    except ModuleNotFoundError:  # a checkout from before the kernels' package had folders
-        lookup = importlib.import_module(f"{KERNELS}.lookup")
-    return NamedInts(lookup.pick(spec, spec.lookup_key(problem), lookup.table(device.arch), device.name))

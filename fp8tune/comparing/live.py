@@ -1,6 +1,6 @@
-"""``compare A..B`` on this machine: both revisions checked out, built, checked and timed against each other now.
+"""``compare A..B`` on this machine: both revisions are built, checked and timed against each other now.
 
-    checkouts -> configs -> compile both sides -> check outputs -> stage 1, all rows -> stage 2, open rows
+    configs -> compile both sides -> check outputs -> stage 1, all rows -> stage 2, open rows
 
 Nothing is stored: a result in a database cannot say that two checkouts took turns.
 """
@@ -8,18 +8,17 @@ Nothing is stored: a result in a database cannot say that two checkouts took tur
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fp8tune import scratch
 from fp8tune.comparing import checkout, verdicts
 from fp8tune.comparing.binaries import launched_code
-from fp8tune.comparing.sides import WORKTREE, Kernel, Sides
-from fp8tune.comparing.timing import AFTER, BEFORE, Launches, RowTimes, Step, time_rounds
-from fp8tune.comparing.verdicts import ChangeVerdict, ComparedRow, Comparison
+from fp8tune.comparing.rounds import AFTER, CONTROL, Report, Row, time_rounds
+from fp8tune.comparing.sides import Kernel, Sides
+from fp8tune.comparing.verdicts import ChangeVerdict, Comparison
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure.arms import KernelArm
@@ -29,13 +28,13 @@ from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
 from fp8tune.plan.shapes import Selection
-from fp8tune.records import Kind, NamedInts, Outcome, Problem, Status
-from fp8tune.revisions import git, source
+from fp8tune.records import Kind, Outcome, Status
+from fp8tune.revisions import source
 from fp8tune.stats.means import median
 
 T = TypeVar("T")
-Event = Step | Comparison
-Steps = Generator[Step, None, T]
+
+TIMEOUT_S = 300.0  # of a call in a checkout
 
 # Failures of a config that was built; any other status means that it cannot be built or launched here.
 BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
@@ -44,68 +43,62 @@ BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
 CONFIGS, CONFIRMED, CONFIRMATION_ROUNDS = 48, 6, 2
 
 
-def compare(both: Sides, selections: Sequence[Selection], picks: str, backend: Backend) -> Iterator[Event]:
-    """Yield each step, and last the comparison. Closing the generator ends the workers and removes the checkouts.
+def compare(sides: Sides, selections: Sequence[Selection], picks: str, backend: Backend, report: Report) -> Comparison:
+    """Build, check and time both sides.
 
     Args:
-        both: Revisions and kernels.
+        sides: Revisions and kernels.
         selections: Sizes, with their routing, dtype, layout, scale and seed.
         picks: Configs of each side: its ``own``, the ``same`` (the first side's) or those found by ``retune``.
         backend: GPU, or a simulated clock.
+        report: Called at each step.
 
     Raises:
         UsageError: If a side cannot be built.
-        MachineError: If git refuses.
     """
     start_server()
-    yield Step(f"checking out {both.before} and {both.after}")
-    commits = [None if side.name == WORKTREE else side.commit for side in (both.before, both.after)]
-    with git.checkouts(both.root, commits) as folders, scratch.folder("cache") as cache:
-        before = Tree(str(both.before), folders[0], cache / "0", source.SOURCE_ROOTS)
-        after = Tree(str(both.after), folders[1], cache / "1", source.SOURCE_ROOTS)
-        yield from Session(both, (before, after), backend, tuple(selections), picks).run()
+    with scratch.folder("cache") as cache:
+        before, after = (
+            Tree(str(revision), folder, cache / folder.name, source.SOURCE_ROOTS)
+            for revision, folder in zip((sides.before, sides.after), sides.folders, strict=True)
+        )
+        return Session(sides, (before, after), backend, report).run(selections, picks)
 
 
 @dataclass
 class Session:
-    """One live comparison. Methods that take a while yield their steps."""
+    """One live comparison."""
 
     sides: Sides
     trees: tuple[Tree, Tree]
     backend: Backend
-    selections: tuple[Selection, ...] = ()
-    picks: str = "own"
-    ended: list[ComparedRow] = field(default_factory=list)
-    """Rows that have their verdict."""
+    report: Report
+    rows: list[Row] = field(default_factory=list)
     added: int = 0
     removed: int = 0
 
-    def run(self) -> Iterator[Event]:
-        """Yield all steps, and last the comparison."""
-        rows: list[Launches] = []
+    def run(self, selections: Sequence[Selection], picks: str) -> Comparison:
+        """Compare all kernels."""
         for kernel in self.sides.kernels:
-            rows += yield from self.launches(kernel)
-        changed, same = yield from self.split_by_code(rows)
-        changed = yield from self.with_right_outputs(changed)
-        edited = {kernel.name for kernel in self.sides.kernels if kernel.is_changed}
+            self.rows += self.load(kernel, selections, picks)
+        same = self.with_same_code()
         # identical launches of an edited kernel may still have an edge case with a binary of its own
-        checked = yield from self.with_right_outputs([row for row in same if row.problem.kernel in edited])
-        for row in [row for row in same if row.problem.kernel not in edited] + checked:
-            self.end(row, ChangeVerdict.SAME_CODE)
+        edited = {kernel.name for kernel in self.sides.kernels if kernel.is_changed}
+        self.check([row for row in self.rows if row not in same or row.problem.kernel in edited])
+        for row in same:
+            row.verdict = row.verdict or ChangeVerdict.SAME_CODE
+        stage_one = [row for row in self.rows if row.verdict is None]
+        rounds = range(verdicts.STAGE_ONE_ROUNDS)
+        time_rounds(self.backend, self.trees, stage_one, rounds, self.report)
+        cleared = [row for row in stage_one if row.verdict is None and not row.is_open]
+        stage_two = [row for row in stage_one if row.verdict is None and row.is_open]
+        for row in stage_two:
+            row.forget_times()
+        rounds = range(rounds.stop, rounds.stop + verdicts.STAGE_TWO_ROUNDS)
+        time_rounds(self.backend, self.trees, stage_two, rounds, self.report)
+        return self.comparison(cleared, stage_two, controls=len(stage_one) + len(stage_two))
 
-        first = range(verdicts.STAGE_ONE_ROUNDS)
-        stage_one = yield from time_rounds(self.backend, self.trees, changed, first)
-        left_open = [
-            times for times in stage_one if not times.failure and verdicts.is_open(verdicts.paired(times.changes))
-        ]
-        second = range(first.stop, first.stop + verdicts.STAGE_TWO_ROUNDS)
-        stage_two = yield from time_rounds(self.backend, self.trees, [times.launches for times in left_open], second)
-        cleared = [times for times in stage_one if times not in left_open]
-        for times in [*cleared, *stage_two]:
-            self.decide(times, len(stage_two) if times in stage_two else 1, controls=len(stage_one) + len(stage_two))
-        yield self.comparison([cleared, stage_two])
-
-    def launches(self, kernel: Kernel) -> Steps[list[Launches]]:
+    def load(self, kernel: Kernel, selections: Sequence[Selection], picks: str) -> list[Row]:
         """Return the problems that both sides have, each with its configs; count those that only one side has.
 
         Raises UsageError if a side does not load, and for ``--picks same`` if the axes differ.
@@ -113,170 +106,144 @@ class Session:
         if None in kernel.hashes:
             self.added, self.removed = self.added + (not kernel.hashes[0]), self.removed + (not kernel.hashes[1])
             return []
-        yield Step(f"reading {kernel.name}")
-        before, after = (
-            checkout.ask(tree, checkout.declared, self.reference(kernel, side), self.selections, self.backend.device)
-            for side, tree in enumerate(self.trees)
-        )
-        rows = [Launches(arm, after.arms[problem]) for problem, arm in before.arms.items() if problem in after.arms]
-        self.added, self.removed = self.added + len(after.arms) - len(rows), self.removed + len(before.arms) - len(rows)
-        if self.picks == "same":
-            if any(set(row.before.config) != set(after.default) for row in rows):
-                raise UsageError(f"{kernel.name} has other axes after: compare with --picks own or retune")
-            return [Launches(row.before, replace(row.after, config=row.before.config)) for row in rows]
-        return (yield from self.retuned(kernel, rows)) if self.picks == "retune" else rows
+        fixed = [selections] * 2, [self.backend.device] * 2
+        (axes, before), (new_axes, after) = self.call_both(kernel, checkout.launches, *fixed)
+        rows = [Row(before[problem], after[problem]) for problem in before if problem in after]
+        self.added, self.removed = self.added + len(after) - len(rows), self.removed + len(before) - len(rows)
+        if picks == "same" and axes != new_axes:
+            raise UsageError(f"{kernel.name} has other axes after: compare with --picks own or retune")
+        if picks == "same":
+            return [Row(row.before, replace(row.after, config=row.before.config)) for row in rows]
+        return self.retuned(kernel, rows) if picks == "retune" else rows
 
-    def reference(self, kernel: Kernel, side: int) -> str:
-        """Return the text by which workers of a side load a kernel: a file by its path in the checkout."""
-        path, _, attribute = kernel.reference.rpartition(":")
-        if not path.endswith(".py"):
-            return kernel.reference
-        return f"{self.trees[side].folder / Path(path).resolve().relative_to(self.sides.root.resolve())}:{attribute}"
-
-    def retuned(self, kernel: Kernel, rows: Sequence[Launches]) -> Steps[list[Launches]]:
+    def retuned(self, kernel: Kernel, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with the best config of each side, found anew with an equal budget."""
-        lists = []
-        for side, tree in enumerate(self.trees):
-            reference, arms = self.reference(kernel, side), [row[side] for row in rows]
-            lists.append(checkout.ask(tree, checkout.candidates, reference, arms, self.backend.device, CONFIGS))
-        if self.is_compiled:
+        arms = [[row.arms[side] for row in rows] for side in range(2)]
+        lists = self.call_both(kernel, checkout.candidates, arms, [self.backend.device] * 2, [CONFIGS] * 2)
+        if self.backend.kind is Kind.MEASURED:
             pairs = [(tree, arm) for tree, groups in zip(self.trees, lists, strict=True) for arm in chain(*groups)]
-            yield from self.on_all_cores(pairs, launched_code, "compiling")
+            self.compiled(pairs, launched_code, "compiling")
         tuned = []
         for number, (tree, groups) in enumerate(zip(self.trees, lists, strict=True), 1):
-            yield Step(f"tuning {kernel.name}", number, len(self.trees))
+            self.report(f"tuning {kernel.name}", number, len(self.trees))
             tuned.append(fastest(self.backend, tree, groups))
-        return [Launches(*pair) for pair in zip(*tuned, strict=True)]
+        return [Row(*pair) for pair in zip(*tuned, strict=True)]
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if kernels are compiled ahead; a simulated clock runs none."""
-        return self.backend.kind is Kind.MEASURED
+    def with_same_code(self) -> list[Row]:
+        """Return rows whose sides run the same code, and drop rows whose first side does not compile.
 
-    def split_by_code(self, rows: Sequence[Launches]) -> Steps[tuple[list[Launches], list[Launches]]]:
-        """Return rows whose code differs, and those with the same. ``A..A`` times all, to show the noise.
-
-        A clock that runs no kernel goes by their source. Raises UsageError if the second side does not compile.
+        ``A..A`` has none, to show the noise. A clock that runs no kernel compares their source. Raises UsageError if
+        the second side does not compile.
         """
-        changed, same = list[Launches](), list[Launches]()
-        codes: list[str | Exception]
-        if self.is_compiled:
-            codes = yield from self.on_all_cores(self.arms(rows), launched_code, "compiling")
+        if self.backend.kind is Kind.MEASURED:
+            codes: Sequence[object] = self.compiled(self.all_arms(self.rows), launched_code, "compiling")
         else:
             hashes = {kernel.name: kernel.hashes for kernel in self.sides.kernels}
-            codes = [f"{hashes[row.problem.kernel][side]} {arm.config}" for row in rows for side, arm in enumerate(row)]
-        for row, before, after in zip(rows, codes[::2], codes[1::2], strict=True):
-            if isinstance(after, Exception):
-                raise self.unbuildable(row, str(after))
-            if isinstance(before, Exception):
-                self.added += 1
-            else:
-                (same if before == after and not self.sides.are_same else changed).append(row)
-        return changed, same
+            codes = [(hashes[row.problem.kernel][n], arm.config) for row in self.rows for n, arm in enumerate(row.arms)]
+        same = []
+        for row, before, after in zip([*self.rows], codes[::2], codes[1::2], strict=True):
+            if isinstance(after, UsageError):
+                raise after
+            if isinstance(before, UsageError):
+                self.drop(row)
+            elif before == after and not self.sides.are_same:
+                same.append(row)
+        return same
 
-    def arms(self, rows: Sequence[Launches]) -> list[tuple[Tree, KernelArm]]:
+    def check(self, rows: Sequence[Row]) -> None:
+        """End or drop rows with wrong outputs: each side is compared with its own reference, on all of its edge cases.
+
+        Raises UsageError if the second side cannot be launched.
+        """
+        if self.backend.kind is Kind.SIMULATED:  # no kernel runs, so none is wrong
+            return
+        if self.backend.kind is Kind.MEASURED:
+            self.compiled(self.all_arms(rows), compile_edges, "compiling edge cases")
+        outcomes: list[list[Outcome]] = [[], []]
+        for side, tree in enumerate(self.trees):
+            with contextlib.closing(self.backend.worker(tree)) as worker:
+                for row in rows:
+                    outcomes[side].append(worker.check(row.arms[side]))
+                    self.report("checking outputs", sum(map(len, outcomes)), 2 * len(rows))
+        for row, before, after in zip(rows, *outcomes, strict=True):
+            was_right, is_right = before.status is Status.OK, after.status is Status.OK
+            if Status.OUT_OF_MEMORY in (before.status, after.status):
+                row.end(ChangeVerdict.OPEN, before.reason or after.reason)
+            elif is_right and not was_right:
+                self.drop(row)
+            elif not is_right and after.status not in BROKEN:
+                raise UsageError(f"{self.trees[1].name} cannot be built: {name_of(row.after)}: {after.reason}")
+            elif not is_right and was_right:
+                row.end(ChangeVerdict.WRONG, f"{after.status}: {after.reason}")
+            elif not is_right:
+                row.end(ChangeVerdict.OPEN, f"wrong on both sides: {after.reason}")
+
+    def all_arms(self, rows: Sequence[Row]) -> list[tuple[Tree, KernelArm]]:
         """Return the launches of both sides, each with its checkout."""
-        return [pair for row in rows for pair in zip(self.trees, row, strict=True)]
+        return [pair for row in rows for pair in zip(self.trees, row.arms, strict=True)]
 
-    def on_all_cores(
-        self, arms: Sequence[tuple[Tree, KernelArm]], function: Callable[[str, Problem, NamedInts, str], T], text: str
-    ) -> Steps[list[T | Exception]]:
-        """Call a function that compiles each arm in its checkout; return the results, or what was raised."""
+    def drop(self, row: Row) -> None:
+        """Count a row that only the second side gets right as added."""
+        self.rows.remove(row)
+        self.added += 1
+
+    def comparison(self, cleared: Sequence[Row], stage_two: Sequence[Row], controls: int) -> Comparison:
+        """Return all rows in order, and the change over those that were timed."""
+        device, tested = self.backend.device, {row: len(stage_two) for row in stage_two}
+        rows = [row.result(device, tested.get(row, 1), controls) for row in self.rows]
+        rows.sort(key=lambda row: (row.kernel, list(row.shape.items()), repr(row.problem)))
+        result = Comparison(self.sides.before, self.sides.after, tuple(rows), self.added, self.removed)
+        stages = [timed for stage in (cleared, stage_two) if (timed := [row for row in stage if row.verdict is None])]
+        if not stages:
+            return result
+        changes, drifts = ([[row.changes(seat) for row in stage] for stage in stages] for seat in (AFTER, CONTROL))
+        return replace(result, overall=verdicts.all_rows(changes, drifts), control=verdicts.geomean(drifts))
+
+    def compiled(
+        self, arms: Iterable[tuple[Tree, KernelArm]], function: Callable[..., T], text: str
+    ) -> list[T | UsageError]:
+        """Call a function that compiles each arm in its checkout; return the results, or errors."""
+        arch = self.backend.device.arch
+        return self.call(
+            [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms], function, text
+        )
+
+    def call(
+        self, calls: Sequence[tuple[Tree, str, tuple[Any, ...]]], function: Callable[..., T], text: str
+    ) -> list[T | UsageError]:
+        """Call a function in each checkout with a subject for errors and arguments; return the results, or errors."""
         inside: Callable[..., T] = within
         pools = {tree: WorkerPool(max(1, usable_cores() // 2)) for tree in self.trees}
+        results: list[T | UsageError] = []
         try:
-            futures = []
-            for tree, arm in arms:
-                arguments = (arm.reference, arm.problem, arm.config, self.backend.device.arch)
-                futures.append(pools[tree].submit(checkout.TIMEOUT_S, inside, tree, function, *arguments))
-            results: list[T | Exception] = []
-            for number, future in enumerate(futures, 1):
+            futures = [pools[tree].submit(TIMEOUT_S, inside, tree, function, *args) for tree, _, args in calls]
+            for (tree, subject, _), future in zip(calls, futures, strict=True):
                 try:
                     results.append(future.result())
-                except (WorkerDied, RemoteError) as error:
-                    results.append(RuntimeError(outcome_of(error).reason))
-                yield Step(text, number, len(futures))
+                except (UsageError, WorkerDied, RemoteError) as error:
+                    reason = error if isinstance(error, UsageError) else outcome_of(error).reason
+                    results.append(UsageError(f"{tree.name} cannot be built: {subject}: {reason}"))
+                self.report(text, len(results), len(calls))
             return results
         finally:
             for pool in pools.values():
                 pool.close()
 
-    def with_right_outputs(self, rows: Sequence[Launches]) -> Steps[list[Launches]]:
-        """Return rows whose outputs are right on both sides, and end the others.
+    def call_both(self, kernel: Kernel, function: Callable[..., T], *args: Sequence[Any]) -> list[T]:
+        """Call a function with the reference and the arguments of each side. Raises the first UsageError."""
+        pairs = zip(self.trees, zip(kernel.references, *args, strict=True), strict=True)
+        calls = [(tree, kernel.name, values) for tree, values in pairs]
+        results = []
+        for result in self.call(calls, function, f"reading {kernel.name}"):
+            if isinstance(result, UsageError):
+                raise result
+            results.append(result)
+        return results
 
-        Each side is compared with its own reference, on the problem and on every edge case that it declares. Raises
-        UsageError if the second side cannot be launched.
-        """
-        if self.backend.kind is Kind.SIMULATED:  # no kernel runs, so none is wrong
-            return [*rows]
-        if self.is_compiled:
-            yield from self.on_all_cores(self.arms(rows), compile_edges, "compiling edge cases")
-        outcomes: list[Outcome] = []
-        for side, tree in enumerate(self.trees):
-            with contextlib.closing(self.backend.worker(tree)) as worker:
-                for row in rows:
-                    outcomes.append(worker.check(row[side]))
-                    yield Step("checking outputs", len(outcomes), 2 * len(rows))
-        right = []
-        for row, before, after in zip(rows, outcomes[: len(rows)], outcomes[len(rows) :], strict=True):
-            if before.status is Status.OK and after.status is Status.OK:
-                right.append(row)
-            elif Status.OUT_OF_MEMORY in (before.status, after.status):
-                self.end(row, ChangeVerdict.OPEN, before.reason or after.reason)
-            elif after.status is Status.OK:
-                self.added += 1
-            elif after.status not in BROKEN:
-                raise self.unbuildable(row, after.reason)
-            elif before.status is Status.OK:
-                self.end(row, ChangeVerdict.WRONG, f"{after.status}: {after.reason}")
-            else:
-                self.end(row, ChangeVerdict.OPEN, f"right at neither side: {after.reason}")
-        return right
 
-    def unbuildable(self, row: Launches, reason: str) -> UsageError:
-        """Return the error of a second side that cannot be built."""
-        problem = row.problem
-        return UsageError(f"{self.trees[1].name} cannot be built: {problem.kernel} {problem.shape}: {reason}")
-
-    def end(self, row: Launches, verdict: ChangeVerdict, reason: str = "") -> ComparedRow:
-        """Give a row its verdict, without times."""
-        before, after = (arm.config for arm in row)
-        problem, device = row.problem, self.backend.device
-        ended = ComparedRow(problem.kernel, verdict, problem, device, None, None, reason, before, after)
-        self.ended.append(ended)
-        return ended
-
-    def decide(self, times: RowTimes, tested: int, controls: int) -> None:
-        """Give a timed row its verdict. ``tested``: rows that are decided together; ``controls``: all controls."""
-        row = self.end(times.launches, ChangeVerdict.OPEN, times.failure)
-        if times.failure:
-            return
-        effect, control = verdicts.paired(times.changes), verdicts.paired(times.controls)
-        self.ended[-1] = replace(
-            row,
-            verdict=verdicts.decide(effect, tested),
-            before_us=times.time_us(BEFORE),
-            after_us=times.time_us(AFTER),
-            effect=effect,
-            control=control,
-            is_stable=verdicts.is_stable(control, controls),
-            tested=tested,
-            n=len(times.changes),
-            disturbances=tuple(
-                f"{count} of {times.blocks} blocks: {reason}" for reason, count in sorted(times.disturbances.items())
-            ),
-        )
-
-    def comparison(self, stages: Sequence[Sequence[RowTimes]]) -> Comparison:
-        """Return the comparison with its rows in order, and the change over all rows."""
-        rows = sorted(self.ended, key=lambda row: (row.kernel, list(row.shape.items()), repr(row.problem)))
-        result = Comparison(self.sides.before, self.sides.after, tuple(rows), self.added, self.removed)
-        timed = ([times for times in stage if not times.failure] for stage in stages)
-        if not (whole := [stage for stage in timed if stage]):
-            return result
-        changes = [[times.changes for times in stage] for stage in whole]
-        controls = [[times.controls for times in stage] for stage in whole]
-        return replace(result, overall=verdicts.all_rows(changes, controls), control=verdicts.geomean(controls))
+def name_of(arm: KernelArm) -> str:
+    """Return the kernel and the sizes of an arm, for messages."""
+    return f"{arm.problem.kernel} {arm.problem.shape}"
 
 
 def fastest(backend: Backend, tree: Tree, candidates: Sequence[Sequence[KernelArm]]) -> list[KernelArm]:

@@ -7,14 +7,14 @@ several processes on both sides, because one says nothing about the noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
 from fp8tune.comparing import verdicts
 from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.comparing.verdicts import ChangeVerdict, ComparedRow, Comparison
 from fp8tune.records import Device, Kind, Problem
-from fp8tune.stats.means import median
+from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Result, Study
 from fp8tune.store.layers import Reader
@@ -22,7 +22,7 @@ from fp8tune.studies import decided
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
 
-Picks = Mapping[tuple[Problem, Device], Result]  # best config of each problem on each device
+Picks = dict[tuple[Problem, Device], Result]  # best config of each problem on each device
 
 ONE_PROCESS = "one process per side says nothing about the noise: compare on a GPU, or sweep again"
 
@@ -32,11 +32,8 @@ def stored(store: Reader, both: Sides) -> list[Study]:
     versions = {(kernel.name, source_hash) for kernel in both.kernels for source_hash in kernel.hashes if source_hash}
 
     def keep(studies: Sequence[Study]) -> list[Study]:
-        by_version: dict[tuple[str, str], list[Study]] = {version: [] for version in versions}
-        for study in studies:
-            if study.version and (study.version.kernel, study.version.source_hash) in by_version:
-                by_version[study.version.kernel, study.version.source_hash].append(study)
-        return [study for same in by_version.values() for study in competing(same)]
+        groups = group_by(studies, lambda study: study.version and (study.version.kernel, study.version.source_hash))
+        return [study for version in versions & groups.keys() for study in competing(groups[version])]
 
     return store.studies(kinds=TIMED_KINDS, keep=keep)
 
@@ -50,60 +47,53 @@ def compare(studies: Iterable[Study], both: Sides) -> Comparison:
         replace(row, verdict=verdicts.decide(row.effect, tested), tested=tested, reason="") if row.effect else row
         for row in rows
     ]
-    added = sum(kernel.hashes[0] is None for kernel in both.kernels)
-    removed = sum(kernel.hashes[1] is None for kernel in both.kernels)
+    added, removed = (sum(kernel.hashes[side] is None for kernel in both.kernels) for side in (0, 1))
     return Comparison(both.before, both.after, tuple(rows), added, removed)
 
 
 def _rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> Iterator[ComparedRow]:
     """Yield a row for each problem and device; those with an effect still need their verdict."""
-    before, after = (_picks(kernel.name, source_hash, studies) for source_hash in kernel.hashes)
-    keys = sorted({*before, *after}, key=lambda key: (key[1].fingerprint, list(key[0].shape.items()), repr(key[0])))
-    if not keys:
+    sides = []
+    for source_hash in kernel.hashes:
+        version = [item for item in studies if (item.problem.kernel, item.source_hash) == (kernel.name, source_hash)]
+        sides.append({(study.problem, study.device): study.pick for study in decided(version)})
+    verdict = ChangeVerdict.OPEN if kernel.is_changed else ChangeVerdict.SAME_CODE
+    if not any(sides):
         reason = f"no results at either revision: run fp8tune sweep --kernel {kernel.name} at both"
-        verdict = ChangeVerdict.OPEN if kernel.is_changed else ChangeVerdict.SAME_CODE
         yield ComparedRow(kernel.name, verdict, reason=reason if kernel.is_changed else "")
-    for key in keys:
-        row = _paired(ComparedRow(kernel.name, ChangeVerdict.OPEN, *key), before.get(key), after.get(key))
-        if not kernel.is_changed:
-            row = replace(row, verdict=ChangeVerdict.SAME_CODE, effect=None, reason="")
-        elif row.ratio is None:
-            row = replace(row, reason=_why_unpaired(*key, before, after, both))
+    for key in sorted(
+        {*sides[0], *sides[1]}, key=lambda key: (key[1].fingerprint, list(key[0].shape.items()), repr(key[0]))
+    ):
+        before, after = (picks.get(key) for picks in sides)
+        row = ComparedRow(
+            kernel.name,
+            verdict,
+            *key,
+            before_us=median(before.times_us) if before else None,
+            after_us=median(after.times_us) if after else None,
+            before_config=before.config if before else None,
+            after_config=after.config if after else None,
+            n=min(len(before.times_us), len(after.times_us)) if before and after else 0,
+        )
+        if kernel.is_changed and before and after:
+            effect = verdicts.unpaired(before.times_us, after.times_us) if row.n > 1 else None
+            row = replace(row, effect=effect, reason=ONE_PROCESS)
+        elif kernel.is_changed:
+            missing, picks = (both.before, sides[0]) if before is None else (both.after, sides[1])
+            row = replace(row, reason=_why_missing(missing, picks, *key))
         yield row
 
 
-def _picks(kernel: str, source_hash: str | None, studies: Sequence[Study]) -> Picks:
-    """Decide the studies of one version of a kernel."""
-    of_version = [study for study in studies if study.problem.kernel == kernel and study.source_hash == source_hash]
-    return {(study.problem, study.device): study.pick for study in decided(of_version)}
-
-
-def _paired(row: ComparedRow, before: Result | None, after: Result | None) -> ComparedRow:
-    """Return the row with the times of each side, and the change's error if both have several processes."""
-    row = replace(
-        row,
-        before_us=median(before.times_us) if before else None,
-        after_us=median(after.times_us) if after else None,
-        before_config=before.config if before else None,
-        after_config=after.config if after else None,
-        reason=ONE_PROCESS,
-    )
-    if before is None or after is None:
-        return row
-    n = min(len(before.times_us), len(after.times_us))
-    return replace(row, n=n, effect=verdicts.unpaired(before.times_us, after.times_us) if n > 1 else None)
-
-
-def _why_unpaired(problem: Problem, device: Device, before: Picks, after: Picks, both: Sides) -> str:
-    """Explain why one side lacks a problem on a device; results of other devices are never compared."""
-    missing, picks = (both.after, after) if (problem, device) in before else (both.before, before)
-    elsewhere = [_differences(device, candidate) for size, candidate in picks if size == problem]
-    if not elsewhere:
-        return f"no results of {missing} for this size: run fp8tune sweep there"
-    nearest = min(elsewhere, key=len)
-    return f"results of {missing} are never compared with these: {'; '.join(nearest)}"
-
-
-def _differences(one: Device, other: Device) -> list[str]:
-    pairs = [(field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(Device)]
-    return [f"{name} {a or 'unknown'} against {b or 'unknown'}" for name, a, b in pairs if a != b]
+def _why_missing(revision: object, picks: Picks, problem: Problem, device: Device) -> str:
+    """Explain why a side lacks a problem on a device; results of other devices are never compared."""
+    differences: list[list[str]] = []
+    for size, candidate in picks:
+        if size == problem:
+            values = [
+                (field.name, getattr(device, field.name), getattr(candidate, field.name)) for field in fields(Device)
+            ]
+            differences.append([f"{name} {a or 'unknown'} against {b or 'unknown'}" for name, a, b in values if a != b])
+    if not differences:
+        return f"no results of {revision} for this size: run fp8tune sweep there"
+    nearest = min(differences, key=len)
+    return f"results of {revision} are never compared with these: {'; '.join(nearest)}"

@@ -1,18 +1,18 @@
-"""Two sides of a comparison: their revisions and the kernels that they declare, each with its source hash."""
+"""Two sides of a comparison: checkouts of both revisions and the kernels that they declare, with their hashes."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fp8tune import errors, registry
 from fp8tune.comparing.verdicts import Revision
 from fp8tune.revisions import git, source
-from fp8tune.revisions.walk import Read
+from fp8tune.revisions.reference import locate
 
 WORKTREE = "WORKTREE"  # names the uncommitted state of the repository in place of a revision
 
@@ -24,8 +24,8 @@ class Kernel:
     """A kernel that at least one side declares."""
 
     name: str
-    reference: str
-    """Text of the user: the name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
+    references: tuple[str, str]
+    """Text by which a process loads each side's version."""
     hashes: tuple[str | None, str | None]
     """Source hash at either side; None if it is not declared there."""
 
@@ -37,11 +37,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Sides:
-    """Two revisions of a repository and the kernels of both."""
+    """Checkouts of two revisions and the kernels of both."""
 
-    root: Path
     before: Revision
     after: Revision
+    folders: tuple[Path, Path]
     kernels: tuple[Kernel, ...]
 
     @property
@@ -50,41 +50,27 @@ class Sides:
         return self.before.commit == self.after.commit and WORKTREE not in (self.before.name, self.after.name)
 
 
-def sides(range_text: str, kernels: Sequence[str] = (), folder: Path = Path()) -> Sides:
-    """Return the sides of ``A..B`` (``A...B``: from the merge base) in the repository of a folder.
+@contextlib.contextmanager
+def checked_out(range_text: str, kernels: Sequence[str] = (), folder: Path = Path()) -> Iterator[Sides]:
+    """Check out ``A..B`` (``A...B``: from the merge base) of the repository of a folder until the context ends.
 
     Raises UsageError for a malformed range, an unknown revision and a named kernel that neither side declares,
     MachineError without git or a repository.
     """
-    root = git.toplevel(_repository(kernels, folder))
+    roots = [locate(kernel).root for kernel in kernels]
+    # a kernel file may lie in another repository than this one
+    root = git.toplevel(next((path for path in roots if path is not None and path.is_dir()), folder))
     revisions = _revisions(root, range_text)
-
-    @functools.cache  # what kernels share is read once
-    def reader(revision: Revision, roots: tuple[str, ...]) -> Read:
-        if revision.name == WORKTREE:
-            return source.in_folder(root, roots)
-        return source.at_commit(root, revision.commit, roots)
-
-    result = []
-    for reference in dict.fromkeys(kernels or registry.kernels()):
-        roots, name, hashes = _roots(reference, root), reference, list[str | None]()
-        for revision in revisions:
-            try:
-                hashes.append(source.source_hash(reference, reader(revision, roots)))
-                name = source.kernel_name(reference, reader(revision, roots)) if ":" in reference else reference
-            except source.NoSuchKernel:
-                hashes.append(None)
-        if hashes != [None, None]:
-            result.append(Kernel(name, reference, (hashes[0], hashes[1])))
-        elif kernels:
-            raise errors.UsageError(f"kernel {reference} is declared neither at {revisions[0]} nor at {revisions[1]}")
-    return Sides(root, *revisions, tuple(result))
-
-
-def _repository(kernels: Sequence[str], folder: Path) -> Path:
-    """Return the folder of a kernel file, which may lie in another repository than this one; else ``folder``."""
-    files = (source.parse_reference(kernel).root for kernel in kernels if ".py:" in kernel)
-    return next((root for root in files if root is not None and root.is_dir()), folder)
+    commits = [None if revision.name == WORKTREE else revision.commit for revision in revisions]
+    with git.checkouts(root, commits) as folders:
+        sides = (folders[0], folders[1])
+        declared = [_kernel(reference, root, sides) for reference in dict.fromkeys(kernels or registry.kernels())]
+        for kernel in declared:
+            if kernels and kernel.hashes == (None, None):
+                raise errors.UsageError(
+                    f"kernel {kernel.name} is declared neither at {revisions[0]} nor {revisions[1]}"
+                )
+        yield Sides(*revisions, sides, tuple(kernel for kernel in declared if kernel.hashes != (None, None)))
 
 
 def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
@@ -101,11 +87,22 @@ def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
     return before, after
 
 
-def _roots(kernel: str, root: Path) -> tuple[str, ...]:
-    """Return the folders of the repository that the kernel's imports start from."""
-    folder = source.parse_reference(kernel).root
-    if folder is None:
-        return source.SOURCE_ROOTS
-    if not folder.resolve().is_relative_to(root.resolve()):
-        raise errors.UsageError(f"{kernel} lies outside {root}: compare kernels of one repository at a time")
-    return (os.path.relpath(folder.resolve(), root.resolve()),)
+def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
+    """Return a kernel with its hash in each checkout."""
+    path, _, attribute = text.rpartition(":")
+    roots: tuple[str, ...] = source.SOURCE_ROOTS
+    name, references = text, [text, text]
+    if (start := locate(text).root) is not None:
+        if not start.resolve().is_relative_to(root.resolve()):
+            raise errors.UsageError(f"{text} lies outside {root}: compare kernels of one repository at a time")
+        roots = (os.path.relpath(start.resolve(), root.resolve()),)
+        references = [f"{folder / Path(path).resolve().relative_to(root.resolve())}:{attribute}" for folder in folders]
+    hashes: list[str | None] = []
+    for folder in folders:
+        read = source.in_folder(folder, roots)
+        try:
+            hashes.append(source.source_hash(text, read))
+            name = source.kernel_name(text, read) if ":" in text else text
+        except source.NoSuchKernel:
+            hashes.append(None)
+    return Kernel(name, (references[0], references[1]), (hashes[0], hashes[1]))

@@ -1,7 +1,7 @@
 """Verdicts on changes and the records that hold them, decided from log ratios of after over before.
 
-Above 0 is slower. Stage 1 times every row. The rows that it leaves open are decided on the rounds of stage 2 alone, so
-that no row is tested on the data that chose it. Thresholds are on ratios of times.
+Above 0 is slower. Stage 1 times every row. Rows that it leaves open are decided on the rounds of stage 2 alone, so that
+no row is tested on the data that chose it. Thresholds are on ratios of times.
 """
 
 from __future__ import annotations
@@ -198,12 +198,6 @@ def smallest_detectable(change: Estimate, tested: int = 1) -> float:
     return math.exp(PROVEN + _noncentrality(ERROR / tested, change.df) * change.error)
 
 
-def is_stable(control: Estimate, tested: int = 1) -> bool:
-    """Return True if one of ``tested`` controls stayed within 0.5 %, or moved by no more than chance."""
-    by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
-    return abs(control.mean) <= PROVEN or by_chance
-
-
 @cache
 def _noncentrality(level: float, df: float) -> float:
     """Return the standard errors above the threshold at which the test at ``level`` has its power."""
@@ -212,6 +206,12 @@ def _noncentrality(level: float, df: float) -> float:
 
     bound = t_quantile(1 - level, df)
     return float(brentq(lambda nc: nct.sf(bound, df, nc) - POWER, 0, 10 * bound + 20))
+
+
+def is_stable(control: Estimate, tested: int = 1) -> bool:
+    """Return True if one of ``tested`` controls stayed within 0.5 %, or moved by no more than chance."""
+    by_chance = control.lower(ERROR / 2 / tested) <= 0 <= control.upper(ERROR / 2 / tested)
+    return abs(control.mean) <= PROVEN or by_chance
 
 
 def weighted(parts: Sequence[tuple[float, Estimate]]) -> Estimate:

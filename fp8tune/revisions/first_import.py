@@ -1,4 +1,4 @@
-"""The first import of somebody else's module, in a child process: what it may do to its process, it does there."""
+"""Try the import of foreign modules in a child process, where an exit, a crash or a hang harms nobody."""
 
 from __future__ import annotations
 
@@ -12,87 +12,69 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any
 
 from fp8tune import alive, fork_server
 from fp8tune.errors import UsageError
 
 IMPORT_TIMEOUT_S = 60.0
-"""An import that takes longer counts as hanging. torch and Triton are imported before."""
+"""Time after which an import counts as hanging. torch and Triton are imported before."""
+
+_IMPORTED = 113  # exit code of a child that got past the import; a module may exit with 0 itself
 
 
 def try_import(name: str, load: Callable[[str], object]) -> None:
-    """Call ``load(name)`` in a child process. An exception is no failure here: the import after this one raises it.
+    """Call ``load(name)`` in a child process and ignore exceptions, which the caller's own import raises again.
 
     Raises UsageError if the child ends, crashes or hangs. Does nothing in a worker process, whose death harms nobody.
     """
     if multiprocessing.current_process().daemon:
         return
     context: Any = multiprocessing.get_context(_start_method())
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_import_and_answer, args=(theirs, load, name), daemon=True)
-    with contextlib.closing(ours):
-        child.start()
-        theirs.close()
+    child = context.Process(target=_import, args=(load, name), daemon=True)
+    child.start()
+    deadline = time.monotonic() + IMPORT_TIMEOUT_S
+    try:
+        while child.exitcode is None and time.monotonic() < deadline:
+            alive.sign()
+            child.join(alive.EVERY_S)
+        code = child.exitcode
+    finally:
         try:
-            if failure := _failure(child, ours):
-                raise UsageError(
-                    f"cannot import {name!r}: the process that imported it {failure}: leave definitions at the top of "
-                    'the file, and move what runs under if __name__ == "__main__"'
-                )
-        finally:
-            _kill(child)
+            os.killpg(child.pid, signal.SIGKILL)  # with whatever the module started
+        except (ProcessLookupError, PermissionError):  # it has ended, or has not made its group yet
+            child.kill()
+        child.join()
+    if code is None:
+        failure = f"was still importing after {IMPORT_TIMEOUT_S:g} s"
+    else:
+        failure = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    if code != _IMPORTED:
+        raise UsageError(
+            f"cannot import {name!r}: the process that imported it {failure}: leave definitions at the top of the "
+            'file, and move what runs under if __name__ == "__main__"'
+        )
 
 
 def _start_method() -> str:
-    """Return the cheapest start method that is safe: a copy of threads' locks or of a GPU context does not work."""
+    """Return the cheapest safe start method: forking copies locks of threads and GPU contexts, which breaks both."""
     torch: Any = importlib.import_module("torch")  # beside the server, or so that a copy of this process has both
     importlib.import_module("triton")
-    if fork_server.is_running():
-        return "forkserver"
-    if threading.active_count() == 1 and not torch.cuda.is_initialized():
-        return "fork"
-    fork_server.start_server()
+    if not fork_server.is_running():
+        if threading.active_count() == 1 and not torch.cuda.is_initialized():
+            return "fork"
+        fork_server.start_server()
     return "forkserver"
 
 
-def _failure(child: BaseProcess, answer: Connection) -> str:
-    """Wait for the child and say what went wrong; empty if it answered."""
-    deadline = time.monotonic() + IMPORT_TIMEOUT_S
-    while not wait([answer, child.sentinel], alive.EVERY_S):
-        alive.sign()
-        if time.monotonic() > deadline:
-            return f"was still importing after {IMPORT_TIMEOUT_S:g} s"
-    with contextlib.suppress(EOFError, ConnectionResetError):
-        if answer.poll():  # a child that has answered may have ended since
-            answer.recv_bytes()
-            return ""
-    child.join(5)
-    code = child.exitcode
-    if code is None or code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
-
-
-def _import_and_answer(connection: Connection, load: Callable[[str], object], name: str) -> None:
-    """Import in silence, as the same is printed once more by the import that follows."""
+def _import(load: Callable[[str], object], name: str) -> None:
+    """Import in silence, because the import that follows prints the same again."""
     faulthandler.disable()  # it would print where the module crashed
     os.setpgid(0, 0)  # so that what the module starts is ended with it
-    nothing = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
-        os.dup2(nothing, descriptor)
-    sys.stdout = sys.stderr = open(nothing, "w", closefd=False)  # noqa: SIM115 - until the process ends
+        os.dup2(null, descriptor)
+    sys.stdout = sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115 - until the process ends
     with contextlib.suppress(BaseException):
         load(name)
-    connection.send_bytes(b"imported")
-
-
-def _kill(child: BaseProcess) -> None:
-    pid = cast(int, child.pid)
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it has not come to make its group, or has ended
-        child.kill()
-    child.join()
+    os._exit(_IMPORTED)

@@ -1,7 +1,7 @@
-"""The text that names a kernel everywhere, with its recording and its check.
+"""Texts that name a kernel, with its recording and its check.
 
-``NAME``, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``; then, where the kernel has no spec, ``@RECORDING.json``; then,
-where something else than the kernel's own check is asked, ``?check=tolerance&relative=1e-3&reference=module:function``.
+``NAME``, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``; then ``@RECORDING.json`` for a kernel without a spec; then
+options that replace the kernel's own check: ``?check=tolerance&relative=1e-3&reference=module:function``.
 """
 
 from __future__ import annotations
@@ -10,64 +10,73 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
 from fp8tune_kernels.spec import CHECKS, Tolerance
 
 _TEXT = re.compile(
     r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL
 )
-
 _OPTIONS = ("check", "relative", "absolute", "reference", "inputs", "shared", "sizes")
+
+
+class Location(NamedTuple):
+    """Module and attribute of a kernel."""
+
+    module: str
+    attribute: str
+    root: Path | None = None
+    """Folder that the imports of a ``path.py:ATTRIBUTE`` start from."""
 
 
 @dataclass(frozen=True)
 class KernelReference:
-    """A kernel as the user names it. ``str()`` gives the text that :meth:`parse` takes."""
+    """Kernel as the user names it. ``str()`` gives the text that :meth:`parse` takes."""
 
     kernel: str
     """A name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
     recording: str = ""
-    """The path of a recording; empty for a kernel with a spec."""
+    """Path of a recording; empty for a kernel with a spec."""
     check: str = ""
-    """One of :data:`fp8tune_kernels.spec.CHECKS`; empty: the kernel's own."""
+    """One of :data:`fp8tune_kernels.spec.CHECKS`; empty for the kernel's own."""
     relative: float | None = None
     absolute: float | None = None
-    """The bound of ``check=tolerance``; None: what suits the dtypes of the outputs."""
+    """Bound of ``check=tolerance``; None for the one that suits the dtypes of the outputs."""
     reference: str = ""
-    """``module:function``, called with the kernel's arguments by name; empty: the kernel's own."""
+    """``module:function``, called with the kernel's arguments by name; empty for the kernel's own."""
     sizes: str = ""
-    """``recorded``: nothing is checked on other sizes than were recorded."""
+    """``recorded`` to check recorded sizes only."""
     inputs: str = ""
-    """``module:function``, called with a config and the arguments by name: makes the inputs that depend on configs."""
+    """``module:function`` that makes the inputs that depend on configs, from a config and the arguments by name."""
     shared: str = ""
-    """Names of arguments, with commas between them: launches in which they are equal share a config."""
+    """Names of arguments, separated by commas: launches in which they are equal share a config."""
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:
-        """Parse a text. Raises UsageError for an option that does not exist, or a value that it does not take."""
+        """Parse a text. Raises UsageError for an unknown option or a value that it does not take."""
         match = _TEXT.fullmatch(text)
         if match is None:
             return cls(text)
-        options: dict[str, str] = {}
+        options: dict[str, Any] = {}
         for option in filter(None, (match["options"] or "").split("&")):
             name, _, value = option.partition("=")
             if name not in _OPTIONS:
                 raise unknown(f"option in {text!r}", name, _OPTIONS)
-            options[name] = value
-        bounds = {name: _bound(name, options.pop(name)) for name in ("relative", "absolute") if name in options}
-        return cls(match["kernel"], match["recording"] or "", **bounds, **options)  # type: ignore[arg-type]
+            options[name] = _bound(name, value) if name in ("relative", "absolute") else value
+        return cls(match["kernel"], match["recording"] or "", **options)
 
     def __post_init__(self) -> None:
         if self.check and self.check not in CHECKS:
             raise unknown("check", self.check, CHECKS)
         if self.sizes not in ("", "recorded"):
             raise UsageError(f"sizes={self.sizes} is unknown: write sizes=recorded, or leave it out")
-        if (self.relative is not None or self.absolute is not None) and self.check != "tolerance":
-            raise UsageError(f"{self.kernel}: relative and absolute are bounds of check=tolerance: ask for that too")
+        if self.tolerance and self.check != "tolerance":
+            raise UsageError(f"{self.kernel}: relative and absolute need check=tolerance: add it")
         for name in ("reference", "inputs"):
             if (function := getattr(self, name)) and not re.fullmatch(r".+:[^\W\d]\w*", function):
-                raise UsageError(f"{name} {function!r} names no function: write module:function")
+                raise UsageError(f"{name} {function!r} is not a function: write module:function")
 
     def __str__(self) -> str:
         values = [(name, getattr(self, name)) for name in _OPTIONS]
@@ -76,7 +85,7 @@ class KernelReference:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """The bound of the text; None where it has none."""
+        """Bound of the text, if it has one."""
         if self.relative is None and self.absolute is None:
             return None
         return Tolerance(self.relative or 0.0, self.absolute or 0.0)
@@ -91,11 +100,31 @@ class KernelReference:
         return replace(self, recording=str(Path(self.recording).absolute())) if self.recording else self
 
 
+def locate(text: str) -> Location:
+    """Return the location of a kernel from its text. Raises UsageError if the text names none."""
+    kernel = KernelReference.parse(text).kernel
+    module, colon, attribute = registry.kernels().get(kernel, kernel).rpartition(":")
+    if not colon:
+        raise unknown("kernel", kernel, registry.kernels())
+    attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
+    if not all(part.isidentifier() for part in attribute.split(".")):
+        raise UsageError(f"{attribute!r} in {kernel!r} is not an attribute name: write module:ATTRIBUTE")
+    if module.endswith(".py"):  # imports of a file start above the outermost package that it lies in
+        file = Path(module).absolute()
+        root, parts = file.parent, [file.stem]
+        while (root / "__init__.py").is_file():
+            root, parts = root.parent, [root.name, *parts]
+        return Location(".".join(parts), attribute, root)
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"{module!r} in {kernel!r} is not a module name: write module:ATTRIBUTE or path.py:ATTRIBUTE")
+    return Location(module, attribute)
+
+
 def _bound(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise UsageError(f"{name}={text} is no bound: give a number from 0, such as {name}=1e-3")
+        raise UsageError(f"{name}={text} is not a bound: give a number from 0, such as {name}=1e-3")
     return value

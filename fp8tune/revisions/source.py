@@ -1,10 +1,10 @@
-"""Hash of the code on a kernel's timed path, computed from text, so that any git revision can be read.
+"""Hash of the code on a kernel's timed path, computed from text; nothing is imported.
 
 Results belong to a kernel by this hash. It covers what ``launch`` and ``outputs`` of the spec reach through imports
-within the kernel's own package: no comments, docstrings, formatting, names of helpers and modules, and nothing of the
-reference, the inputs, the grid and other kernels. A kernel function without a spec is hashed with all it mentions,
-except for ``triton.autotune``; so is a spec that is not a call with a ``launch=`` keyword. Names reached through
-strings, ``getattr``, ``torch.ops`` or side effects of an import are not seen, nor is the code of other packages.
+within the kernel's own package; not comments, docstrings, formatting, names of helpers and modules, the reference, the
+inputs, the grid and other kernels. A kernel without a spec is hashed with all it mentions, except ``triton.autotune``;
+so is a spec that is not a call with a ``launch=`` keyword. The hash misses names reached through strings, ``getattr``,
+``torch.ops`` or side effects of an import, and the code of other packages.
 """
 
 from __future__ import annotations
@@ -15,67 +15,25 @@ import functools
 import hashlib
 import importlib.util
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 from fp8tune import errors, registry
-from fp8tune.revisions import git
-from fp8tune.revisions.reference import KernelReference
+from fp8tune.revisions.reference import KernelReference, locate
 from fp8tune.revisions.walk import Module, Read, Walk, candidates
 
+# Modules of our own that a kernel file uses around the timed path only.
 NOT_TIMED = frozenset(
     f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "tables", "runtime", "lookup", "launching")
 )
-"""Modules of our own that a kernel file uses around the timed path only."""
 
-FOLDER = "fp8tune_kernels.quantize."
-"""Where the kernels of this package lie; before November 2026 they lay beside ``spec.py``."""
+FOLDER = "fp8tune_kernels.quantize."  # of our kernels; before November 2026 they lay beside ``spec.py``
 
 SOURCE_ROOTS = ("kernels", "src", "")
-"""Where a repository keeps its packages."""
+"""Folders where a repository keeps its packages."""
 
 
 class NoSuchKernel(errors.UsageError):
     """The code declares no such kernel."""
-
-
-class Reference(NamedTuple):
-    """Module and attribute of a kernel; of a ``path.py:ATTRIBUTE``, ``root`` is the folder its imports start from."""
-
-    module: str
-    attribute: str
-    root: Path | None = None
-
-    @property
-    def package(self) -> str:
-        """The outermost package."""
-        return self.module.partition(".")[0]
-
-
-def parse_reference(text: str) -> Reference:
-    """Return where the text of a :class:`KernelReference` has its kernel. Raises UsageError for any other text."""
-    text = KernelReference.parse(text).kernel
-    if text in (registered := registry.kernels()):
-        module, _, attribute = registered[text].partition(":")
-        return Reference(module, attribute)
-    where, colon, attribute = text.rpartition(":")
-    if not colon:
-        raise errors.unknown("kernel", text, registered)
-    attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
-    if not all(part.isidentifier() for part in attribute.split(".")):
-        raise errors.UsageError(f"{attribute!r} in {text!r} is no attribute name: write module:ATTRIBUTE")
-    if where.endswith(".py"):  # imports of a file start above the outermost package it lies in
-        file = Path(where).absolute()
-        root, parts = file.parent, [file.stem]
-        while (root / "__init__.py").is_file():
-            root, parts = root.parent, [root.name, *parts]
-        return Reference(".".join(parts), attribute, root)
-    if not all(part.isidentifier() for part in where.split(".")):
-        raise errors.UsageError(f"{where!r} in {text!r} is no module name: write module:ATTRIBUTE or path.py:ATTRIBUTE")
-    return Reference(where, attribute)
-
-
-# Readers of code
 
 
 def installed(kernel: str) -> Read:
@@ -84,36 +42,23 @@ def installed(kernel: str) -> Read:
 
 
 def in_folder(folder: Path, roots: tuple[str, ...] = ("",)) -> Read:
-    """Return a reader of files below a folder, which tries each source root in turn."""
+    """Return a reader of files below a folder, such as a checkout, which tries each source root in turn."""
 
-    def text(path: str) -> str | None:
-        file = folder / path
-        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else None
-
-    return _in_roots(text, roots)
-
-
-def at_commit(repository: Path, commit: str, roots: tuple[str, ...] = SOURCE_ROOTS) -> Read:
-    """Return a reader of the files that a commit of a git repository has."""
-    names = functools.cache(functools.partial(git.files, repository, commit))  # most paths that are tried are none
-    return _in_roots(lambda path: git.show(repository, commit, path) if path in names() else None, roots)
-
-
-def _in_roots(text: Read, roots: tuple[str, ...]) -> Read:
-    @functools.cache
+    @functools.cache  # what kernels share is read once
     def read(path: str) -> str | None:
-        texts = (text(str(PurePosixPath(root, path))) for root in roots)
-        return next((text for text in texts if text is not None), None)
+        files = [folder / root / path for root in roots]
+        file = next((file for file in files if file.is_file()), None)
+        return None if file is None else file.read_text(encoding="utf-8", errors="replace")
 
     return read
 
 
 def _root(kernel: str) -> Path:
-    """Return the folder an installed kernel's imports start from; the current one comes last, as in an import."""
-    reference = parse_reference(kernel)
-    if reference.root is not None:
-        return reference.root
-    package = reference.package
+    """Return the folder that imports of an installed kernel start from; the current one comes last, as in an import."""
+    location = locate(kernel)
+    if location.root is not None:
+        return location.root
+    package = location.module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # __main__, and whatever a program put into sys.modules by hand
@@ -127,23 +72,20 @@ def _root(kernel: str) -> Path:
     raise NoSuchKernel(f"no module named {package!r}: install it, or name the file as path.py:ATTRIBUTE")
 
 
-# Hashes
-
-
 def source_hash(kernel: str, read: Read) -> str:
-    """Return 16 hex digits for the code on the timed path of a kernel (its name or reference), as ``read`` shows it.
+    """Return 16 hex digits for the code on the timed path of a kernel, as ``read`` shows it.
 
-    Raises NoSuchKernel where the module or attribute does not exist, UsageError where a file does not parse.
+    Raises NoSuchKernel if the module or attribute does not exist, UsageError if a file does not parse.
     """
-    return _hash(kernel, read, ("launch", "outputs"))
+    return _hash(kernel, read, ("launch", "outputs"), required="launch")
 
 
 def reference_hash(kernel: str, read: Read) -> str:
-    """Return the same for what says which bytes are right: what another reference checked is checked anew.
+    """Return 16 hex digits for the code that decides which bytes are right: another reference needs new checks.
 
-    A kernel without a spec agrees with the first of its configs, so that its own code counts.
+    Configs of a kernel without a spec are compared with the first of them, so that its own code counts.
     """
-    own = _hash(kernel, read, ("inputs", "reference", "edges"), needed="reference")
+    own = _hash(kernel, read, ("inputs", "reference", "edges"), required="reference")
     named = KernelReference.parse(kernel)
     if not (options := str(replace(named, kernel="", recording=""))):
         return own
@@ -154,21 +96,22 @@ def reference_hash(kernel: str, read: Read) -> str:
 def folder_hash(kernel: str) -> str:
     """Return 16 hex digits for the text of every Python file beside an installed kernel's own.
 
-    Far cheaper than following names, but a comment changes it. Exported tables are left out: a sweep does not read
+    Far cheaper than following names, but a comment changes it. Exported tables are left out, as a sweep does not read
     them. Raises NoSuchKernel if the kernel is not installed.
     """
-    reference = parse_reference(kernel)
-    start, paths = _root(kernel), candidates(reference.module)
+    start, module = _root(kernel), locate(kernel).module
+    paths = candidates(module)
     folder = next(((start / path).parent for path in paths if (start / path).is_file()), None)
     if folder is None:
         raise NoSuchKernel(f"{kernel} is not installed: there is no {paths[0]} below {start}")
-    root, files = (start / reference.package, "**/*.py") if kernel in registry.kernels() else (folder, "*.py")
-    texts = [path.read_bytes() for path in sorted(root.glob(files)) if "tables" not in path.relative_to(root).parts]
+    is_registered = kernel in registry.kernels()
+    root, pattern = (start / module.partition(".")[0], "**/*.py") if is_registered else (folder, "*.py")
+    texts = [path.read_bytes() for path in sorted(root.glob(pattern)) if "tables" not in path.relative_to(root).parts]
     return _digest(b"\0".join(texts))
 
 
 def kernel_name(kernel: str, read: Read) -> str:
-    """Return the ``name=`` that a referenced spec declares; a kernel function is called as it is referred to.
+    """Return the ``name=`` that a referenced spec declares; a kernel without a spec has the name of its reference.
 
     Raises as :func:`source_hash` does.
     """
@@ -178,14 +121,14 @@ def kernel_name(kernel: str, read: Read) -> str:
     name = _keywords(declared).get("name")
     if isinstance(name, ast.Constant):
         return str(name.value)
-    raise errors.UsageError(f'{kernel} gives no plain name: declare it as SPEC = KernelSpec(name="...")')
+    raise errors.UsageError(f'{kernel} has no literal name: declare it as SPEC = KernelSpec(name="...")')
 
 
-def _hash(kernel: str, read: Read, fields: tuple[str, ...], needed: str = "launch") -> str:
-    """Hash these fields of a spec's declaration; all of it where ``needed`` is not written there."""
+def _hash(kernel: str, read: Read, fields: tuple[str, ...], required: str) -> str:
+    """Hash these fields of a spec's declaration, or all of it if ``required`` is not among its keywords."""
     walk, module, spec = _declared(kernel, read)
     keywords = _keywords(spec)
-    for expression in [keywords[name] for name in fields if name in keywords] if needed in keywords else [spec]:
+    for expression in [keywords[name] for name in fields if name in keywords] if required in keywords else [spec]:
         walk.enter(module, expression)
     return _digest("\n".join(walk.entries).encode())
 
@@ -195,31 +138,32 @@ def _digest(data: bytes) -> str:
 
 
 def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stmt]:
-    """Return a walk, a module, and the expression that its spec is assigned from, or the kernel function itself.
+    """Return a walk, a module, and the expression that its spec is assigned from, or the kernel itself.
 
-    ``triton.autotune`` around the function is left out.
+    ``triton.autotune`` around a kernel is left out.
     """
-    reference = parse_reference(kernel)
+    location = locate(kernel)
     # a loose file may use its neighbours; an installed package lies among foreign ones: the walk stays inside it
-    walk = Walk(read, package=reference.package if reference.root is None else None, ignored=NOT_TIMED)
+    package = location.module.partition(".")[0] if location.root is None else None
+    walk = Walk(read, package, ignored=NOT_TIMED)
     # a kernel inside a class is hashed with all of it
-    name, attribute, seen = reference.module, reference.attribute.partition(".")[0], set[str]()
+    name, attribute, seen = location.module, location.attribute.partition(".")[0], set[str]()
     if walk.module(name) is None:
         name = name.replace(FOLDER, "fp8tune_kernels.", 1)
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
         for statement in module.statements.get(attribute, ()):
-            if isinstance(statement, ast.ClassDef):
-                return walk, module, statement
-            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-                value = statement.value
-                while isinstance(value, ast.Call) and _calls(value.func, "autotune") and value.args:
-                    value = value.args[0]  # of triton.autotune(...)(kernel)
-                return walk, module, value
-            if isinstance(statement, ast.FunctionDef):
-                kernels = [_without_autotune(item) for item in module.statements[attribute]]
-                module.statements[attribute] = kernels  # it is reached again by its own name
-                return walk, module, kernels[0]
+            match statement:
+                case ast.ClassDef():
+                    return walk, module, statement
+                case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+                    while isinstance(value, ast.Call) and _calls(value.func, "autotune") and value.args:
+                        value = value.args[0]  # of triton.autotune(...)(kernel)
+                    return walk, module, value
+                case ast.FunctionDef():
+                    bare = [_without_autotune(item) for item in module.statements[attribute]]
+                    module.statements[attribute] = bare  # it is reached again by its own name
+                    return walk, module, bare[0]
         if attribute not in module.imports:
             raise NoSuchKernel(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
         name, _, attribute = module.imports[attribute].rpartition(".")  # a spec may be re-exported
@@ -239,7 +183,7 @@ def _keywords(spec: ast.AST) -> dict[str | None, ast.expr]:
 
 
 def _calls(node: ast.AST, *names: str) -> bool:
-    """Return True for a call such as ``triton.NAME(...)``, or one of its result."""
+    """Return True for a call such as ``triton.NAME(...)``, or a call of its result."""
     while isinstance(node, ast.Call):
         node = node.func
         if isinstance(node, ast.Name | ast.Attribute):

@@ -1,8 +1,8 @@
 """Follow a piece of Python name by name through the text of its modules; nothing is imported.
 
-A :class:`Walk` starts at an expression and collects, as canonical text, each module-level statement it depends on.
-Names bound at module level are numbered in the order of their first mention. So renaming a helper, or moving code
-between modules, changes nothing; using another definition does.
+A :class:`Walk` starts at an expression and collects each module-level statement that it depends on, as text. Names
+bound at module level are numbered by first mention, so that renaming a helper or moving it to another module changes
+nothing, but using another definition does.
 """
 
 from __future__ import annotations
@@ -13,75 +13,70 @@ import symtable
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fp8tune.errors import UsageError
 
 Read = Callable[[str], str | None]
-"""Path of a file relative to the import root (``fp8tune_kernels/spec.py``) -> its text, None where absent."""
+"""Function from the path of a file below the import root to its text; None if there is no such file."""
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
+Chain = tuple[str, ...]  # a name and the attributes taken of it
+Target = tuple[str, str]  # a module and a name bound in it; an empty name for the module itself, passed around
+
 
 @dataclass(frozen=True)
 class Module:
-    """A parsed module: which top-level statements bind a name, and what its imports stand for."""
+    """Parsed module."""
 
     name: str
     statements: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    """Top-level statements that bind a name."""
     imports: dict[str, str] = field(default_factory=dict)
-    """Name bound here -> dotted name of the module, or of the thing in a module, that it stands for."""
+    """Dotted name of the module, or of the object in a module, that a name is imported from."""
     stars: list[str] = field(default_factory=list)
-    """The modules of each ``from x import *``."""
+    """Module of each ``from x import *``."""
 
     def binds(self, name: str) -> bool:
         """Return True if the module has this top-level name."""
         return name in self.statements or name in self.imports
 
 
-class _Place(NamedTuple):
-    """A name bound at the top level of a module; ``name`` empty: the module itself, passed around."""
-
-    module: str
-    name: str = ""
-
-
 @dataclass
 class Walk:
-    """Collects in ``entries`` what is reached, in the order in which it is first mentioned.
+    """Traversal that collects ``entries`` in the order in which they are first mentioned.
 
-    A name of the code that is followed becomes its number in that order, a name of foreign code its full dotted name.
+    In an entry, a name of code that is followed is its number in that order, a name of other code is dotted.
     """
 
     read: Read
     package: str | None = None
-    """Follow imports within this outermost package only; None follows whatever ``read`` has."""
+    """Outermost package whose imports are followed; None to follow whatever ``read`` has."""
     ignored: frozenset[str] = frozenset()
-    """Modules never followed, nor those below them: a name of theirs becomes one and the same word."""
+    """Modules that are never followed, nor those below them: all of their names become one word."""
     entries: list[str] = field(default_factory=list)
-    _numbers: dict[_Place, int] = field(default_factory=dict)
-    _waiting: list[_Place] = field(default_factory=list)
+    _numbers: dict[Target, int] = field(default_factory=dict)
+    _waiting: list[Target] = field(default_factory=list)
     _entered: set[ast.stmt] = field(default_factory=set)
     _modules: dict[str, Module | None] = field(default_factory=dict)
 
     def enter(self, module: Module, node: ast.AST) -> None:
-        """Add an expression of a module and all it depends on."""
+        """Add an expression of a module and everything it depends on."""
         self._add(module, node)
         while self._waiting:
-            place = self._waiting.pop(0)
-            reached = self._modules[place.module]
+            module_name, name = self._waiting.pop(0)
+            reached = self._modules[module_name]
             assert reached is not None
-            if not place.name:
-                for name in reached.statements:
-                    self._number(_Place(reached.name, name))
-            for statement in reached.statements.get(place.name, ()):
+            for bound in () if name else reached.statements:
+                self._number((module_name, bound))
+            for statement in reached.statements.get(name, ()):
                 if statement not in self._entered:
                     self._entered.add(statement)
                     self._add(reached, statement)
 
     def module(self, name: str) -> Module | None:
-        """Return a module this walk may follow, parsed; None for any other. Raises UsageError if it is not Python."""
+        """Return a parsed module, or None if it is not followed. Raises UsageError if it is not Python."""
         if name in self._modules:
             return self._modules[name]
         self._modules[name] = None
@@ -90,7 +85,7 @@ class Walk:
         for path in candidates(name):
             if (text := self.read(path)) is not None:
                 parsed = _parsed(name, path, text)
-                # a walk adds names to its modules, not to what other walks share
+                # walks share the parsed module, and each adds names of its own
                 module = self._modules[name] = Module(name, dict(parsed.statements), dict(parsed.imports), parsed.stars)
                 for star in filter(None, map(self.module, module.stars)):
                     names = [name for name in (*star.statements, *star.imports) if not module.binds(name)]
@@ -102,69 +97,56 @@ class Walk:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
 
     def _add(self, module: Module, node: ast.AST) -> None:
-        code = template(node)
-        self.entries.append(code.filled([self.label(module, chain) for chain in code.chains]))
+        chains, parts = template(node)
+        labels = [self._label(module, chain) for chain in chains]
+        self.entries.append("".join(repr(labels[int(part)]) if i % 2 else part for i, part in enumerate(parts)))
 
-    def _number(self, place: _Place) -> str:
-        if place not in self._numbers:
-            self._numbers[place] = len(self._numbers)
-            self._waiting.append(place)
-        return f"#{self._numbers[place]}"
+    def _number(self, target: Target) -> str:
+        if target not in self._numbers:
+            self._numbers[target] = len(self._numbers)
+            self._waiting.append(target)
+        return f"#{self._numbers[target]}"
 
-    def label(self, module: Module, chain: Sequence[str], within: frozenset[_Place] = frozenset()) -> str:
-        """Return the text in an entry for a name of a module and the attributes taken of it."""
+    def _label(self, module: Module, chain: Sequence[str], within: frozenset[Target] = frozenset()) -> str:
+        """Return the text in an entry for a name of a module and its attributes."""
         name, *attributes = chain
-        place = _Place(module.name, name)
-        if place in within:  # modules that import each other's names
+        target = (module.name, name)
+        if target in within:  # modules that import each other's names
             return ".".join(chain)
-        within |= {place}
+        within |= {target}
         if name in module.statements:
-            number = self._number(place)
+            number = self._number(target)
             if name in module.imports:  # bound twice: in a branch each, or in try and except
                 self._imported(module.imports[name], [], within)
             return ".".join([number, *attributes])
         return self._imported(module.imports[name], attributes, within) if name in module.imports else ".".join(chain)
 
-    def _imported(self, target: str, attributes: Sequence[str], within: frozenset[_Place]) -> str:
+    def _imported(self, dotted: str, attributes: Sequence[str], within: frozenset[Target]) -> str:
         """Return the label of an import. ``a.b`` may be module b of package a, or b in module a.
 
         The first module that binds the next name decides.
         """
-        parts = [*target.split("."), *attributes]
+        parts = [*dotted.split("."), *attributes]
         for depth in range(1, len(parts) + 1):
             module = self.module(".".join(parts[:depth]))
-            if module is None:
-                continue
-            if depth == len(parts):  # the module itself is passed around: anything in it may be used
-                return self._number(_Place(module.name))
-            if module.binds(parts[depth]):
-                return self.label(module, parts[depth:], within)
-        return "ignored" if self._is_ignored(target) else ".".join(parts)
+            if module is not None and depth == len(parts):  # passed around: anything in it may be used
+                return self._number((module.name, ""))
+            if module is not None and module.binds(parts[depth]):
+                return self._label(module, parts[depth:], within)
+        return "ignored" if self._is_ignored(dotted) else ".".join(parts)
 
 
-class Template(NamedTuple):
-    """Code as text, with a gap for each name that it takes from its module, or binds there.
+@functools.lru_cache(4096)  # of trees that are parsed once: kernels share most of what they reach
+def template(node: ast.AST) -> tuple[tuple[Chain, ...], tuple[str, ...]]:
+    """Return the names that code takes from its module or binds there, and its text around them.
 
-    It has no layout and no comments, and is the same from every Python version, as ``ast.dump`` is not: new fields are
-    empty in older code, and left out here.
+    The order of names is that of the tree. In the text, every other part is the index of the name that fills a gap.
+    There is no layout and no comment, and Python versions agree, unlike ``ast.dump``: fields that newer ones add are
+    empty in older code, and left out.
     """
-
-    chains: tuple[tuple[str, ...], ...]
-    """These names with their attributes, in the order of the tree, which decides their numbers."""
-    parts: tuple[str, ...]
-    """Text, then alternately the index of the name that fills a gap and text."""
-
-    def filled(self, labels: Sequence[str]) -> str:
-        """Return the text with a label for each name."""
-        return "".join(repr(labels[int(part)]) if place % 2 else part for place, part in enumerate(self.parts))
-
-
-@functools.lru_cache(4096)  # of a tree that is parsed once: kernels share most of what they reach
-def template(node: ast.AST) -> Template:
-    """Return the template of a statement or an expression."""
     own = _bound_names(node) if isinstance(node, ast.stmt) else set[str]()
     names = _global_names(node) | own
-    chains: list[tuple[str, ...]] = []
+    chains: list[Chain] = []
 
     def gap(*chain: str) -> str:
         chains.append(chain)
@@ -188,28 +170,13 @@ def template(node: ast.AST) -> Template:
         return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in sorted(fields))})"
 
     parts = tuple(text(node).split("\0"))
-    return Template(tuple(chains), parts)
+    return tuple(chains), parts
 
 
 def candidates(module: str) -> tuple[str, str]:
-    """Return the files a module may lie in, relative to the import root."""
+    """Return the files that may hold a module, relative to the import root."""
     path = module.replace(".", "/")
     return f"{path}.py", f"{path}/__init__.py"
-
-
-def _drop_prose(tree: ast.Module) -> None:
-    """Drop docstrings, and the annotations of plain functions: no computation depends on them.
-
-    A decorated function keeps its annotations: ``tl.constexpr`` is one.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
-            node.returns = None
-            for argument in ast.walk(node.args):
-                if isinstance(argument, ast.arg):
-                    argument.annotation = None
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
 
 
 @functools.lru_cache(256)  # the kernels of a package share most of what they reach
@@ -231,19 +198,33 @@ def _parsed(name: str, path: str, text: str) -> Module:
             elif isinstance(node, ast.ImportFrom):
                 above = package.split(".") if node.level else []
                 origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
-                for alias in node.names:
-                    if alias.name == "*":
-                        module.stars.append(origin)
-                    else:
-                        module.imports[alias.asname or alias.name] = f"{origin}.{alias.name}"
+                names = {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
+                if names.pop("*", None):
+                    module.stars.append(origin)
+                module.imports.update(names)
         if not isinstance(statement, ast.Import | ast.ImportFrom):
             for bound in sorted(_bound_names(statement)):
                 module.statements.setdefault(bound, []).append(statement)
     return module
 
 
+def _drop_prose(tree: ast.Module) -> None:
+    """Drop docstrings and the annotations of plain functions, which no computation depends on.
+
+    Decorated functions keep their annotations: ``tl.constexpr`` is one.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            node.returns = None
+            for argument in ast.walk(node.args):
+                if isinstance(argument, ast.arg):
+                    argument.annotation = None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+
+
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the top-level statements, and those of a block that defines something one by one.
+    """Yield top-level statements, and the statements of a block that defines something.
 
     ``if has_triton():`` around every kernel of a module does not make one kernel of them.
     """
@@ -258,7 +239,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a top-level statement and all in it that is in no function, class or comprehension."""
+    """Yield a top-level statement and all nodes in it that are in no function, class or comprehension."""
     yield node
     if not isinstance(node, SCOPES):
         for child in ast.iter_child_nodes(node):
@@ -279,11 +260,10 @@ def _bound_names(statement: ast.stmt) -> set[str]:
     return names
 
 
-@functools.lru_cache(4096)  # of a tree that is parsed once
 def _global_names(node: ast.AST) -> set[str]:
     """Return the names that code takes from its module, without parameters and locals of functions in it."""
-    # within a function, because the variables of a comprehension are then locals in every Python: since 3.12 symbol
-    # tables show them in the scope around it
+    # Within a function, where variables of a comprehension are locals in every Python: since 3.12 symbol tables show
+    # them in the scope around it.
     inside = "def _():\n" + textwrap.indent(ast.unparse(node), " ")
     tables = [symtable.symtable(inside, "<module>", "exec")]
     for table in tables:

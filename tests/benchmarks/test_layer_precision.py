@@ -19,8 +19,8 @@ def figures(rule: Rule) -> tuple[float, ...]:
 @pytest.mark.parametrize("op", SHIPPED)
 def test_the_shipped_rule_is_the_fitted_one(op: str) -> None:
     rule = fitted([case for case in cases(read(CSV), op) if case.set == "fit"])
-    for shipped, found in zip(figures(SHIPPED[op]), figures(rule), strict=True):
-        assert math.isclose(shipped, found, rel_tol=0.01, abs_tol=0.01)
+    for shipped, results in zip(figures(SHIPPED[op]), figures(rule), strict=True):
+        assert math.isclose(shipped, results, rel_tol=0.01, abs_tol=0.01)
 
 
 @pytest.mark.parametrize("op", SHIPPED)

@@ -1,4 +1,4 @@
-"""What is said of other libraries' kernels, from recordings and rows."""
+"""Reports on kernels of other libraries, from recordings and rows."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def fill(path: Path, times_us: dict[int, tuple[float | None, ...]]) -> Path:
     """K -> the time of each config; None where it is wrong."""
     with Store.open(str(path), create=True) as store:
         for K, times in times_us.items():
-            of = replace(swept_problem(K=K), input_layout=f"recorded-{launch(K, 0).id}")
+            target = replace(swept_problem(K=K), input_layout=f"recorded-{launch(K, 0).id}")
             sweep = begin(store, request=str(K))
             for block, time_us in zip(BLOCKS, times, strict=True):
                 status = Status.OK if time_us else Status.WRONG
-                tried = row(time_us, of=of, config=config(block), status=status)
+                tried = row(time_us, of=target, config=config(block), status=status)
                 reason = "the first stable of 2 blocks" if time_us else "output 0 differs"
                 store.add(sweep, replace(tried, outcome=replace(tried.outcome, reason=reason)))
-            store.mark_complete(sweep, subject(of), len(BLOCKS))
+            store.mark_complete(sweep, subject(target), len(BLOCKS))
             store.finish_sweep(sweep)
     return path
 
@@ -63,7 +63,7 @@ def test_a_kernel_is_studied_launch_by_launch(database):
     assert second.theirs_over_ours == (1.03, 1.03, None)  # the third run picked a wrong config
     assert (studied.agreed, len(studied.picks)) == (0, 2)
     assert studied.tuning_s == (9.0, 1.0, 1.0)
-    assert [(each.within, len(each.configs)) for each in studied.covered] == [(0.01, 2), (0.02, 2), (0.05, 1)]
+    assert [(item.within, len(item.configs)) for item in studied.covered] == [(0.01, 2), (0.02, 2), (0.05, 1)]
     assert studied.covered[-1].worst == pytest.approx(0.03)
     assert studied.not_right == {str(config(128)): 1}
 
@@ -73,7 +73,7 @@ def test_a_config_that_is_wrong_on_one_launch_is_in_no_covering_set(tmp_path):
     with Store.open(str(path), writable=False) as store:
         (studied,) = real_kernels.study([recorded({512: 2, 1024: 1})], store)
     assert studied.launches[0].ours == str(config(128))
-    assert [each.configs for each in studied.covered] == [(str(config(64)),)] * 3
+    assert [item.configs for item in studied.covered] == [(str(config(64)),)] * 3
 
 
 def test_the_table_and_its_json_are_written(database, tmp_path, capsys):
@@ -83,10 +83,10 @@ def test_the_table_and_its_json_are_written(database, tmp_path, capsys):
         paths[-1].write_text(recording.text_of(recorded({512: 0, 1024: 1, 2048: 0})))
     out = tmp_path / "study"
     real_kernels.main([*map(str, paths), "--db", str(database), "--output", str(out)])
-    said = capsys.readouterr().out
-    assert "2 of 3" in said  # launches swept
-    assert "on 1 of 3 launches, wrong: output 0 differs\n" in said
-    assert "stable" not in said
+    output = capsys.readouterr().out
+    assert "2 of 3" in output  # launches swept
+    assert "on 1 of 3 launches, wrong: output 0 differs\n" in output
+    assert "stable" not in output
     (studied,) = json.loads((out / "study.json").read_text())
-    assert [each["ours"] is None for each in studied["launches"]] == [False, False, True]
-    assert (out / "study.md").read_text() in said
+    assert [item["ours"] is None for item in studied["launches"]] == [False, False, True]
+    assert (out / "study.md").read_text() in output

@@ -1,4 +1,4 @@
-"""Whether picks hold from sweep to sweep, on the simulated GPU."""
+"""Measure whether picks hold from sweep to sweep, on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def shapes(tmp_path: Path) -> str:
 @pytest.mark.slow
 def test_four_of_four_sweeps_give_the_table_again(shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with noise of its own; the first one's table is in the place of the committed one."""
-    asked = ["--kernel", "mxfp8-dim0", "--shapes", shapes, "--scratch", "1", "--resweeps", "4"]
-    assert repeats.main([*asked, "--timer", TIMER]) == 0
+    calls = ["--kernel", "mxfp8-dim0", "--shapes", shapes, "--scratch", "1", "--resweeps", "4"]
+    assert repeats.main([*calls, "--timer", TIMER]) == 0
     assert "re-sweeps with the same table, byte for byte: 4 of 4" in capsys.readouterr().out

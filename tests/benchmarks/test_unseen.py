@@ -26,9 +26,9 @@ def test_no_unseen_shape_has_the_key_of_a_swept_one(kernel):
     if kernel == "expert-sort":
         pytest.skip("rows and experts alone are its key, and other models have as many")
     swept = plan.problems(spec, [row for name in SWEPT for row in shapes.load(name).rows])
-    found = plan.problems(spec, shapes.load("unseen").rows)
-    assert len({of.shape for of in found}) >= unseen.FEWEST_SHAPES
-    assert {spec.lookup_key(of) for of in found} & {spec.lookup_key(of) for of in swept} == set()
+    results = plan.problems(spec, shapes.load("unseen").rows)
+    assert len({subject.shape for subject in results}) >= unseen.FEWEST_SHAPES
+    assert {spec.lookup_key(subject) for subject in results} & {spec.lookup_key(subject) for subject in swept} == set()
 
 
 def measured(K: int, times_us: dict[int, float], device=H100):
@@ -45,15 +45,15 @@ def table_row(chosen: NamedInts, device: str = "", key: tuple[tuple[str, int], .
 def test_a_lookup_is_judged_by_the_shapes_own_best():
     table = Table((table_row(config(32)), table_row(config(64), H200.name)))
     rows = measured(1024, {32: 104.0, 64: 100.0}) + measured(2048, {32: 100.0, 64: 130.0})
-    found = look_up(studies_of(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
-    assert {(each.device, each.problem.shape["K"]): each.slowdown for each in found.unseen} == {
+    results = look_up(studies_of(rows + measured(1024, {32: 150.0, 64: 101.0, 128: 100.0}, H200)), SPECS, table)
+    assert {(item.device, item.problem.shape["K"]): item.slowdown for item in results.unseen} == {
         (H100.name, 1024): 1.04,
         (H100.name, 2048): 1.0,
         (H200.name, 1024): 1.01,
     }
-    assert found.geomean() == found.geomean("colwise") == pytest.approx((1.04 * 1.0 * 1.01) ** (1 / 3))
-    assert found.geomean("rowwise-2d") is None
-    assert (found.shapes, found.exit_code) == (2, 3)  # two shapes are too few
+    assert results.geomean() == results.geomean("colwise") == pytest.approx((1.04 * 1.0 * 1.01) ** (1 / 3))
+    assert results.geomean("rowwise-2d") is None
+    assert (results.shapes, results.exit_code) == (2, 3)  # two shapes are too few
 
 
 def test_a_key_that_has_a_row_is_seen_and_not_judged():
@@ -61,9 +61,9 @@ def test_a_key_that_has_a_row_is_seen_and_not_judged():
     rows = measured(1024, {32: 100.0, 64: 200.0}) + measured(2048, {32: 100.0, 64: 130.0})
     table = (table_row(config(64), key=key), table_row(config(32)))
     for nearest, slowdown in (((), 1.0), (("colwise",), 1.3)):
-        found = look_up(studies_of(rows), SPECS, Table(table, nearest))
-        assert found.seen == 1
-        (judged,) = found.unseen
+        results = look_up(studies_of(rows), SPECS, Table(table, nearest))
+        assert results.seen == 1
+        (judged,) = results.unseen
         assert (judged.problem.shape["K"], judged.slowdown) == (2048, slowdown)
 
 
@@ -73,5 +73,5 @@ def test_the_target_decides(time_us, exit_code):
     rows = [row for K in range(1024, 1024 * 11, 1024) for row in measured(K, {32: time_us or 100.0, 64: 100.0})]
     if time_us is None:
         rows = rows[1:]
-    found = look_up(studies_of(rows), SPECS, Table((table_row(config(32)),)))
-    assert (found.shapes, found.exit_code) == (10, exit_code)
+    results = look_up(studies_of(rows), SPECS, Table((table_row(config(32)),)))
+    assert (results.shapes, results.exit_code) == (10, exit_code)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from fp8tune.comparing import verdicts
-from fp8tune.comparing.timing import AFTER, BEFORE, CONTROL, ORDERS
+from fp8tune.comparing.rounds import AFTER, BEFORE, CONTROL, ORDERS
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.measure.simulated import MEASURED, Noise
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from git_repositories import commit, git
 from places import PLANTED
 
 from fp8tune.comparing import checkout, live, verdicts
-from fp8tune.comparing.sides import Kernel, Sides, sides
-from fp8tune.comparing.timing import Launches, RowTimes, time_rounds
+from fp8tune.comparing.rounds import Row, time_rounds
+from fp8tune.comparing.sides import Kernel, Sides, checked_out
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison, Revision
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place
@@ -30,8 +31,7 @@ from fp8tune.measure.backends import GpuBackend, interpreter
 from fp8tune.measure.engine import Group, TimedBlock, Turn
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.timing import UNGATED
-from fp8tune.measure.trees import Tree, within
-from fp8tune.measure.worker import RemoteError, Worker
+from fp8tune.measure.trees import Tree
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 from fp8tune.revisions.git import checkouts
@@ -66,21 +66,20 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def silent(*step: object) -> None:
+    """Show no progress."""
+
+
 def compared(repository: Path, revisions: str, *names: str, picks: str = "own") -> Comparison:
-    both = sides(revisions, [f"{repository}/{name}.py:SPEC" for name in names])
-    *_, last = live.compare(both, SELECTIONS, picks, SimulatedBackend("simulated:1"))
-    assert isinstance(last, Comparison)
-    return last
+    with checked_out(revisions, [f"{repository}/{name}.py:SPEC" for name in names]) as sides:
+        return live.compare(sides, SELECTIONS, picks, SimulatedBackend("simulated:1"), silent)
 
 
 def test_planted_changes_get_their_verdicts(repository: Path) -> None:
     comparison = compared(repository, "main..branch", "slower", "faster", "same", "gone", "fresh")
     rows = {row.kernel: row for row in comparison.rows}
-    assert {kernel: str(row.verdict) for kernel, row in rows.items()} == {
-        "slower": "REGRESSION",
-        "faster": "FASTER",
-        "same": "SAME-CODE",
-    }
+    expected = {"slower": "REGRESSION", "faster": "FASTER", "same": "SAME-CODE"}
+    assert {kernel: str(row.verdict) for kernel, row in rows.items()} == expected
     assert (comparison.added, comparison.removed, comparison.exit_code) == (1, 1, 1)
     for kernel, ratio in (("slower", 1.03), ("faster", 0.97)):
         effect = rows[kernel].effect
@@ -89,7 +88,6 @@ def test_planted_changes_get_their_verdicts(repository: Path) -> None:
         assert rows[kernel].n == verdicts.STAGE_TWO_ROUNDS
     assert comparison.overall is not None
     assert comparison.overall.interval[0] < 1 < comparison.overall.interval[1]
-    assert comparison == compared(repository, "main..branch", "slower", "faster", "same", "gone", "fresh")
 
 
 def test_uncommitted_work_is_compared(repository: Path) -> None:
@@ -120,33 +118,22 @@ def test_retuning_finds_the_best_config_of_each_side(repository: Path) -> None:
 
 
 def test_the_command_prints_screens_documents_and_a_page(repository: Path) -> None:
-    options = [
-        "--kernel",
-        "slower.py:SPEC",
-        "--kernel",
-        "same.py:SPEC",
-        "--shapes",
-        "one.toml",
-        "--timer",
-        "simulated:1",
-    ]
-    screen = fp8tune("compare", "main..branch", *options, cwd=repository)
+    kernels = ["--kernel", "slower.py:SPEC", "--kernel", "same.py:SPEC"]
+    command = ["compare", "main..branch", *kernels, "--shapes", "one.toml", "--timer", "simulated:1"]
+    screen = fp8tune(*command, cwd=repository)
     assert screen.returncode == 1
     lines = screen.stdout.splitlines()
     assert lines[0].startswith("1 REGRESSION, 1 SAME-CODE; 0.97x over 1 size")
     assert [line.split()[0] for line in lines[1:3]] == ["verdict", "REGRESSION"]
     assert lines[3].endswith("; 1 size not listed")
     assert max(map(len, lines)) <= 80
-    every = fp8tune("compare", "main..branch", *options, "--all", "--format", "markdown", cwd=repository)
-    assert "| SAME-CODE | same |" in every.stdout
-    document = json.loads(fp8tune("compare", "main..branch", *options, "--format", "json", cwd=repository).stdout)
+    document = json.loads(fp8tune(*command, "--format", "json", cwd=repository).stdout)
     assert [row["verdict"] for row in document["rows"]] == ["REGRESSION", "SAME-CODE"]
     row = document["rows"][0]
     assert row["lower"] < row["speedup"] < row["upper"] < 1
-    page = fp8tune("compare", "main..branch", *options, "--format", "html", cwd=repository).stdout
+    page = fp8tune(*command, "--format", "html", cwd=repository).stdout
     assert page.startswith("<!doctype html>")
     assert page.count("<tr") == 3
-    assert "Not in this report" not in page
     assert "<script" not in page
 
 
@@ -155,41 +142,37 @@ def test_the_command_prints_screens_documents_and_a_page(repository: Path) -> No
 
 @pytest.fixture
 def session(tmp_path: Path) -> live.Session:
-    trees = [Tree(name, tmp_path / name, tmp_path / f"{name}-cache") for name in ("one", "two")]
+    trees = (
+        Tree("one", tmp_path / "one", tmp_path / "one-cache"),
+        Tree("two", tmp_path / "two", tmp_path / "two-cache"),
+    )
     for tree in trees:
         tree.folder.mkdir()
-    kernels = (Kernel("edited", "", ("1", "2")), Kernel("untouched", "", ("1", "1")))
-    both = Sides(tmp_path, Revision("one", "1"), Revision("two", "2"), kernels)
-    return live.Session(both, (trees[0], trees[1]), interpreter())
+    kernels = (Kernel("edited", ("", ""), ("1", "2")), Kernel("untouched", ("", ""), ("1", "1")))
+    sides = Sides(Revision("one", "1"), Revision("two", "2"), (trees[0].folder, trees[1].folder), kernels)
+    return live.Session(sides, trees, interpreter(), silent)
 
 
-def launches(session: live.Session, kernel: str, before: str, after: str, M: int = 64) -> Launches:
+def launches(session: live.Session, kernel: str, before: str, after: str) -> Row:
     """Write both versions of a kernel; return its launches."""
-    problem, arms = Problem(kernel, NamedInts(M=M, K=8)), []
+    arms = []
     for tree, text in zip(session.trees, (before, after), strict=True):
         file = tree.folder / f"{kernel}.py"
         file.write_text(text)
-        arms.append(KernelArm(f"{file}:SPEC", problem, CONFIG, NamedInts(K=8), 0))
-    return Launches(*arms)
-
-
-def drained(steps: Any) -> tuple[list[Any], Any]:
-    """Return what a generator yields, and what it returns."""
-    yielded: list[Any] = []
-    while True:
-        try:
-            yielded.append(next(steps))
-        except StopIteration as stopped:
-            return yielded, stopped.value
+        arms.append(KernelArm(f"{file}:SPEC", Problem(kernel, NamedInts(M=64, K=8)), CONFIG, NamedInts(K=8), 0))
+    return Row(*arms)
 
 
 def edged(name: str, *, is_partial: bool) -> str:
     """Return a version that declares an edge case, and perhaps never writes its last, partial block of 32 rows."""
-    partial = "out[0][: len(given[0]) // 32 * 32].copy_(FACTOR * given[0][: len(given[0]) // 32 * 32])"
     edge = 'Edge("a block and one more", Problem(problem.kernel, NamedInts(M=33, K=8)))'
     text = version(name).replace("scaled_down=", f"edges=lambda problem: [{edge}],\n    scaled_down=")
     text = text.replace("import KernelSpec", "import Edge, KernelSpec")
-    return text.replace("out[0].copy_(FACTOR * given[0])", partial) if is_partial else text
+    whole = r"out\[0\]\.copy_\(FACTOR \* (\w+)\[0\]\)"
+    partial = r"rows = len(\1[0]) // 32 * 32; out[0][:rows].copy_(FACTOR * \1[0][:rows])"
+    text, count = re.subn(whole, partial if is_partial else r"\g<0>", text)
+    assert count == 1
+    return text
 
 
 def test_outputs_are_checked_on_both_sides(session: live.Session) -> None:
@@ -204,60 +187,44 @@ def test_outputs_are_checked_on_both_sides(session: live.Session) -> None:
         "mended_edge": (partial, whole),
         "new_edge": (right, whole),
     }
-    steps, checked = drained(session.with_right_outputs([launches(session, name, *two) for name, two in pairs.items()]))
-    assert [step.done for step in steps] == list(range(1, 2 * len(pairs) + 1))
-    assert [row.problem.kernel for row in checked] == ["right", "new_edge"]
-    ended = {row.kernel: row for row in session.ended}
-    assert {kernel: str(row.verdict) for kernel, row in ended.items()} == {
-        "wrong": "WRONG",
-        "both": "OPEN",
-        "broken_edge": "WRONG",
+    session.rows = [launches(session, name, *texts) for name, texts in pairs.items()]
+    session.check([*session.rows])
+    rows = {row.problem.kernel: row for row in session.rows}
+    assert {kernel: row.verdict for kernel, row in rows.items()} == {
+        "wrong": ChangeVerdict.WRONG,
+        "both": ChangeVerdict.OPEN,
+        "right": None,
+        "broken_edge": ChangeVerdict.WRONG,
+        "new_edge": None,
     }
     assert session.added == 2
-    assert "elements differ" in ended["wrong"].reason
-    assert "a block and one more" in ended["broken_edge"].reason
+    assert "elements differ" in rows["wrong"].reason
+    assert "a block and one more" in rows["broken_edge"].reason
 
 
 def test_a_fault_in_the_binary_of_an_edge_case_alone_is_found(
     session: live.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timed launch is the same on both sides; the source of ``edited`` is not, so its outputs are checked."""
-    same = [
-        launches(session, name, edged(name, is_partial=False), edged(name, is_partial=True))
-        for name in ("edited", "untouched")
-    ]
-    monkeypatch.setattr(
-        live.Session, "launches", lambda self, kernel: iter_value([*same] if kernel.name == "edited" else [])
-    )
-    monkeypatch.setattr(live.Session, "split_by_code", lambda self, rows: iter_value(([], rows)))
-    *_, comparison = session.run()
-    assert isinstance(comparison, Comparison)
+    texts = {name: (edged(name, is_partial=False), edged(name, is_partial=True)) for name in ("edited", "untouched")}
+    rows = {name: [launches(session, name, *pair)] for name, pair in texts.items()}
+    monkeypatch.setattr(live.Session, "load", lambda self, kernel, *_: rows[kernel.name])
+    monkeypatch.setattr(live.Session, "with_same_code", lambda self: [*self.rows])
+    comparison = session.run((), "own")
     assert {row.kernel: str(row.verdict) for row in comparison.rows} == {"edited": "WRONG", "untouched": "SAME-CODE"}
-
-
-def iter_value(value: Any) -> Any:
-    """Return a generator without steps that returns a value."""
-    return value
-    yield
 
 
 def test_a_worker_has_the_kernels_of_one_side(session: live.Session) -> None:
     row = launches(session, "right", version("right"), version("right"))
-    worker, (one, two), arguments = (
-        Worker(),
-        session.trees,
-        ([Selection((NamedInts(M=8, K=8),))], session.backend.device),
+    arguments, (tree, _) = ([Selection((NamedInts(M=8, K=8),))], session.backend.device), session.trees
+    own, foreign = session.call(
+        [(tree, "own", (row.before.reference, *arguments)), (tree, "foreign", (row.after.reference, *arguments))],
+        checkout.launches,
+        "",
     )
-    try:
-        declared = worker.call(60, within, one, checkout.declared, row.before.reference, *arguments)
-        assert [problem.kernel for problem in declared.arms] == ["right"]
-        assert worker.call(60, within, one, tempfile.gettempdir) == str(one.cache)
-        with pytest.raises(UsageError, match="not from the checkout of one"):
-            worker.call(60, within, one, checkout.declared, row.after.reference, *arguments)
-        with pytest.raises(RemoteError, match="needs one of its own"):
-            worker.call(60, within, two, checkout.declared, row.after.reference, *arguments)
-    finally:
-        worker.kill()
+    assert not isinstance(own, UsageError)
+    assert [problem.kernel for problem in own[1]] == ["right"]
+    assert "not from the checkout of one" in str(foreign)
 
 
 # Launches that break their process
@@ -270,60 +237,54 @@ def gpu(timeout_s: float = 60) -> GpuBackend:
     return backend
 
 
-def breaking(session: live.Session, *sizes: int) -> list[Launches]:
+def breaking(session: live.Session, *sizes: int) -> list[Row]:
     """Return a row for each K, which says how its second side breaks."""
     text = (PLANTED / "breaking.py").read_text()
-    rows = []
+    row, rows = launches(session, "breaking", text, text.replace("BREAKS = False", "BREAKS = True")), []
     for K in sizes:
-        row = launches(session, "breaking", text, text.replace("BREAKS = False", "BREAKS = True"))
-        problem = Problem("breaking", NamedInts(M=2, K=K))
-        rows.append(
-            Launches(*(dataclasses.replace(arm, problem=problem, key=NamedInts(K=K), bytes_moved=K) for arm in row))
-        )
+        changes: dict[str, Any] = {"problem": Problem("breaking", NamedInts(M=2, K=K)), "key": NamedInts(K=K)}
+        rows.append(Row(*(replace(arm, bytes_moved=K, **changes) for arm in row.arms)))
     return rows
 
 
-def timed(session: live.Session, *sizes: int, rounds: int = 2, timeout_s: float = 60) -> list[RowTimes]:
-    _, times = drained(time_rounds(gpu(timeout_s), session.trees, breaking(session, *sizes), range(rounds)))
-    return list(times)
-
-
-@pytest.mark.parametrize("broken", [128, 256])
-def test_a_launch_that_breaks_its_process_fails_its_own_row_only(session: live.Session, broken: int) -> None:
-    """At its first launch, or later inside a block. Every later launch in that process would fail."""
-    first, bad, last = timed(session, 64, broken, 64)
-    assert bad.failure == "after: crashed: RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert bad.changes == []
-    for neighbour in (first, last):
-        assert (neighbour.failure, neighbour.blocks) == ("", 12)
-        assert neighbour.changes == neighbour.controls == [0.0, 0.0]
-
-
-def test_a_worker_that_hangs_is_replaced(session: live.Session) -> None:
-    times = timed(session, 64, 512, 64, rounds=1, timeout_s=6)
-    assert [row.failure for row in times] == ["", "after: timeout: no answer in 6 s", ""]
-    assert [row.blocks for row in times] == [6, 0, 6]
+@pytest.mark.parametrize(
+    ("broken", "failure"),
+    [
+        (128, "after: crashed: RuntimeError: CUDA error: an illegal memory access was encountered"),
+        (256, "after: crashed: RuntimeError: CUDA error: an illegal memory access was encountered"),
+        (512, "after: timeout: no answer in 4 s"),
+    ],
+    ids=["at its first launch", "inside a block", "hangs"],
+)
+def test_a_launch_that_breaks_its_process_fails_its_own_row_only(
+    session: live.Session, broken: int, failure: str
+) -> None:
+    rows = breaking(session, 64, broken, 64)
+    time_rounds(gpu(4 if broken == 512 else 60), session.trees, rows, range(1), silent)
+    assert [row.reason for row in rows] == ["", failure, ""]
+    assert [row.changes() for row in rows] == [[0.0], [], [0.0]]
+    assert [row.blocks for row in rows] == [6, 0, 6]
 
 
 def test_a_config_that_breaks_its_process_is_not_the_fastest(session: live.Session) -> None:
     (row,) = breaking(session, 128)
-    arms = [dataclasses.replace(row.after, config=NamedInts(BLOCK_SIZE=size, num_warps=4)) for size in (64, 128, 32)]
+    arms = [replace(row.after, config=NamedInts(BLOCK_SIZE=size, num_warps=4)) for size in (64, 128, 32)]
     assert live.fastest(gpu(), session.trees[1], [arms]) == [arms[2]]
     assert live.fastest(gpu(), session.trees[1], [arms[:2]]) == [arms[0]]  # none can be timed: the first
 
 
 def test_disturbed_blocks_are_counted(session: live.Session) -> None:
     good = Outcome(Status.OK, time_us=100.0, telemetry=Telemetry(throttle_reasons=0x4))  # a power cap is normal
-    hot = dataclasses.replace(good, telemetry=Telemetry(throttle_reasons=0x24))
-    times = RowTimes(*breaking(session, 64))
-    outcomes = [good, hot, good, dataclasses.replace(good, reason=UNGATED), good, good]
-    arms = [arm for arm in times.arms for _ in range(2)]
+    hot = replace(good, telemetry=Telemetry(throttle_reasons=0x24))
+    (row,) = breaking(session, 64)
+    outcomes = [good, hot, good, replace(good, reason=UNGATED), good, good]
+    arms = [replace(row.before, seat=seat) for seat in (0, 0, 1, 1, 2, 2)]
     blocks = tuple(TimedBlock(arm, Place(), outcome) for arm, outcome in zip(arms, outcomes, strict=True))
-    times.add(Turn(Group(times, times.arms), 0, blocks), "sm_90")
-    assert sorted(times.disturbances.values()) == [1, 1]
-    assert any("software thermal" in reason for reason in times.disturbances)
-    times.add(Turn(Group(times, times.arms), 0, blocks), "gfx942")  # whose bits have another meaning
-    assert sorted(times.disturbances.values()) == [1, 2]
+    row.add(Turn(Group(row, arms), 0, blocks), "sm_90")
+    assert sorted(row.disturbances.values()) == [1, 1]
+    assert any("software thermal" in reason for reason in row.disturbances)
+    row.add(Turn(Group(row, arms), 0, blocks), "gfx942")  # whose bits have another meaning
+    assert sorted(row.disturbances.values()) == [1, 2]
 
 
 # However it ends
@@ -332,7 +293,7 @@ def test_disturbed_blocks_are_counted(session: live.Session) -> None:
 @pytest.fixture
 def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a comparison that has its checkouts and goes on for a while."""
-    (tmp_path / "many.toml").write_text("[[rows]]\nM = [" + ", ".join(map(str, range(100, 400))) + "]\nK = 64\nE = 1\n")
+    (tmp_path / "many.toml").write_text(f"[[rows]]\nM = {[*range(100, 400)]}\nK = 64\nE = 1\n")
     arguments = ["compare", "main..main", "--timer", "simulated:1", "--kernel", f"{repository}/same.py:SPEC"]
     command = [sys.executable, "-m", "fp8tune", *arguments, "--shapes", str(tmp_path / "many.toml")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

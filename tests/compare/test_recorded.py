@@ -14,10 +14,11 @@ from git_repositories import commit, git
 
 from fp8tune import errors
 from fp8tune.comparing import recorded
-from fp8tune.comparing.sides import sides
+from fp8tune.comparing.sides import checked_out
 from fp8tune.comparing.verdicts import ComparedRow, Comparison
 from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.revisions import source
+from fp8tune.revisions.git import checkouts, resolve
 from fp8tune.stats.study import Study
 
 KERNEL = """
@@ -61,7 +62,8 @@ def results(
     repository: Path, revision: str, kernel: str, *times_us: float, device: Device = H100, config: NamedInts = CONFIG
 ) -> Study:
     """Return what a sweep of the kernel at a revision would store; with several times they are confirmed."""
-    source_hash = source.source_hash(kernel, source.at_commit(repository, revision))
+    with checkouts(repository, [resolve(repository, revision)]) as (checkout,):
+        source_hash = source.source_hash(kernel, source.in_folder(checkout, source.SOURCE_ROOTS))
     run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
     version = KernelVersion(kernel, source_hash, CONFIG, (("BLOCK_SIZE", (32,)), ("num_warps", (4,))))
@@ -73,7 +75,8 @@ def results(
 def compare(
     studies: Sequence[Study], repository: Path, text: str = "main..branch", kernels: Sequence[str] = ("colwise",)
 ) -> Comparison:
-    return recorded.compare(merged(studies), sides(text, kernels, repository))
+    with checked_out(text, kernels, repository) as sides:
+        return recorded.compare(merged(studies), sides)
 
 
 def row_of(repository: Path, *studies: Study, text: str = "main..branch") -> ComparedRow:
@@ -113,12 +116,12 @@ def test_an_unrelated_commit_orphans_no_results(repository: Path) -> None:
 
 
 def test_each_side_has_its_own_best_config(repository: Path) -> None:
-    other = NamedInts(BLOCK_SIZE=64, num_warps=4)
+    second = NamedInts(BLOCK_SIZE=64, num_warps=4)
     studies = [
         results(repository, "main", "colwise", 200.0),
-        results(repository, "main", "colwise", 180.0, config=other),
+        results(repository, "main", "colwise", 180.0, config=second),
         results(repository, "branch", "colwise", 150.0),
-        results(repository, "branch", "colwise", 190.0, config=other),
+        results(repository, "branch", "colwise", 190.0, config=second),
     ]
     row = row_of(repository, *studies)
     assert (row.before_us, row.after_us) == (180.0, 150.0)
@@ -167,32 +170,27 @@ def test_results_that_are_no_times_of_ours_do_not_count(repository: Path, kind: 
 def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     changed = [results(repository, "main", "colwise", 100.0), results(repository, "branch", "colwise", 25.0)]
     both = [results(repository, side, "colwise", 50.0) for side in ("main", "branch")]
-    other = [replace(study, problem=replace(study.problem, shape=NamedInts(M=1, K=1, G=1))) for study in both]
+    second = [replace(study, problem=replace(study.problem, shape=NamedInts(M=1, K=1, G=1))) for study in both]
     same = results(repository, "main", "rowwise-2d", 90.0)
-    assert compare([*changed, *other, same], repository, kernels=()).ratio == pytest.approx(0.5)
+    assert compare([*changed, *second, same], repository, kernels=()).ratio == pytest.approx(0.5)
     assert compare([same], repository, kernels=("rowwise-2d",)).ratio == 1.0
     assert compare([same], repository).ratio is None
 
 
-def test_three_dots_start_at_the_merge_base(repository: Path) -> None:
+def test_three_dots_start_at_the_merge_base_and_a_kernel_file_names_its_repository(repository: Path) -> None:
     studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
+    (row,) = compare(studies, repository, kernels=[f"{repository}/{file_of('colwise')}:SPEC"]).rows
+    assert (row.kernel, row.ratio) == ("colwise", 0.75)
     git(repository, "checkout", "-q", "main")
     commit(repository, files(colwise=3))
     assert row_of(repository, *studies, text="main..branch").ratio is None
     assert row_of(repository, *studies, text="main...branch").ratio == 0.75
 
 
-def test_a_kernel_file_names_its_repository(repository: Path) -> None:
-    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
-    reference = f"{repository}/{file_of('colwise')}:SPEC"
-    (row,) = recorded.compare(merged(studies), sides("main..branch", [reference])).rows
-    assert (row.kernel, row.ratio) == ("colwise", 0.75)
-
-
-@pytest.mark.parametrize("text", ["main", "main..", "..branch", "a..b..c", "a....b", "..", "", "main branch"])
-def test_a_malformed_range_is_one_line(repository: Path, text: str) -> None:
-    with pytest.raises(errors.UsageError, match="two revisions"):
-        compare([], repository, text)
+def test_a_malformed_range_is_one_line(repository: Path) -> None:
+    for text in ("main", "main..", "..branch", "a..b..c", "a....b", "..", "", "main branch"):
+        with pytest.raises(errors.UsageError, match="two revisions"):
+            compare([], repository, text)
 
 
 HOSTILE = (
@@ -206,9 +204,9 @@ HOSTILE = (
 """Revisions that are options, shell code, patterns, other objects, too long or not text."""
 
 
-@pytest.mark.parametrize("dots", ["..", "..."])
-def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository: Path, dots: str) -> None:
+def test_a_hostile_revision_is_compared_or_one_line_and_runs_nothing(repository: Path) -> None:
     for number, text in enumerate(HOSTILE):
+        dots = "..." if number % 3 else ".."
         range_text = f"{text}{dots}branch" if number % 2 else f"main{dots}{text}"
         try:
             compare([], repository, range_text)

@@ -28,7 +28,10 @@ def text(name: str) -> str:
 def test_all_files_name_one_version() -> None:
     newest = re.search(r"^## (\d\S+)", text("CHANGELOG.md"), re.MULTILINE)
     assert newest is not None
-    assert tomllib.loads(text("pyproject.toml"))["project"]["version"] == fp8tune.__version__ == newest[1]
+    versions = [
+        tomllib.loads(text(name))["project"]["version"] for name in ("pyproject.toml", "kernels/pyproject.toml")
+    ]
+    assert [*versions, fp8tune.__version__] == [newest[1]] * 3
 
 
 def test_ci_runs_the_commands_of_the_pages() -> None:

