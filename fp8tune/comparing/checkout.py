@@ -35,7 +35,7 @@ def launches(
     for chosen in selections:
         for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch):
             config = NamedInts(lookup.pick(spec, spec.lookup_key(problem), table, device.name))
-            arms[problem] = KernelArm.of(reference, spec, problem, config)
+            arms[problem] = KernelArm.from_spec(reference, spec, problem, config)
     return frozenset(spec.default), arms
 
 
@@ -48,7 +48,7 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]
-        result.append([KernelArm.of(reference, spec, arm.problem, config) for config in configs])
+        result.append([KernelArm.from_spec(reference, spec, arm.problem, config) for config in configs])
     return result
 
 
