@@ -24,7 +24,7 @@ from ..catalog import SPANS
 from ..edges import Declaration, declared
 from ..groups import padded_rows
 from ..inputs import dtype_named, offsets, random_matrix
-from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
 from . import checks
 from .launching import launch_kernel
 from .lookup import config_for
