@@ -251,8 +251,8 @@ def check_scales_and_bias(x: torch.Tensor, x_scales: torch.Tensor | None, bias: 
     """Raise ValueError unless codes, and they alone, have scales, and no bias, which they include."""
     is_codes = x.dtype in FP8_DTYPES
     if is_codes != (x_scales is not None):
-        wanted = "a scale for each row" if is_codes else "None"
-        raise ValueError(f"x_scales is {'None' if is_codes else 'a tensor'}, wanted {wanted} beside {x.dtype}")
+        needed = "a scale for each row" if is_codes else "None"
+        raise ValueError(f"x_scales is {'None' if is_codes else 'a tensor'}, wanted {needed} beside {x.dtype}")
     if is_codes and bias is not None:
         raise ValueError("bias is a tensor, wanted None: codes of x include it")
 

@@ -13,7 +13,7 @@ MOST_VALUES = 128
 
 
 def values_a_thread(config: Mapping[str, int], elements: int, limits: DeviceLimits) -> int:
-    """How many elements of a tile each thread has."""
+    """Return the elements of a tile that a thread has."""
     return elements // (config["num_warps"] * limits.warp_size)
 
 
@@ -44,6 +44,6 @@ def too_many_shared_bytes(count: int, purpose: str, limits: DeviceLimits) -> str
     return f"{count} bytes {purpose}, {limits.arch} has {room} of shared memory a block" if count > room else None
 
 
-def idle_columns(block: int, columns: int, of: str = "block") -> str | None:
+def idle_columns(block: int, columns: int, tile: str = "block") -> str | None:
     """At least half of the columns of a tile would be outside of the matrix."""
-    return f"{block} columns a {of} for {columns}: half of the threads idle" if block >= 2 * columns else None
+    return f"{block} columns a {tile} for {columns}: half of the threads idle" if block >= 2 * columns else None

@@ -1,4 +1,4 @@
-"""What the two ``transpose-3d`` kernels share: their contract, its plain torch reference, and the kernel.
+"""The two ``transpose-3d`` kernels share this: their contract, its plain torch reference, and the kernel.
 
     amax[e, k]      = max over n of |w[e, k, n]|
     scales[e, 0, k] = scale of amax[e, k]                      see :mod:`.arithmetic`
