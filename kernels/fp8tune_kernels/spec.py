@@ -166,16 +166,17 @@ class Span:
         return self.axis is None or config[self.axis] >= key[self.size]
 
     def suits(self, config: Mapping[str, int], measured: Mapping[str, int], key: Mapping[str, int]) -> bool:
-        """Return True if a config for one lookup key, empty of a config for all, may be launched for another: not if it would read the input twice only here, nor if only here a thread would have too many values.
+        """Return True if a config for one lookup key, empty of a config for all, may be launched for another.
+
+        Not if it would read the input twice only here, nor if only here a thread would have too many values.
 
         A row of an older kernel without such an axis or size passes.
         """
         if self.size not in key or (self.axis is not None and self.axis not in config):
             return True
         holds, size = self.holds(config, key), key[self.size]
-        if holds and self.values_a_thread and size > measured.get(self.size, 0):
-            holds = size <= self.values_a_thread * _FEWEST_THREADS * config["num_warps"]
-            if not holds:
+        if holds and self.values_a_thread and size > measured.get(self.size, 0):  # noqa: SIM102 - a line each
+            if size > self.values_a_thread * _FEWEST_THREADS * config["num_warps"]:
                 return False
         return self.size not in measured or holds or not self.holds(config, measured)
 

@@ -17,8 +17,8 @@ EXCHANGED_BYTES = 128
 
 
 def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
-    """Return what a program casts at a time: columns of the first tile, whether half as many follow, and rows, as many as
-    TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
+    """Return what a program casts at a time: columns of the first tile, whether half as many follow, and rows: as many
+    as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
     power = max(1 << max(N - 1, 0).bit_length(), 32)
     has_rest = power >= max(4 * N / 3, 64)
     return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
