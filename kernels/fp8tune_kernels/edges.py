@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from .spec import Edge, NamedInts, Problem, bucket
 
-__all__ = ["at_most", "declared", "edge", "long_tail", "past_half"]
-
 Size = int | Callable[[Mapping[str, int]], int]
 """A size of an edge, or a function of the shape that is timed."""
 

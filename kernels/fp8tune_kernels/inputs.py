@@ -7,8 +7,6 @@ import torch
 from .groups import group_ends
 from .spec import Problem
 
-__all__ = ["dtype_named", "offsets", "random_matrix"]
-
 
 def dtype_named(name: str) -> torch.dtype:
     """Return ``torch.bfloat16`` for ``bfloat16``. Raises ValueError for an unknown name."""

@@ -15,17 +15,6 @@ from triton.language.target_info import is_cuda
 
 from .arithmetic import scale_of
 
-__all__ = [
-    "ALIGNMENT",
-    "Block",
-    "block_at",
-    "inverse_of",
-    "largest_of_both",
-    "largest_of_rows",
-    "load_codes",
-    "scale_of_bits",
-]
-
 ALIGNMENT = 128
 """Of the places at which groups begin."""
 

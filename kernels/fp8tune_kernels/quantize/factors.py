@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..spec import Problem
 
-__all__ = ["check_scales", "factor_of", "random_powers", "reference_factor"]
-
 
 @triton.jit
 def factor_of(scale: tl.tensor) -> tl.tensor:

@@ -28,27 +28,6 @@ from .arithmetic import quantize, reference_cast, reference_scale
 from .gated import ACTIVATIONS, LAYOUTS
 from .limits import too_many_shared_bytes, wrong_tile
 
-__all__ = [
-    "DECLARED",
-    "EDGES",
-    "OPTIONS",
-    "Rows",
-    "Source",
-    "X",
-    "bounds",
-    "check_scales_and_bias",
-    "launch",
-    "load_gate_and_up",
-    "problems",
-    "random_inputs",
-    "row_blocks",
-    "scale_of_rows",
-    "split",
-    "store_gate_and_up",
-    "values_of",
-    "wrong_rows",
-]
-
 
 class Source(NamedTuple):
     """A matrix of gate and up."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from ..spec import DeviceLimits
 
-__all__ = ["MOST_VALUES", "idle_columns", "too_many_shared_bytes", "values_a_thread", "wrong_tile"]
-
 MOST_VALUES = 128
 """Of a tile, in the registers of a thread."""
 

@@ -56,8 +56,6 @@ from .tiles import (
     units_of,
 )
 
-__all__ = ["AXES", "invalid", "options", "programs", "quantize_columns", "work_for"]
-
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_ITER": (64, 128, 256, 512),

@@ -27,8 +27,6 @@ from .arithmetic import magnitude, magnitude_to_float32, quantize, reference_cas
 from .panels import quantize_columns
 from .tiles import Matrix, Options
 
-__all__ = ["SPEC", "quantize_rowwise"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def rowwise_kernel(

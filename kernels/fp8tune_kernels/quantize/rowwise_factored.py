@@ -33,8 +33,6 @@ from .arithmetic import quantize, reference_cast, reference_scale, scale_of
 from .factors import factor_of, random_powers, reference_factor
 from .limits import too_many_shared_bytes, wrong_tile
 
-__all__ = ["SPEC", "quantize_rowwise_factored"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # they change every step: neither may recompile anything
 def rowwise_factored_kernel(

@@ -17,27 +17,6 @@ import triton.language as tl
 
 from .arithmetic import magnitude, quantize
 
-__all__ = [
-    "Matrix",
-    "Options",
-    "Tile",
-    "clear_gap",
-    "first_row",
-    "fold",
-    "folded_rows",
-    "group_end",
-    "group_start",
-    "load_tile",
-    "of_any_layout",
-    "q_of_group",
-    "store_edges",
-    "store_tile",
-    "stride_of_columns",
-    "top",
-    "units_before",
-    "units_of",
-]
-
 
 class Matrix(NamedTuple):
     """A matrix whose rows fall into groups, and where the codes and scales of its columns go."""

@@ -25,8 +25,6 @@ from .arithmetic import reference_cast, reference_scale
 from .panels import quantize_columns
 from .tiles import Matrix, Options
 
-__all__ = ["EDGES", "OUTPUTS", "launch_columns", "reference"]
-
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
 def transpose_3d_kernel(

@@ -41,8 +41,6 @@ from .factors import random_powers
 from .limits import idle_columns, wrong_tile
 from .tiles import stride_of_columns
 
-__all__ = ["ALIGNMENT", "AXES", "SPEC", "Tile", "random_codes", "rows_at", "transpose_codes", "transpose_tile"]
-
 MULTIPLE = 16
 """Of K, and of the bytes where codes begin: rows are then read 16 bytes at a time."""
 

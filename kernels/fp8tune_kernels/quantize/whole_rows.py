@@ -10,8 +10,6 @@ import torch
 from ..arches import ARCHES
 from ..runtime.lookup import running_arch
 
-__all__ = ["EXCHANGED_BYTES", "options", "shared_bytes", "tile_of"]
-
 EXCHANGED_BYTES = 128
 """Of sums and maxima across the warps of a block: at most 32 warps, 4 bytes each."""
 
