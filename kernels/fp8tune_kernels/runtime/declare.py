@@ -14,8 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,12 +35,19 @@ Shape = Mapping[str, int]
 _binders: dict[Any, Callable[[Call], tuple[Any, Any, Any]]] = {}
 
 
-class Call(SimpleNamespace):
+class Call:
     """Arguments, sizes and outputs of one call as attributes; an output that is not requested is None.
 
     Beside those that the kernel declares: ``device``; ``FP8_MAX`` of ``float8_dtype``; flags and integers a second time
-    in capitals, as Triton functions name them.
+    in capitals, as Triton functions name them. Each kernel has a class with them: its attributes are faster.
     """
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def replace(self, **changes: Any) -> Call:
         """Return a copy with some attributes changed, to use another kernel's launch or reference."""
@@ -50,7 +56,8 @@ class Call(SimpleNamespace):
     def run(self, kernel: Any, programs: int, options: Config, **values: Any) -> None:
         """Launch a Triton function with its parameters by name; nothing without programs. ``values`` add attributes."""
         if programs:
-            self.__dict__.update(values)
+            for name, value in values.items():
+                setattr(self, name, value)
             bind = _binders.get(kernel.fn) or _binder(kernel.fn, options)
             launch_kernel(kernel, programs, *bind(self), options)
 
@@ -358,7 +365,7 @@ def _compiled(
         values["FP8_MAX"] = "LARGEST[float8_dtype]"
     before = f"Call({', '.join(f'{name}={value}' for name, value in values.items())})"
     values |= {item.name: _if_requested(item, arguments, item.name, "None") for item in outputs}
-    call = f"Call({', '.join(f'{name}={value}' for name, value in values.items())})"
+    call = f"Complete({', '.join(values.values())})"
     results, signature = ", ".join(item.name for item in outputs), _signature(arguments)
     keys = ", ".join(_key(name, first) for name in key)
     run = [f"config = config_for(spec, ({keys},), device)", f"call = {call}", "launch(config, call)"]
@@ -382,7 +389,9 @@ def _compiled(
             f"return ({results},)",
         ],
     }
-    source = "\n".join(f"def {head}:\n " + "\n ".join(body) for head, body in functions.items())
+    source = f"class Complete(Call):\n def __init__(self, {', '.join(values)}):\n"
+    source += "\n".join(f"  self.{name} = {name}" for name in values) + "\n"
+    source += "\n".join(f"def {head}:\n " + "\n ".join(body) for head, body in functions.items())
     exec(compile(source, f"<calls of {launch.__module__}>", "exec"), scope)
     return scope
 
