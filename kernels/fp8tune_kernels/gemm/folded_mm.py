@@ -179,9 +179,9 @@ def _fake_forward(
     A: Tensor, B_t: Tensor, offs: Tensor, float8_dtype: torch.dtype | None, q_B: Tensor | None, *rest: Any
 ) -> list[Tensor]:
     float8_dtype = fp8_dtype_for(A.device, float8_dtype)
-    made = colwise_3d.outputs(B_t, float8_dtype, True) if q_B is None else ()
+    made = colwise_3d.SPEC.outputs(B_t, float8_dtype, True) if q_B is None else ()
     out = A.new_empty(A.shape[0], B_t.shape[2], dtype=torch.bfloat16)
-    return [out, *rowwise_2d.outputs(A, float8_dtype, True), *made]
+    return [out, *rowwise_2d.SPEC.outputs(A, float8_dtype, True), *made]
 
 
 def _fake_backward(

@@ -25,7 +25,6 @@ from torch.autograd.graph import increment_version
 from .. import interpreter
 from ..catalog import RECIPES
 from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
-from ..quantize import weights as expert_weights
 from ..runtime.checks import check_weights, fp8_dtype_for
 from ..runtime.lookup import config_for
 from ..runtime.ops import define
@@ -219,17 +218,19 @@ def as_stored(w: Tensor) -> Tensor:
 def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Uninitialised codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
     if recipe == "default":
-        return colwise_transpose_3d.outputs(w, float8_dtype, True)
-    q, scales = colwise_3d.outputs(w, float8_dtype, True)
-    return q, scales, *transposed_codes_3d.outputs(q)
+        return colwise_transpose_3d.SPEC.outputs(w, float8_dtype, True)
+    q, scales = colwise_3d.SPEC.outputs(w, float8_dtype, True)
+    return q, scales, *transposed_codes_3d.SPEC.outputs(q)
 
 
 def _quantize(w: Tensor, *outputs: Tensor) -> None:
-    _run(colwise_transpose_3d.SPEC, expert_weights.arguments(w, outputs[0].dtype, True), outputs)
+    check_weights("w", w)
+    _run(colwise_transpose_3d.SPEC, (w, outputs[0].dtype, True), outputs)
 
 
 def _quantize_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
-    _run(colwise_3d.SPEC, expert_weights.arguments(w, q.dtype, True), (q, scales))
+    check_weights("w", w)
+    _run(colwise_3d.SPEC, (w, q.dtype, True), (q, scales))
     _run(transposed_codes_3d.SPEC, (q,), (transposed,))
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from ..gemm import passes
 from ..quantize import (
     colwise_3d,
-    gated_rows,
     rowwise_2d,
     swiglu_rowwise,
     transpose_3d_atomic,
@@ -110,7 +109,7 @@ def _activated(
     """Return FP8 values and scales of the activation, and of gate and up."""
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
     inputs = y, offs, scales_y, bias, row_weights, activation, layout, keeps_y, dtype
-    return run(swiglu_rowwise.SPEC, gated_rows.key(y, offs), inputs)
+    return swiglu_rowwise.SPEC(*inputs)
 
 
 def sum_of_rows(
@@ -232,7 +231,7 @@ def _new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtyp
 
 
 def _fake_new_weights(w: Tensor, transposes: bool, one_scale: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    q, scales = colwise_3d.outputs(w.transpose(1, 2), dtype, True)
+    q, scales = colwise_3d.SPEC.outputs(w.transpose(1, 2), dtype, True)
     if not transposes:
         return q, scales
     transposed, of_columns = shifted_transpose_3d.outputs(q, scales)
@@ -248,8 +247,8 @@ def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tens
     return [
         x.new_empty(x.shape, dtype=torch.bfloat16),
         *order,
-        *rowwise_2d.outputs(x, dtype, True),
-        *swiglu_rowwise.outputs(y, order[0], None, None, None, activation, layout, keeps_y, dtype),
+        *rowwise_2d.SPEC.outputs(x, dtype, True),
+        *swiglu_rowwise.SPEC.outputs(y, order[0], None, None, None, activation, layout, keeps_y, dtype),
         *new,
     ]
 
@@ -289,7 +288,7 @@ def _fake_activate_again(
     scales_13, dtype = rest[4], fp8_dtype_for(offs.device, rest[-1])
     shape = token_of_row.shape[0], scales_13.numel() // offs.shape[0]
     y = row_weights.new_empty(shape, dtype=torch.bfloat16)
-    q_h, scales_h = swiglu_rowwise.outputs(y, offs, None, None, None, "", "", False, dtype)[:2]
+    q_h, scales_h = swiglu_rowwise.SPEC.outputs(y, offs, None, None, None, "", "", False, dtype)[:2]
     return [q_h, scales_h] if q_y is not None else [q_h, scales_h, y]
 
 
@@ -322,7 +321,7 @@ def _down_gradient(
 
 def _fake_down_gradient(grad: Tensor, offs: Tensor, token_of_row: Tensor, *rest: Any) -> list[Tensor]:
     q_2, _, transposed_2, _, w2, wants_h, float8_dtype = rest
-    result = [*rowwise_2d.outputs(grad, fp8_dtype_for(grad.device, float8_dtype), True)]
+    result = [*rowwise_2d.SPEC.outputs(grad, fp8_dtype_for(grad.device, float8_dtype), True)]
     if wants_h:
         N = transposed_2.shape[2] if transposed_2 is not None else w2.shape[2] if q_2 is None else q_2.shape[1]
         result.append(grad.new_empty(token_of_row.shape[0], N, dtype=torch.bfloat16))
