@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from .moe.gather_sum import sum_rows_of_tokens
     from .moe.gathered_rows import multiply_gathered_rows
     from .moe.gathered_transpose import transpose_gathered_codes
-    from .moe.layer import moe_layer
-    from .moe.mlp import fp8_moe_mlp
+    from .moe.layer import fp8_moe_mlp, moe_layer
     from .moe.shifted_transpose_3d import transpose_codes_to_one_scale
     from .quantize.colwise import quantize_colwise
     from .quantize.colwise_3d import quantize_colwise_3d
@@ -89,7 +88,7 @@ _MODULES = {
     "cast_and_transpose": "moe.cast_transpose_3d",
     "contract_rows": "gemm.grouped_contraction",
     "fp8_grouped_mm": "gemm.grouped_mm",
-    "fp8_moe_mlp": "moe.mlp",
+    "fp8_moe_mlp": "moe.layer",
     "moe_layer": "moe.layer",
     "multiply_gathered_rows": "moe.gathered_rows",
     "multiply_rows": "gemm.grouped_rows",

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from ..catalog import RECIPES
 from ..runtime.checks import IN_DTYPES, fp8_dtype_for
 from ..runtime.ops import OPERATORS
-from .operands import are_multiples
+from .grouped_tiles import are_multiples
 from .quantized_weights import outputs_for
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
@@ -40,9 +40,7 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
     """
     from torch.distributed.tensor import DTensor
 
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-
+    check_recipe(recipe)
     found = []
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
@@ -102,13 +100,7 @@ class Made:
         """Quantize weights (E, N, K) that were just gathered. A backward pass may have saved the codes: of the same."""
         self.version = weights._version
         with _unsafe_preserve_version_counter(self.codes):
-            requantize_into(self.recipe, weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
-
-
-def requantize_into(recipe: str, weights: Tensor, *codes: Tensor) -> None:
-    """Quantize weights (E, K, N) into codes and scales that are there."""
-    requantize = OPERATORS.requantize_folded_weights if recipe == "folded" else OPERATORS.requantize_weights
-    requantize.default(weights, *codes)
+            requantize_into(self.recipe, weights.detach().as_subclass(Tensor).transpose(1, 2), self.codes)
 
 
 class GatheredWeights(Tensor):

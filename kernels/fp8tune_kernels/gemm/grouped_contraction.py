@@ -39,9 +39,9 @@ from ..runtime.checks import FP8_DTYPES, check_offsets
 from ..runtime.launching import launch_kernel
 from ..runtime.ops import Inputs, Tensors, register
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from . import grouped_configs, grouped_tiles
+from . import grouped_tiles
 from .grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
-from .operands import (
+from .grouped_tiles import (
     are_multiples,
     check_addresses,
     check_dtypes,
@@ -316,22 +316,22 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 def bytes_moved(shape: Mapping[str, int]) -> int:
     """Rows between groups are not counted: they are this layout's, and no group needs them."""
     M, N, K, G = (shape[dim] for dim in "MNKG")
-    return M * (N + K) * grouped_configs.element_size(shape) + 2 * G * N * K
+    return M * (N + K) * grouped_tiles.element_size(shape) + 2 * G * N * K
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
-    work = grouped_configs.Work(
-        shape["G"], shape["N"], shape["K"], shape["M"], "depth", grouped_configs.element_size(shape)
+    """See :mod:`fp8tune_kernels.gemm.grouped_tiles`."""
+    work = grouped_tiles.Work(
+        shape["G"], shape["N"], shape["K"], shape["M"], "depth", grouped_tiles.element_size(shape)
     )
-    return grouped_configs.invalid(config, work, limits)
+    return grouped_tiles.invalid(config, work, limits)
 
 
 SPEC = KernelSpec(
     name="grouped-contraction",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
+    axes=grouped_tiles.AXES,
+    configs=grouped_tiles.CONFIGS,
+    default=grouped_tiles.DEFAULT,
     key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,

@@ -33,9 +33,9 @@ from ..inputs import offsets
 from ..runtime.launching import launch_kernel
 from ..runtime.ops import Inputs, Tensors, register
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from . import grouped_configs, grouped_tiles
+from . import grouped_tiles
 from .grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
-from .operands import are_multiples, check_operands, random_operand, random_scales
+from .grouped_tiles import are_multiples, check_operands, random_operand, random_scales
 
 __all__ = ["SPEC", "multiply_rows", "zero_rows"]
 
@@ -194,18 +194,18 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
 
 
 def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
-    work = grouped_configs.Work(
-        shape["G"], shape["M"], shape["N"], shape["K"], "down", grouped_configs.element_size(shape)
+    """See :mod:`fp8tune_kernels.gemm.grouped_tiles`."""
+    work = grouped_tiles.Work(
+        shape["G"], shape["M"], shape["N"], shape["K"], "down", grouped_tiles.element_size(shape)
     )
-    return grouped_configs.invalid(config, work, limits)
+    return grouped_tiles.invalid(config, work, limits)
 
 
 SPEC = KernelSpec(
     name="grouped-rows",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
+    axes=grouped_tiles.AXES,
+    configs=grouped_tiles.CONFIGS,
+    default=grouped_tiles.DEFAULT,
     key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,

@@ -24,19 +24,19 @@ import triton
 import triton.language as tl
 
 from ..edges import at_most, declared, edge
-from ..gemm import grouped_configs, grouped_rows, grouped_tiles
+from ..gemm import grouped_rows, grouped_tiles
 from ..gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
-from ..gemm.operands import are_multiples, check_operands, random_operand, random_scales
+from ..gemm.grouped_tiles import are_multiples, check_operands, random_operand, random_scales
 from ..inputs import offsets
 from ..quantize.aligned_blocks import inverse_of
 from ..quantize.arithmetic import FP8_MAX
 from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register, run
+from ..runtime.ops import Inputs, Tensors, register
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
 from .expert_sort import TOP_K
 from .gather_sum import check_rows
 
-__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
+__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens"]
 
 _DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
 
@@ -199,14 +199,14 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
 def bytes_moved(shape: Mapping[str, int]) -> int:
     """Return the bytes of each token, of the weights and of the output, once."""
     M, N, K, G = (shape[dim] for dim in "MNKG")
-    return (-(-M // TOP_K) + G * N) * K * grouped_configs.element_size(shape) + 2 * M * N
+    return (-(-M // TOP_K) + G * N) * K * grouped_tiles.element_size(shape) + 2 * M * N
 
 
 SPEC = KernelSpec(
     name="gathered-rows",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
+    axes=grouped_tiles.AXES,
+    configs=grouped_tiles.CONFIGS,
+    default=grouped_tiles.DEFAULT,
     key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
     problems=problems,
     inputs=inputs,
@@ -241,11 +241,6 @@ def key(
     """Return the lookup key of inputs."""
     G, N, K = b.shape
     return bucket(token_of_row.shape[0]), N, K, G, _DTYPE_FLAGS[a.dtype]
-
-
-def run_gathered_rows(*inputs: torch.Tensor | None) -> torch.Tensor:
-    """Multiply inputs that were checked, without a dispatcher; for operators that launch several kernels."""
-    return run(SPEC, key(*inputs), inputs)[0]  # type: ignore[arg-type]
 
 
 def _arguments(

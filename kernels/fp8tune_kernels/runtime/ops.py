@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import interpreter
 from ..spec import KernelSpec
@@ -17,7 +18,7 @@ from .checks import check_ends
 from .lookup import config_for
 from .replay import replayed
 
-__all__ = ["NAMESPACE", "OPERATORS", "Inputs", "Tensors", "define", "on_its_device", "register", "run"]
+__all__ = ["NAMESPACE", "OPERATORS", "Inputs", "Tensors", "define", "is_traced", "on_its_device", "register", "run", "step"]
 
 Function = Callable[..., Any]
 R = TypeVar("R")
@@ -102,19 +103,43 @@ def _past_the_dispatcher(operator: Function, on_gpu: Function) -> Function:
     return call
 
 
-def run(spec: KernelSpec, key: tuple[int, ...], inputs: Inputs, outputs: Tensors | None = None) -> Tensors:
+KEYS: dict[str, Callable[..., tuple[int, ...]]] = {}
+"""Kernel -> the function of its inputs that gives the values of its lookup key."""
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor without values: an operator then makes its outputs and launches nothing."""
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def run(spec: KernelSpec, inputs: Inputs, outputs: Tensors | None = None) -> Tensors:
     """The outputs of a kernel on the current device, on inputs that were checked, without a dispatcher.
 
-    On a CPU where Triton does not interpret they are the reference's. For operators that launch several kernels.
-    ``outputs``: where to write them, in place of new tensors.
+    On a CPU where Triton does not interpret they are the reference's, of traced tensors they are empty. For operators
+    that launch several kernels. ``outputs``: where to write them, in place of new tensors.
     """
     first = inputs[0]
+    if is_traced(first):
+        return spec.outputs(*inputs) if outputs is None else outputs
     if first.is_cpu and not interpreter.INTERPRETED:
         right = spec.reference(*inputs)
         return right if outputs is None else tuple(map(torch.Tensor.copy_, outputs, right))
     outputs = spec.outputs(*inputs) if outputs is None else outputs
-    spec.launch(config_for(spec, key, first.device), inputs, outputs)
+    spec.launch(config_for(spec, KEYS[spec.name](*inputs), first.device), inputs, outputs)
     return outputs
+
+
+def step(schema: str, function: Function, *, replays: bool = False) -> Any:
+    """Define an operator that launches several kernels by :func:`run`; see :func:`define`.
+
+    One function serves all devices and traced tensors. Outputs are not differentiable.
+    """
+
+    def on_cpu(*arguments: Any) -> Any:
+        with torch.no_grad():  # autograd would follow the references, and fails at their views
+            return function(*arguments)
+
+    return define(schema, function, on_cpu, function, makes_codes=True, replays=replays)
 
 
 def register(
@@ -138,6 +163,7 @@ def register(
     ``replays``: see :func:`define`.
     """
     outputs_for, launch_kernel = spec.outputs, spec.launch
+    KEYS[spec.name] = key
     annotations = dict(wrapper.__annotations__)
     returned = ["Tensor"] * annotations.pop("return").count("torch.Tensor")
 

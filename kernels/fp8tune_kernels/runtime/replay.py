@@ -298,7 +298,7 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
 def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return all that the code of a function may depend on: not the values of its tensors."""
     layout: list[Any] = []
-    for argument in arguments:
+    for argument in _flat(arguments):
         if isinstance(argument, torch.Tensor):
             layout += argument.shape, argument.stride(), argument.dtype, argument.data_ptr() & 15
         else:
@@ -306,10 +306,21 @@ def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
     return (arguments[0].device, *layout)
 
 
+def _flat(arguments: Sequence[Any]) -> list[Any]:
+    """Return arguments, those of lists and named tuples one by one."""
+    flat: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            flat += argument
+        else:
+            flat.append(argument)
+    return flat
+
+
 def replayed(function: Function) -> Function:
     """Return a function of the same arguments and results, which replays.
 
-    The first argument is a tensor; each is a tensor or hashable. ``function`` returns a tensor, or a list or a tuple of
+    The first argument is a tensor; others are tensors, hashable, or lists and tuples of these. ``function`` returns a tensor, or a list or a tuple of
     tensors. It decides nothing by
     their values, and keeps nothing of a call.
     """
@@ -323,7 +334,7 @@ def replayed(function: Function) -> Function:
             return function(*arguments)
         layout = _layout(arguments)
         if recording := recordings.get(layout):
-            return recording.replay([each for each in arguments if isinstance(each, torch.Tensor)])
+            return recording.replay([each for each in _flat(arguments) if isinstance(each, torch.Tensor)])
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
@@ -340,7 +351,7 @@ def replayed(function: Function) -> Function:
 
 def _recorded(function: Function, arguments: tuple[Any, ...]) -> tuple[_Recording | None, Any]:
     """Return a recording of a call, None where it cannot be replayed, and its result."""
-    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+    tensors = [each for each in _flat(arguments) if isinstance(each, torch.Tensor)]
     recorder = _Recorder(tensors)
     recorders.current = recorder
     try:

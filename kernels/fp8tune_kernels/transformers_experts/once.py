@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from ..gemm.fingerprint import Fingerprint, cast_dtype, change_message
+from ..gemm.quantized_weights import Fingerprint, as_stored, cast_dtype, change_message, snapshot
 from ..gemm.gathered_weights import GatheredWeights, multipliable
-from ..gemm.quantized_weights import as_stored, snapshot
 from ..moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
 __all__ = ["Block", "layer_weights_of", "weights_of"]
