@@ -224,10 +224,10 @@ def cast_and_transpose(
 
 def reference(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Tensors:
     """Cast and transpose in plain torch."""
-    q, scales = colwise_3d.reference(w.mT, float8_dtype, True)
+    q, scales = colwise_3d.SPEC.reference(w.mT, float8_dtype, True)
     if one_scale:
         return q, scales, *shifted_transpose_3d.reference(q, scales)
-    return q, scales, *transposed_codes_3d.reference(q), scales.new_empty(0)
+    return q, scales, *transposed_codes_3d.SPEC.reference(q), scales.new_empty(0)
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
@@ -240,9 +240,9 @@ def inputs(problem: Problem, device: str) -> Inputs:
 
 def outputs(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Tensors:
     """Return uninitialized ``q``, ``scales``, ``transposed`` and ``of_columns``."""
-    q, scales = colwise_3d.outputs(w.mT, float8_dtype, True)
+    q, scales = colwise_3d.SPEC.outputs(w.mT, float8_dtype, True)
     of_columns = scales.new_empty((w.shape[0], w.shape[2]) if one_scale else (0,))
-    return q, scales, *transposed_codes_3d.outputs(q), of_columns
+    return q, scales, *transposed_codes_3d.SPEC.outputs(q), of_columns
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import interpreter
-from ..quantize.gate_and_up import load_gate_and_up, split
+from ..quantize.gate_and_up import Rows, Source, load_gate_and_up, split
 from ..quantize.gated import (
     ACTIVATIONS,
     gated,
@@ -52,9 +52,10 @@ def activate_kernel(
     row, lanes = tl.program_id(0) * ROWS, tl.arange(0, ROWS)
     in_rows, is_read = row + lanes < M, row + lanes < tl.load(offs_ptr + G - 1)
     weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
+    source, rows = Source(y_ptr, None, None, N, INTERLEAVED), Rows(0, row, lanes, in_rows, is_read, None)
     for first in range(0, N, WIDTH):
         columns = first + tl.arange(0, WIDTH)
-        gate, up = load_gate_and_up(y_ptr, None, None, 0, N, row, is_read, lanes, columns, INTERLEAVED)
+        gate, up = load_gate_and_up(source, rows, columns)
         h = gated(gate, up, ACTIVATION) * weights
         h = tl.where(is_read[:, None], h, 0.0).to(tl.bfloat16)
         at = h_ptr + row.to(tl.int64) * N + lanes[:, None] * N + columns[None, :]
@@ -82,25 +83,26 @@ def activation_gradient_kernel(
     row, lanes = tl.program_id(0) * ROWS, tl.arange(0, ROWS)
     in_rows, is_read = row + lanes < M, row + lanes < tl.load(offs_ptr + G - 1)
     weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
+    source, rows = Source(y_ptr, None, None, N, INTERLEAVED), Rows(0, row, lanes, in_rows, is_read, None)
     total = tl.zeros((ROWS,), tl.float32)
     for first in range(0, N, WIDTH):
         columns = first + tl.arange(0, WIDTH)
-        gate, up = load_gate_and_up(y_ptr, None, None, 0, N, row, is_read, lanes, columns, INTERLEAVED)
+        gate, up = load_gate_and_up(source, rows, columns)
         of_h = row.to(tl.int64) * N + lanes[:, None] * N + columns[None, :]
         inside = in_rows[:, None] & (columns < N)[None, :]
         dh = tl.load(dh_ptr + of_h, mask=inside & is_read[:, None], other=0.0).to(tl.float32)
         d_gate, d_up, h = gated_gradient(gate, up, dh * weights, ACTIVATION)
         total += tl.sum(dh * h, 1)
         tl.store(h_ptr + of_h, tl.where(is_read[:, None], h * weights, 0.0).to(tl.bfloat16), mask=inside)
-        rows = dy_ptr + row.to(tl.int64) * (2 * N) + lanes[:, None] * (2 * N)
+        dy = dy_ptr + row.to(tl.int64) * (2 * N) + lanes[:, None] * (2 * N)
         d_gate, d_up = d_gate.to(tl.bfloat16), d_up.to(tl.bfloat16)
         if INTERLEAVED:
             both = 2 * first + tl.arange(0, 2 * WIDTH)
             both_inside = in_rows[:, None] & (both < 2 * N)[None, :]
-            tl.store(rows + both[None, :], tl.interleave(d_gate, d_up), mask=both_inside)
+            tl.store(dy + both[None, :], tl.interleave(d_gate, d_up), mask=both_inside)
         else:
-            tl.store(rows + columns[None, :], d_gate, mask=inside)
-            tl.store(rows + N + columns[None, :], d_up, mask=inside)
+            tl.store(dy + columns[None, :], d_gate, mask=inside)
+            tl.store(dy + N + columns[None, :], d_up, mask=inside)
     tl.store(d_weights_ptr + row + lanes, total, mask=in_rows)
 
 

@@ -25,13 +25,14 @@ import triton.language as tl
 from ..edges import declared, edge
 from ..groups import padded_rows
 from ..inputs import offsets
-from ..quantize import transposed_codes
+from ..quantize import colwise, transposed_codes
 from ..quantize.arithmetic import FP8_MAX
 from ..quantize.factors import check_scales, random_powers
 from ..quantize.tiles import stride_of_columns
 from ..quantize.transposed_codes import random_codes, rows_at
 from ..quantize.words import shifted_bytes, words_of_bytes
 from ..runtime.checks import check_offsets
+from ..runtime.declare import Call
 from ..runtime.launching import launch_kernel
 from ..runtime.ops import Inputs, Tensors, register
 from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
@@ -124,7 +125,7 @@ def transpose_gathered_codes(
 def reference(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
     """Copy and transpose in plain torch; read ``offs`` on the host."""
     rows = q.view(torch.uint8)[token_of_row.long()].view(q.dtype)
-    return transposed_codes.reference(rows, offs, shifts)
+    return transposed_codes.SPEC.reference(rows, offs, shifts)
 
 
 def inputs(problem: Problem, device: str) -> Inputs:
@@ -143,7 +144,7 @@ def outputs(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *re
 
 def unwritten(inputs: Inputs, outputs: Tensors) -> None:
     """Write zeros past the last group's multiple of 128."""
-    transposed_codes.unwritten(inputs, outputs)
+    colwise.clear_past_the_groups(Call(q=outputs[0], offs=inputs[1], alignment=128, device=outputs[0].device))
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
@@ -226,7 +227,7 @@ def key(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: 
 
 
 def _arguments(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
-    transposed_codes.arguments(q, offs, None)
+    transposed_codes.check_codes(q)
     check_offsets(offs, q.device, "q")
     check_rows("token_of_row", token_of_row, q)
     if shifts is not None:

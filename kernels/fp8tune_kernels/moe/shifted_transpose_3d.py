@@ -129,7 +129,7 @@ def inputs(problem: Problem, device: str) -> Inputs:
 def outputs(q: torch.Tensor, scales: torch.Tensor) -> Tensors:
     """Return uninitialized ``q_transposed`` and ``scales_transposed``."""
     E, K, _ = q.shape
-    return *transposed_codes_3d.outputs(q), scales.new_empty(E, K)
+    return *transposed_codes_3d.SPEC.outputs(q), scales.new_empty(E, K)
 
 
 def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
@@ -153,7 +153,7 @@ SPEC = KernelSpec(
     },
     default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=64, num_warps=4, num_stages=1),
     key=weights.KEY,
-    problems=lambda row: (shape for shape in weights.problems(row) if shape["N"] % 16 == 0),
+    problems=weights.problems_of_16_rows,
     inputs=inputs,
     outputs=outputs,
     launch=launch,
@@ -174,7 +174,7 @@ SPEC = KernelSpec(
 
 
 def _arguments(q: torch.Tensor, scales: torch.Tensor) -> Inputs:
-    transposed_codes_3d.arguments(q)
+    transposed_codes_3d.check_codes(q)
     check_scales("scales", scales, q.shape[0] * q.shape[2], q.device)
     return q, scales
 

@@ -72,7 +72,7 @@ def _rowwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
 
 
 def _rowwise_colwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
-    return *rowwise_2d.reference(x, *options), *_colwise(x, offs, *options)
+    return *rowwise_2d.SPEC.reference(x, *options), *_colwise(x, offs, *options)
 
 
 def _by_expert(w: Tensor, dim: int, dtype: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _rowwise_factored(x: Tensor, offs: Tensor, column_scales: Tensor, *options: 
     G, K = len(offs), x.shape[1]
     group = torch.searchsorted(offs, torch.arange(len(x), device=x.device), right=True)
     factors = torch.cat([reference_factor(column_scales.view(G, K)), x.new_ones(1, K, dtype=torch.float32)])
-    return rowwise_2d.reference(x.float() * factors[group], *options)
+    return rowwise_2d.SPEC.reference(x.float() * factors[group], *options)
 
 
 def _column_major(codes: Tensor) -> Tensor:

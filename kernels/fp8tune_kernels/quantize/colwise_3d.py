@@ -14,75 +14,53 @@ kernel does the work, and reads each column once where it fits in registers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from ..catalog import SPANS
-from ..edges import declared, edge, long_tail, past_half
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, KernelSpec, NamedInts
+from ..edges import edge, long_tail, past_half
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import rowwise_2d, weights
 
 __all__ = ["SPEC", "quantize_colwise_3d"]
 
 
-def quantize_colwise_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each column of each expert's ``w``; returns ``(q, scales)`` as the module and the package say."""
-    return _operator(w, float8_dtype, power_of_two)
+def launch(config: Config, call: Call) -> None:
+    """Launch the kernel of ``rowwise-2d``, whichever experts the columns of a program belong to."""
+    rowwise_2d.launch(_of_rows(config), call.replace(x=call.w, M=call.E * call.N))
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """The same in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
-    q, scales = outputs(w, float8_dtype, power_of_two)
-    for columns, codes, scale in zip(w.mT, q.mT, scales.mT, strict=True):
-        found = rowwise_2d.reference(columns, float8_dtype, power_of_two)
-        codes.copy_(found[0])
-        scale.copy_(found[1])
-    return q, scales
-
-
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    E, K, N = w.shape
-    q = torch.empty_strided(w.shape, (K * N, 1, K), dtype=float8_dtype, device=w.device)
-    return q, torch.empty(E, 1, N, dtype=torch.float32, device=w.device)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program for every BLOCK_SIZE_N columns, whichever experts they belong to."""
-    w, float8_dtype, power_of_two = inputs
-    E, K, N = w.shape
-    rowwise_2d.launch_rows(_of_rows(config), (w, *outputs), E * N, K, float8_dtype, power_of_two)
-
-
-def _of_rows(config: Mapping[str, int]) -> dict[str, int]:
-    """The config with its axes named as ``rowwise-2d`` names them."""
+def _of_rows(config: Config) -> Config:
+    """Return the config with its axes named as ``rowwise-2d`` names them."""
     names = {"BLOCK_SIZE_N": "BLOCK_SIZE", "BLOCK_SIZE_K": "BLOCK_SIZE_ITER"}
     return {names.get(name, name): value for name, value in config.items()}
 
 
-SPEC = KernelSpec(
+def reference(call: Call) -> None:
+    """Quantize an expert at a time in plain torch: all in float32 would not fit beside large weights."""
+    for columns, q, scales in zip(call.w.mT, call.q.mT, call.scales.mT, strict=True):
+        rowwise_2d.reference(call.replace(x=columns, q=q, scales=scales))
+
+
+OUTPUTS = (declare.fp8("q", "E", "K", "N", transposed=True), declare.float32("scales", "E", "1", "N"))
+
+SPEC = declare.kernel(
     name="colwise-3d",
+    arguments=weights.ARGUMENTS,
+    outputs=OUTPUTS,
+    launch=launch,
+    reference=reference,
     axes={
         "BLOCK_SIZE_N": (1, 2, 4, 8),
         "BLOCK_SIZE_K": (1024, 2048, 4096, 8192),
         "num_warps": (2, 4, 8, 16),
         "num_stages": (1, 2, 4),
     },
-    default=NamedInts(BLOCK_SIZE_N=1, BLOCK_SIZE_K=8192, num_warps=4, num_stages=1),
+    default={"BLOCK_SIZE_N": 1, "BLOCK_SIZE_K": 8192, "num_warps": 4, "num_stages": 1},
     key=weights.KEY,
-    span=SPANS["colwise-3d"],
-    problems=weights.problems,
-    inputs=weights.inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
+    problems=weights.PROBLEMS,
     interpreted={"E": 2, "N": 5, "K": 5003},  # no block divides either; columns stay longer than short tiles
     invalid=lambda config, shape, limits: rowwise_2d.invalid(_of_rows(config), shape, limits),
-    edges=declared(
+    edges=(
         edge("one column, huge values", "huge", E=1, N=1),
         edge("a block of columns and one more, long tails", E=1, N=17, K=long_tail("K")),
         edge("a prime, infinity", "infinite", E=1, N=7, K=past_half("K", 16)),
@@ -91,8 +69,14 @@ SPEC = KernelSpec(
         edge("one row, tiny values", "tiny", E=3, N=5, K=1),
         edge("a block of rows and one more past an aligned address", offset=1, E=1, N=5, K=past_half("K")),
     ),
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
 )
 
-_operator = register(SPEC, quantize_colwise_3d, weights.arguments, weights.key)
+
+def quantize_colwise_3d(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each column of each expert of ``w`` and return ``(q, scales)``."""
+    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
+
+
+_operator = SPEC.define()

@@ -15,22 +15,14 @@ The weight gradient of a grouped GEMM needs both: one launch leaves one tail in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
-from ..inputs import random_matrix
-from ..runtime.checks import check_alignment, check_matrix, check_offsets, fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import colwise, panels
-from .arithmetic import FP8_MAX
 from .panels import quantize_columns
 from .tiles import Matrix, Options, stride_of_columns
 
@@ -83,68 +75,59 @@ def colwise_dual_kernel(
         )
 
 
-def quantize_colwise_dual(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-    alignment: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize each group of rows of ``x`` and ``y`` column by column; returns ``(q_x, scales_x, q_y, scales_y)``.
-
-    ``alignment``: of the groups in the codes, 1 or a power of two from 16 on. Scratch, where the config is one of
-    panels: ``4*G*(N + K)`` bytes and some counters. ValueError also where ``y`` has other rows, another dtype or
-    another device than ``x``.
-    """
-    return _operator(x, y, offs, float8_dtype, power_of_two, alignment)
+def launch(config: Config, call: Call) -> None:
+    """Launch the kernel; with panels, after zeroing what they count in."""
+    programs = [
+        panels.programs(config, len(call.q_x), columns, call.G, call.device, call.alignment)
+        for columns in (call.N, call.K)
+    ]
+    work_x, work_y = (panels.work_for(config, columns, call.G, call.x) for columns in (call.N, call.K))
+    count = max(programs) if config["LEAD"] else sum(programs)
+    call.run(colwise_dual_kernel, count, panels.options(config), work_x=work_x, work_y=work_y)
 
 
-def reference(x: torch.Tensor, y: torch.Tensor, *beside: Any) -> Tensors:
-    """The same in plain torch; reads ``offs`` on the host."""
-    return *colwise.reference(x, *beside), *colwise.reference(y, *beside)
+def halves(call: Call) -> tuple[Call, Call]:
+    """Return the two calls of ``colwise`` that this is."""
+    x = call.replace(q=call.q_x, scales=call.scales_x, K=call.N)
+    return x, call.replace(x=call.y, q=call.q_y, scales=call.scales_y)
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, y, offs, float8_dtype, power_of_two)`` of a problem, and its alignment, if its shape has one."""
-    M, N, K = (problem.shape[dim] for dim in "MNK")
-    x = random_matrix(problem, M, N, device)
-    y = random_matrix(replace(problem, seed=problem.seed + 1), M, K, device)
-    return x, y, *colwise.inputs_beside(problem, device)
+def reference(call: Call) -> None:
+    """Quantize both in plain torch; reads ``offs`` on the host."""
+    for half in halves(call):
+        colwise.reference(half)
 
 
-def outputs(x: torch.Tensor, y: torch.Tensor, *beside: Any) -> Tensors:
-    """Uninitialised ``q_x``, ``scales_x``, ``q_y`` and ``scales_y``."""
-    return *colwise.outputs(x, *beside), *colwise.outputs(y, *beside)
-
-
-def unwritten(inputs: Inputs, outputs: Tensors) -> None:
+def unwritten(call: Call) -> None:
     """Write zeros past the last group's multiple of the alignment."""
-    _, _, offs, _, _, alignment = (*inputs, 1)[:6]
-    for q in outputs[::2]:
-        colwise.clear_past_the_groups(q, offs, alignment)
+    for half in halves(call):
+        colwise.clear_past_the_groups(half)
 
 
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch; where panels are asked for, after two that zero what they count in."""
-    x, y, offs, float8_dtype, power_of_two, alignment = (*inputs, 1)[:6]
-    (M, N), K, G = x.shape, y.shape[1], offs.shape[0]
-    programs = [panels.programs(config, len(outputs[0]), columns, G, x.device, alignment) for columns in (N, K)]
-    work = [panels.work_for(config, columns, G, x) for columns in (N, K)]
-    if count := max(programs) if config["LEAD"] else sum(programs):
-        tensors = (x, y, offs, *outputs, *work)
-        constants = (FP8_MAX[float8_dtype], power_of_two, alignment)
-        launch_kernel(colwise_dual_kernel, count, tensors, (M, N, K, G), constants, panels.options(config))
+def allocate_x(M: int, N: int, G: int, alignment: int, float8_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return uninitialized FP8 values as ``colwise`` writes them."""
+    return colwise.allocate(M, N, G, alignment, float8_dtype, device)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The operands of the weight gradient: the output's gradient, ``(M, N)``, with A, ``(M, K)``; ``G = E``."""
-    yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
+def check(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raise ValueError unless ``y`` has the dtype and the device of ``x``."""
+    if (y.dtype, y.device) != (x.dtype, x.device):
+        raise ValueError(f"y is {y.dtype} on {y.device}, wanted {x.dtype} on {x.device} as x")
 
 
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="colwise-dual",
+    arguments=(declare.matrix("x", "M", "N"), declare.matrix("y", "M", "K", 1), declare.OFFSETS, *colwise.OPTIONS),
+    outputs=(
+        declare.fp8("q_x", allocate=allocate_x),
+        declare.float32("scales_x", "G * N"),
+        declare.fp8("q_y", allocate=colwise.allocate),
+        declare.float32("scales_y", "G * K"),
+    ),
+    check=check,
+    launch=launch,
+    reference=reference,
+    unwritten=unwritten,
     axes={
         "BLOCK_SIZE": (16, 32, 64, 128),
         "BLOCK_SIZE_ITER": (128, 256, 512),
@@ -153,17 +136,12 @@ SPEC = KernelSpec(
         "num_stages": (1, 2),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=0, num_warps=4, num_stages=1, maxnreg=0),
+    default={"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 256, "LEAD": 0, "num_warps": 4, "num_stages": 1, "maxnreg": 0},
     key=("M_bucket", "N", "K", "G"),
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    unwritten=unwritten,
+    problems=({"M": "M", "N": "N", "K": "K", "G": "E"},),  # the gradient of the output, and the activations
     interpreted={"M": 109, "N": 37, "K": 19, "G": 3},  # no block divides a dim; the second matrix starts mid-grid
     invalid=lambda config, shape, limits: panels.invalid(config, max(shape["N"], shape["K"]), limits),
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a block and one more", routing="balanced", M=513, N=144, K=48, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
@@ -174,32 +152,23 @@ SPEC = KernelSpec(
         edge("aligned groups, NaN", "nan", routing="ragged", M=277, N=48, K=80, G=4, alignment=128),
         edge("aligned, some empty, NaN", "nan", routing="empty", M=277, N=80, K=48, G=4, alignment=16),
     ),
-    routed=True,
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
 )
 
 
-def _arguments(
+def quantize_colwise_dual(
     x: torch.Tensor,
     y: torch.Tensor,
     offs: torch.Tensor,
-    float8_dtype: torch.dtype | None,
-    power_of_two: bool,
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
     alignment: int = 1,
-) -> Inputs:
-    check_matrix("x", x)
-    check_matrix("y", y)
-    if (y.shape[0], y.dtype, y.device) != (x.shape[0], x.dtype, x.device):
-        wanted = f"{x.shape[0]} rows of {x.dtype} on {x.device} as in x"
-        raise ValueError(f"y has {y.shape[0]} rows of {y.dtype} on {y.device}, wanted {wanted}")
-    check_offsets(offs, x.device)
-    check_alignment(alignment)
-    return x, y, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two, alignment
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize the columns of ``x`` and ``y`` and return ``(q_x, scales_x, q_y, scales_y)``.
+
+    ``alignment``: as of ``colwise``. Scratch of panels: ``4*G*(N + K)`` bytes.
+    """
+    return _operator(x, y, offs, float8_dtype, power_of_two, alignment)  # type: ignore[no-any-return]
 
 
-def _key(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, *beside: Any) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1], y.shape[1], offs.shape[0]
-
-
-_operator = register(SPEC, quantize_colwise_dual, _arguments, _key)
+_operator = SPEC.define()

@@ -10,17 +10,14 @@ matrix in E equal groups of rows, quantized row by row and column by column (:mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits
 from . import both_ways, colwise_3d, panels, transpose_3d, weights
-from .arithmetic import FP8_MAX
 from .both_ways import quantize_both_ways
 from .tiles import Matrix, Options
 
@@ -55,61 +52,54 @@ def colwise_transpose_3d_kernel(
     )
 
 
-def quantize_colwise_transpose_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize each expert's ``w`` along K, and along N with the codes transposed in memory.
-
-    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes.
-    """
-    return _operator(w, float8_dtype, power_of_two)
+def launch(config: Config, call: Call) -> None:
+    """Launch the kernel, after zeroing what it counts in."""
+    work = both_ways.work_for(call.E * call.N, call.K, call.E, call.device)
+    programs = both_ways.programs(config, call.E * call.N, call.K, call.E, call.device)
+    call.run(colwise_transpose_3d_kernel, programs, panels.options(config), work=work)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """The same in plain torch, an expert at a time."""
-    return (
-        *colwise_3d.reference(w, float8_dtype, power_of_two),
-        *transpose_3d.reference(w, float8_dtype, power_of_two),
-    )
+def reference(call: Call) -> None:
+    """Quantize both ways in plain torch, an expert at a time."""
+    colwise_3d.reference(call)
+    transpose_3d.reference(call.replace(q=call.q_transposed, scales=call.scales_transposed))
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """Uninitialised ``q``, ``scales``, ``q_transposed`` and ``scales_transposed``."""
-    return (*colwise_3d.outputs(w, float8_dtype, power_of_two), *transpose_3d.outputs(w, float8_dtype, power_of_two))
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch, after one that zeroes what it counts in."""
-    w, float8_dtype, power_of_two = inputs
-    E, K, N = w.shape
-    tensors = (w, *outputs, both_ways.work_for(E * N, K, E, w.device))
-    constants = (FP8_MAX[float8_dtype], power_of_two)
-    programs = both_ways.programs(config, E * N, K, E, w.device)
-    launch_kernel(colwise_transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None."""
     if config["BLOCK_SIZE_ITER"] >= 2 * shape["N"]:
         return f"{config['BLOCK_SIZE_ITER']} rows a tile for {shape['N']}: half of the threads idle"
     return both_ways.invalid(config, shape["K"], limits)
 
 
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="colwise-transpose-3d",
-    axes=both_ways.AXES,
-    default=NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=64, LEAD=192, num_warps=2, num_stages=1, maxnreg=0),
-    key=weights.KEY,
-    problems=weights.problems,
-    inputs=weights.inputs,
-    outputs=outputs,
+    arguments=weights.ARGUMENTS,
+    outputs=(
+        *colwise_3d.OUTPUTS,
+        declare.fp8("q_transposed", "E", "N", "K", transposed=True),
+        declare.float32("scales_transposed", "E", "1", "K"),
+    ),
     launch=launch,
     reference=reference,
+    axes=both_ways.AXES,
+    default={"BLOCK_SIZE": 128, "BLOCK_SIZE_ITER": 64, "LEAD": 192, "num_warps": 2, "num_stages": 1, "maxnreg": 0},
+    key=weights.KEY,
+    problems=weights.PROBLEMS,
     interpreted={"E": 2, "N": 301, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
-    edges=transpose_3d.edges,
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
+    edges=transpose_3d.EDGES,
 )
 
-_operator = register(SPEC, quantize_colwise_transpose_3d, weights.arguments, weights.key)
+
+def quantize_colwise_transpose_3d(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize each expert of ``w`` along K, and along N with the FP8 values transposed in memory.
+
+    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes.
+    """
+    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
+
+
+_operator = SPEC.define()

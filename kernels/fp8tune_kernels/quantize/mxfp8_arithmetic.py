@@ -26,23 +26,29 @@ The element formats of the specification are e4m3 and e5m2. The same formulas se
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.target_info import is_cuda
 
+from ..runtime import declare
+from ..runtime.declare import Call
 from .arithmetic import FP8_MAX, canonical_nan, reference_cast
 
 __all__ = [
     "FP8_MAX_BITS",
     "MX_BLOCK",
+    "SCALE_MODE",
     "SCALE_MODES",
     "check_scale_mode",
     "e8m0_of",
+    "launch_values",
     "quantize_block",
     "reference_blocks",
     "reference_codes",
+    "scales_of",
 ]
 
 MX_BLOCK = 32
@@ -122,3 +128,22 @@ def check_scale_mode(scale_mode: str) -> None:
     """Raise ValueError for a name that is not in :data:`SCALE_MODES`."""
     if scale_mode not in SCALE_MODES:
         raise ValueError(f"scale_mode is {scale_mode!r}, wanted {' or '.join(SCALE_MODES)}")
+
+
+SCALE_MODE = declare.Argument(
+    "scale_mode", "str", check=check_scale_mode, random=lambda problem, device: problem.scale_mode
+)
+
+
+def launch_values(call: Call) -> dict[str, Any]:
+    """Return what Triton functions take beside the arguments. Triton has no pointers to E8M0."""
+    return {
+        "scales": call.scales.view(torch.uint8),
+        "FP8_MAX_BITS": FP8_MAX_BITS[call.float8_dtype],
+        "RCEIL": call.scale_mode == "rceil",
+    }
+
+
+def scales_of(*dims: str) -> declare.Output:
+    """Return the output of E8M0 scales."""
+    return declare.Output("scales", dims, "torch.float8_e8m0fnu")

@@ -13,32 +13,28 @@ A GEMM wants K to be a multiple of 32; where it is not, the last block of a row 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
-from ..inputs import dtype_named, random_matrix
-from ..runtime.checks import check_matrix, fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits
 from . import rowwise_2d
-from .arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from .arithmetic import magnitude, magnitude_to_float32
 from .limits import idle_columns, wrong_tile
 from .mxfp8_arithmetic import (
-    FP8_MAX_BITS,
-    MX_BLOCK,
+    SCALE_MODE,
     SCALE_MODES,
-    check_scale_mode,
     e8m0_of,
+    launch_values,
     quantize_block,
     reference_blocks,
+    scales_of,
 )
 
-__all__ = ["SPEC", "quantize_mxfp8_dim0"]
+__all__ = ["ARGUMENTS", "SPEC", "quantize_mxfp8_dim0"]
 
 
 @triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
@@ -73,69 +69,45 @@ def mxfp8_dim0_kernel(
     tl.store(scales_ptr + scale_at, code.to(tl.uint8), mask=in_rows & (blocks < tl.cdiv(K, 32))[None, :])
 
 
-def quantize_mxfp8_dim0(
-    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 columns; returns ``(q, scales)`` as the module and the package say."""
-    return _operator(x, float8_dtype, scale_mode)
+def launch(config: Config, call: Call) -> None:
+    """Launch a program per tile, neighbours along K first."""
+    programs = -(-call.M // config["BLOCK_SIZE_M"]) * -(-call.K // config["BLOCK_SIZE_K"])
+    call.run(mxfp8_dim0_kernel, programs, config, **launch_values(call))
 
 
-def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """The same in plain torch."""
-    q, _ = outputs(x, float8_dtype, scale_mode)
-    codes, scales = reference_blocks(x, float8_dtype, scale_mode)
-    return q.copy_(codes), scales
+def reference(call: Call) -> None:
+    """Quantize blocks of columns in plain torch."""
+    q, scales = reference_blocks(call.x, call.float8_dtype, call.scale_mode)
+    call.q.copy_(q)
+    call.scales.copy_(scales)
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, float8_dtype, scale_mode)`` of a problem."""
-    x = random_matrix(problem, problem.shape["M"], problem.shape["K"], device)
-    return x, dtype_named(problem.fp8_dtype), problem.scale_mode
-
-
-def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    M, K = x.shape
-    q = torch.empty(M, K, dtype=float8_dtype, device=x.device)
-    return q, torch.empty(M, -(-K // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program for every tile, neighbours along K first."""
-    x, float8_dtype, scale_mode = inputs
-    q, scales = outputs
-    M, K = x.shape
-    programs = -(-M // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"])
-    if programs:
-        constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil")
-        tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
-        launch_kernel(mxfp8_dim0_kernel, programs, tensors, (M, K), constants, config)
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None."""
     tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
     return wrong_tile(config, tile, limits) or idle_columns(config["BLOCK_SIZE_K"], shape["K"], "tile")
 
 
-SPEC = KernelSpec(
+ARGUMENTS = (declare.matrix("x", "M", "K"), declare.FLOAT8_DTYPE, SCALE_MODE)
+
+SPEC = declare.kernel(
     name="mxfp8-dim0",
+    arguments=ARGUMENTS,
+    outputs=(declare.fp8("q", "M", "K"), scales_of("M", "-(-K // 32)")),
+    launch=launch,
+    reference=reference,
     axes={
         "BLOCK_SIZE_M": (1, 2, 4, 8, 16, 32),
         "BLOCK_SIZE_K": (64, 128, 256, 512, 1024, 2048),
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
     },
-    default=NamedInts(BLOCK_SIZE_M=4, BLOCK_SIZE_K=1024, num_warps=4, num_stages=1),
+    default={"BLOCK_SIZE_M": 4, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 1},
     key=("M_bucket", "K"),
-    problems=rowwise_2d.problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
+    problems=rowwise_2d.PROBLEMS,
     interpreted={"M": 13, "K": 203},  # no tile divides either; the last block of a row has 11 columns
     invalid=invalid,
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", M=1, K=48),
         edge("a block of rows and one more, NaN", "nan", M=33, K=80),
         edge("a prime, infinity", "infinite", M=7, K=112),
@@ -144,14 +116,14 @@ SPEC = KernelSpec(
         edge("a block of columns and one more past an aligned address", offset=1, M=3, K=2049),
     ),
     scale_modes=SCALE_MODES,
-    uses_fp8=True,
 )
 
 
-def arguments(x: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> Inputs:
-    check_matrix("x", x)
-    check_scale_mode(scale_mode)
-    return x, fp8_dtype_for(x.device, float8_dtype), scale_mode
+def quantize_mxfp8_dim0(
+    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize ``x`` in blocks of 32 columns and return ``(q, scales)``."""
+    return _operator(x, float8_dtype, scale_mode)  # type: ignore[no-any-return]
 
 
-_operator = register(SPEC, quantize_mxfp8_dim0, arguments, rowwise_2d.key)
+_operator = SPEC.define()

@@ -14,29 +14,20 @@ Where M is no multiple of 32, the last block of a column is the shorter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits
 from . import mxfp8_dim0, rowwise_2d
-from .arithmetic import FP8_MAX, magnitude, magnitude_to_float32
+from .arithmetic import magnitude, magnitude_to_float32
 from .limits import too_many_shared_bytes
-from .mxfp8_arithmetic import (
-    FP8_MAX_BITS,
-    MX_BLOCK,
-    SCALE_MODES,
-    e8m0_of,
-    quantize_block,
-    reference_blocks,
-)
+from .mxfp8_arithmetic import SCALE_MODES, e8m0_of, launch_values, quantize_block, reference_blocks, scales_of
 
-__all__ = ["SPEC", "quantize_mxfp8_dim1"]
+__all__ = ["AXES", "SPEC", "quantize_mxfp8_dim1"]
 
 
 @triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
@@ -88,67 +79,52 @@ def mxfp8_dim1_kernel(
     tl.store(scales_ptr + scale_at, code.to(tl.uint8), mask=in_blocks & in_columns)
 
 
-def quantize_mxfp8_dim1(
-    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 rows; returns ``(q, scales)`` as the module and the package say."""
-    return _operator(x, float8_dtype, scale_mode)
+def launch(config: Config, call: Call, matrices: int = 1) -> None:
+    """Launch a program per tile, neighbours along K first; ``x`` may be several matrices ``(E, M, K)``."""
+    programs = matrices * -(-call.M // config["BLOCK_SIZE_M"]) * -(-call.K // config["BLOCK_SIZE_K"])
+    stride = call.q.stride(-1)
+    call.run(mxfp8_dim1_kernel, programs, config, q_stride=stride, WHOLE_CHUNKS=stride % 16 == 0, **launch_values(call))
 
 
-def reference(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """The same in plain torch."""
-    q, _ = outputs(x, float8_dtype, scale_mode)
-    transposed, scales = reference_blocks(x.t(), float8_dtype, scale_mode)
-    q.copy_(transposed.t())
-    return q, scales
+def reference(call: Call) -> None:
+    """Quantize blocks of rows in plain torch."""
+    q, scales = reference_blocks(call.x.t(), call.float8_dtype, call.scale_mode)
+    call.q.copy_(q.t())
+    call.scales.copy_(scales)
 
 
-def outputs(x: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """Uninitialised ``q`` and ``scales``. All columns of ``q`` have their padding in memory, also the last one."""
-    M, K = x.shape
+def allocate(M: int, K: int, float8_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return uninitialized FP8 values. All columns have their padding in memory, also the last one."""
     stride = (M + 15) // 16 * 16
-    q = torch.empty(K * stride, dtype=float8_dtype, device=x.device).as_strided((M, K), (1, stride))
-    return q, torch.empty(K, -(-M // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
+    return torch.empty(K * stride, dtype=float8_dtype, device=device).as_strided((M, K), (1, stride))
 
 
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program for every tile, neighbours along K first. Takes ``(E, M, K)`` too, a matrix an expert."""
-    x, float8_dtype, scale_mode = inputs
-    q, scales = outputs
-    M, K = x.shape[-2:]
-    matrices = x.shape[0] if x.dim() == 3 else 1
-    programs = matrices * -(-M // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"])
-    if programs:
-        stride = q.stride(-1)
-        constants = (FP8_MAX[float8_dtype], FP8_MAX_BITS[float8_dtype], scale_mode == "rceil", stride % 16 == 0)
-        tensors = (x, q, scales.view(torch.uint8))  # Triton has no E8M0 pointers
-        launch_kernel(mxfp8_dim1_kernel, programs, tensors, (M, K, stride), constants, config)
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None."""
+    count = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
+    return too_many_shared_bytes(count, "of codes to transpose", limits) or mxfp8_dim0.invalid(config, shape, limits)
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
-    codes = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
-    return too_many_shared_bytes(codes, "of codes to transpose", limits) or mxfp8_dim0.invalid(config, shape, limits)
+AXES = {
+    "BLOCK_SIZE_M": (32, 64, 128, 256, 512),
+    "BLOCK_SIZE_K": (32, 64, 128, 256, 512),
+    "num_warps": (1, 2, 4, 8, 16),
+    "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
+}
 
-
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="mxfp8-dim1",
-    axes={
-        "BLOCK_SIZE_M": (32, 64, 128, 256, 512),
-        "BLOCK_SIZE_K": (32, 64, 128, 256, 512),
-        "num_warps": (1, 2, 4, 8, 16),
-        "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
-    },
-    default=NamedInts(BLOCK_SIZE_M=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
-    key=("M_bucket", "K"),
-    problems=rowwise_2d.problems,
-    inputs=mxfp8_dim0.inputs,
-    outputs=outputs,
+    arguments=mxfp8_dim0.ARGUMENTS,
+    outputs=(declare.fp8("q", allocate=allocate), scales_of("K", "-(-M // 32)")),
     launch=launch,
     reference=reference,
+    axes=AXES,
+    default={"BLOCK_SIZE_M": 256, "BLOCK_SIZE_K": 128, "num_warps": 8, "num_stages": 1},
+    key=("M_bucket", "K"),
+    problems=rowwise_2d.PROBLEMS,
     interpreted={"M": 157, "K": 101},  # no tile divides either; the last block of a column has 29 rows
     invalid=invalid,
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", M=1, K=48),
         edge("a block of rows and one more, NaN", "nan", M=513, K=48),
         edge("a prime, infinity", "infinite", M=61, K=80),
@@ -157,8 +133,14 @@ SPEC = KernelSpec(
         edge("a block of columns and one more past an aligned address", offset=1, M=37, K=513),
     ),
     scale_modes=SCALE_MODES,
-    uses_fp8=True,
 )
 
 
-_operator = register(SPEC, quantize_mxfp8_dim1, mxfp8_dim0.arguments, rowwise_2d.key)
+def quantize_mxfp8_dim1(
+    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize ``x`` in blocks of 32 rows and return ``(q, scales)``."""
+    return _operator(x, float8_dtype, scale_mode)  # type: ignore[no-any-return]
+
+
+_operator = SPEC.define()

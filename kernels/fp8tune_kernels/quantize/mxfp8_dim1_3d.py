@@ -14,86 +14,53 @@ GEMM wants N to be a multiple of 32; where it is not, the last block of each exp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 
-from ..edges import declared, edge
-from ..inputs import dtype_named, random_matrix
-from ..runtime.checks import check_weights, fp8_dtype_for
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import KernelSpec, NamedInts, Problem
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import mxfp8_dim1
-from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES, check_scale_mode
+from .mxfp8_arithmetic import SCALE_MODE, SCALE_MODES, scales_of
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
 
 
-def quantize_mxfp8_dim1_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each expert of ``w`` in blocks of 32 rows; returns ``(q, scales)`` as the module and the package say."""
-    return _operator(w, float8_dtype, scale_mode)
+def launch(config: Config, call: Call) -> None:
+    """Launch the kernel of ``mxfp8-dim1``, a program per tile of every expert."""
+    mxfp8_dim1.launch(_of_rows(config), call.replace(x=call.w, M=call.N), call.E)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """The same in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
-    q, scales = outputs(w, float8_dtype, scale_mode)
-    for expert, codes, scale in zip(w, q, scales, strict=True):
-        found = mxfp8_dim1.reference(expert, float8_dtype, scale_mode)
-        codes.copy_(found[0])
-        scale.copy_(found[1])
-    return q, scales
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(w, float8_dtype, scale_mode)`` of a problem."""
-    E, N, K = (problem.shape[dim] for dim in "ENK")
-    w = random_matrix(problem, E * N, K, device).view(E, N, K)
-    return w, dtype_named(problem.fp8_dtype), problem.scale_mode
-
-
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    E, N, K = w.shape
-    q = torch.empty(E, K, N, dtype=float8_dtype, device=w.device).transpose(1, 2)
-    return q, torch.empty(E, K, -(-N // MX_BLOCK), dtype=torch.float8_e8m0fnu, device=w.device)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch of ``mxfp8-dim1``'s kernel: a program for every tile of every expert."""
-    mxfp8_dim1.launch(_of_rows(config), inputs, outputs)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weights of a row's layer, ``(E, N, K)``, and those of the layer's other projection, ``(E, K, N)``."""
-    yield NamedInts(E=row["E"], N=row["N"], K=row["K"])
-    yield NamedInts(E=row["E"], N=row["K"], K=row["N"])
-
-
-def _of_rows(config: Mapping[str, int]) -> dict[str, int]:
-    """The config with its axes named as ``mxfp8-dim1`` names them."""
+def _of_rows(config: Config) -> Config:
+    """Return the config with its axes named as ``mxfp8-dim1`` names them."""
     return {"BLOCK_SIZE_M" if name == "BLOCK_SIZE_N" else name: value for name, value in config.items()}
 
 
-SPEC = KernelSpec(
+def reference(call: Call) -> None:
+    """Quantize an expert at a time in plain torch: all in float32 would not fit beside large weights."""
+    for x, q, scales in zip(call.w, call.q, call.scales, strict=True):
+        mxfp8_dim1.reference(call.replace(x=x, q=q, scales=scales))
+
+
+ARGUMENTS = (declare.weights(as_stored=True), declare.FLOAT8_DTYPE, SCALE_MODE)
+OUTPUTS = (declare.fp8("q", "E", "N", "K", transposed=True), scales_of("E", "K", "-(-N // 32)"))
+KEY = ("E", "N", "K")
+INTERPRETED = {"E": 2, "N": 77, "K": 45}  # no tile divides either; the last block has 13 rows
+PROBLEMS = ({"E": "E", "N": "N", "K": "K"}, {"E": "E", "N": "K", "K": "N"})
+"""The weights of a row's layer, and those of the layer's other projection."""
+
+SPEC = declare.kernel(
     name="mxfp8-dim1-3d",
-    axes={
-        "BLOCK_SIZE_N": (32, 64, 128, 256, 512),
-        "BLOCK_SIZE_K": (32, 64, 128, 256, 512),
-        "num_warps": (1, 2, 4, 8, 16),
-        "num_stages": (1,),  # a tile is read once: there is no loop to pipeline
-    },
-    default=NamedInts(BLOCK_SIZE_N=256, BLOCK_SIZE_K=128, num_warps=8, num_stages=1),
-    key=("E", "N", "K"),
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
+    arguments=ARGUMENTS,
+    outputs=OUTPUTS,
     launch=launch,
     reference=reference,
-    interpreted={"E": 2, "N": 77, "K": 45},  # no tile divides either; the last block has 13 rows
+    axes={"BLOCK_SIZE_N" if name == "BLOCK_SIZE_M" else name: values for name, values in mxfp8_dim1.AXES.items()},
+    default={"BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_warps": 8, "num_stages": 1},
+    key=KEY,
+    problems=PROBLEMS,
+    interpreted=INTERPRETED,
     invalid=lambda config, shape, limits: mxfp8_dim1.invalid(_of_rows(config), shape, limits),
-    edges=declared(
+    edges=(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
         edge("a block of rows and 16 more", E=2, N=528, K=48),
         edge("infinity", "infinite", E=2, N=16, K=48),
@@ -103,20 +70,14 @@ SPEC = KernelSpec(
         edge("odd numbers past an aligned address", offset=1, E=2, N=61, K=513),
     ),
     scale_modes=SCALE_MODES,
-    uses_fp8=True,
 )
 
 
-def arguments(w: torch.Tensor, float8_dtype: torch.dtype | None, scale_mode: str) -> Inputs:
-    """An operator's arguments -> the inputs of its kernel. Raises ValueError for what a kernel cannot take."""
-    check_weights("w", w, as_stored=True)
-    check_scale_mode(scale_mode)
-    return w, fp8_dtype_for(w.device, float8_dtype), scale_mode
+def quantize_mxfp8_dim1_3d(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each expert of ``w`` in blocks of 32 rows and return ``(q, scales)``."""
+    return _operator(w, float8_dtype, scale_mode)  # type: ignore[no-any-return]
 
 
-def key(w: torch.Tensor, float8_dtype: torch.dtype, scale_mode: str) -> tuple[int, ...]:
-    """The values of the lookup key: E, N, K."""
-    return tuple(w.shape)
-
-
-_operator = register(SPEC, quantize_mxfp8_dim1_3d, arguments, key)
+_operator = SPEC.define()

@@ -9,53 +9,43 @@ and problems are those of :mod:`.mxfp8_dim1_3d`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from ..edges import declared, edge
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import KernelSpec, NamedInts
-from . import mxfp8_dim1, mxfp8_dim1_3d
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config
+from . import mxfp8_dim1
 from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
+from .mxfp8_dim1_3d import ARGUMENTS, INTERPRETED, KEY, OUTPUTS, PROBLEMS, reference
 
 __all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
 
 
-def quantize_mxfp8_dim1_3d_via_2d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`.mxfp8_dim1_3d.quantize_mxfp8_dim1_3d`, slowly: same arguments, bytes and errors."""
-    return _operator(w, float8_dtype, scale_mode)
+def launch(config: Config, call: Call) -> None:
+    """Cast all experts as one matrix, into memory of its own, and part them by copies."""
+    E, N, K, blocks = call.E, call.N, call.K, -(-call.N // MX_BLOCK)
+    rows = E * blocks * MX_BLOCK
+    padded = torch.nn.functional.pad(call.w, (0, 0, 0, blocks * MX_BLOCK - N)) if N % MX_BLOCK else call.w
+    q = mxfp8_dim1.allocate(rows, K, call.float8_dtype, call.device)
+    scales = call.scales.new_empty(K, E * blocks)
+    mxfp8_dim1.launch(config, call.replace(x=padded.reshape(rows, K), M=rows, q=q, scales=scales))
+    call.q.copy_(q.unflatten(0, (E, blocks * MX_BLOCK))[:, :N])
+    call.scales.copy_(scales.unflatten(1, (E, blocks)).transpose(0, 1))
 
 
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """The cast of all experts as one matrix, into memory of its own, and the copies that part them."""
-    w, float8_dtype, scale_mode = inputs
-    q, scales = outputs
-    E, N, K = w.shape
-    blocks = -(-N // MX_BLOCK)
-    padded = torch.nn.functional.pad(w, (0, 0, 0, blocks * MX_BLOCK - N)) if N % MX_BLOCK else w
-    flat = (padded.reshape(E * blocks * MX_BLOCK, K), float8_dtype, scale_mode)
-    together = mxfp8_dim1.outputs(*flat)
-    mxfp8_dim1.launch(config, flat, together)
-    q.copy_(together[0].unflatten(0, (E, blocks * MX_BLOCK))[:, :N])
-    scales.copy_(together[1].unflatten(1, (E, blocks)).transpose(0, 1))
-
-
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="mxfp8-dim1-3d-via-2d",
-    axes=mxfp8_dim1.SPEC.axes,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
-    key=mxfp8_dim1_3d.SPEC.key,
-    problems=mxfp8_dim1_3d.problems,
-    inputs=mxfp8_dim1_3d.inputs,
-    outputs=mxfp8_dim1_3d.outputs,
+    arguments=ARGUMENTS,
+    outputs=OUTPUTS,
     launch=launch,
-    reference=mxfp8_dim1_3d.reference,
-    interpreted=mxfp8_dim1_3d.SPEC.interpreted,
+    reference=reference,
+    axes=mxfp8_dim1.AXES,
+    default={"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 1},
+    key=KEY,
+    problems=PROBLEMS,
+    interpreted=INTERPRETED,
     invalid=mxfp8_dim1.invalid,
-    edges=declared(
+    edges=(
         edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
         edge("a block of rows and 16 more", E=2, N=528, K=48),
         edge("infinity", "infinite", E=2, N=16, K=48),
@@ -65,7 +55,14 @@ SPEC = KernelSpec(
         edge("no padding, past an aligned address", offset=1, E=2, N=32, K=513),
     ),
     scale_modes=SCALE_MODES,
-    uses_fp8=True,
 )
 
-_operator = register(SPEC, quantize_mxfp8_dim1_3d_via_2d, mxfp8_dim1_3d.arguments, mxfp8_dim1_3d.key)
+
+def quantize_mxfp8_dim1_3d_via_2d(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize as :func:`.mxfp8_dim1_3d.quantize_mxfp8_dim1_3d`, slowly."""
+    return _operator(w, float8_dtype, scale_mode)  # type: ignore[no-any-return]
+
+
+_operator = SPEC.define()

@@ -15,28 +15,15 @@ view this is :mod:`.colwise` with rows and columns exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge, past_half
-from ..inputs import dtype_named, offsets, random_matrix
-from ..runtime.checks import check_matrix, check_offsets, fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from ..edges import edge, past_half
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import panels
-from .arithmetic import (
-    FP8_MAX,
-    magnitude,
-    magnitude_to_float32,
-    quantize,
-    reference_cast,
-    reference_scale,
-    scale_of,
-)
+from .arithmetic import magnitude, magnitude_to_float32, quantize, reference_cast, reference_scale, scale_of
 from .panels import quantize_columns
 from .tiles import Matrix, Options
 
@@ -157,72 +144,40 @@ def rowwise_transposed_kernel(
     )
 
 
-def quantize_rowwise(
-    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each group of columns of ``x`` row by row; returns ``(q, scales)`` as the module and the package say.
+def launch(config: Config, call: Call) -> None:
+    """Launch one of the kernels; with panels of a view, after zeroing what they count in."""
+    if call.x.stride(1) != 1:  # a view; by the stride alone: one token must not change it
+        programs = panels.programs(config, call.M, call.N, call.G, call.device)
+        work = panels.work_for(config, call.N, call.G, call.x)
+        call.run(rowwise_transposed_kernel, programs, panels.options(config), work=work)
+    else:  # each block of rows of every group and of the padding
+        options = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
+        call.run(rowwise_kernel, -(-call.N // config["BLOCK_SIZE"]) * (call.G + 1), options)
 
-    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters.
-    """
-    return _operator(x, offs, float8_dtype, power_of_two)
 
-
-def reference(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """The same in plain torch, a group at a time; reads ``offs`` on the host."""
-    N = x.shape[0]
-    q, scales = outputs(x, offs, float8_dtype, power_of_two)
+def reference(call: Call) -> None:
+    """Quantize the rows of a group of columns at a time in plain torch; reads ``offs`` on the host."""
     start = 0
-    for group, end in enumerate(offs.tolist()):
-        columns = x[:, start:end]
-        amax = columns.abs().amax(1).float() if end > start else columns.new_zeros(N, dtype=torch.float32)
-        scale = reference_scale(amax, float8_dtype, power_of_two)
-        scales[group * N : (group + 1) * N] = scale
-        q[:, start:end] = reference_cast(columns, scale[:, None], float8_dtype)
+    for scales, end in zip(call.scales.view(call.G, call.N), call.offs.tolist(), strict=True):
+        columns = call.x[:, start:end]
+        amax = columns.abs().amax(1).float() if end > start else torch.zeros_like(scales)
+        scales.copy_(reference_scale(amax, call.float8_dtype, call.power_of_two))
+        call.q[:, start:end] = reference_cast(columns, scales[:, None], call.float8_dtype)
         start = end
-    q[:, start:].zero_()
-    return q, scales
+    call.q[:, start:].zero_()
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, offs, float8_dtype, power_of_two)`` of a problem, x in the problem's layout."""
-    N, M = problem.shape["N"], problem.shape["M"]
-    transposed = problem.input_layout == "transposed"
-    x = random_matrix(problem, M, N, device).t() if transposed else random_matrix(problem, N, M, device)
-    return x, offsets(problem, device), dtype_named(problem.fp8_dtype), problem.scale_mode == "power-of-two"
-
-
-def outputs(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    q = torch.empty(x.shape, dtype=float8_dtype, device=x.device)
-    return q, torch.empty(offs.shape[0] * x.shape[0], dtype=torch.float32, device=x.device)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch; where panels are asked for of a view, after one that zeroes what they count in."""
-    x, offs, float8_dtype, power_of_two = inputs
-    (N, M), G = x.shape, offs.shape[0]
-    constants = (FP8_MAX[float8_dtype], power_of_two)
-    if _is_transposed(x):
-        if programs := panels.programs(config, M, N, G, x.device):
-            tensors = (x, offs, *outputs, panels.work_for(config, N, G, x))
-            launch_kernel(rowwise_transposed_kernel, programs, tensors, (M, N, G), constants, panels.options(config))
-    elif programs := -(-N // config["BLOCK_SIZE"]) * (G + 1):  # each block of rows of every group and of the padding
-        taken = {name: value for name, value in config.items() if name not in ("LEAD", "maxnreg")}
-        launch_kernel(rowwise_kernel, programs, (x, offs, *outputs), (M, N, G), constants, taken)
-
-
-def _is_transposed(x: torch.Tensor) -> bool:
-    """Whether x, row-major or a ``.t()`` view, is the view. By the stride alone: one token must not change it."""
-    return x.stride(1) != 1
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The left operand of the weight gradient, the output's gradient transposed: ``(N, M)`` with ``G = E``."""
-    yield NamedInts(N=row["N"], M=row["M"], G=row["E"])
-
-
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="rowwise",
+    arguments=(
+        declare.matrix("x", "N", "M", or_transposed=True),
+        declare.OFFSETS,
+        declare.FLOAT8_DTYPE,
+        declare.POWER_OF_TWO,
+    ),
+    outputs=(declare.fp8("q", "N", "M"), declare.float32("scales", "G * N")),
+    launch=launch,
+    reference=reference,
     axes={
         "BLOCK_SIZE": (1, 4, 16, 64),
         "BLOCK_SIZE_ITER": (128, 256, 512, 1024, 2048, 4096, 16384),
@@ -231,16 +186,12 @@ SPEC = KernelSpec(
         "num_stages": (1, 3),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE=64, BLOCK_SIZE_ITER=256, LEAD=192, num_warps=4, num_stages=1, maxnreg=0),
+    default={"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 256, "LEAD": 192, "num_warps": 4, "num_stages": 1, "maxnreg": 0},
     key=("M_bucket", "N", "G", "input_layout_transposed"),
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
+    problems=({"N": "N", "M": "M", "G": "E"},),  # the gradient of the output, transposed
     interpreted={"N": 5, "M": 293, "G": 3},  # no block divides a dim; groups stay longer than the short tiles
     invalid=lambda config, shape, limits: panels.invalid(config, shape["N"], limits),
-    edges=declared(
+    edges=(
         edge("one column, huge values", "huge", routing="ragged", N=48, M=1, G=3),
         edge("a block and one more", routing="balanced", N=16, M=past_half("M"), G=1),
         edge("columns of no group, NaN", "nan", routing="empty", N=80, M=272, G=4),
@@ -250,20 +201,17 @@ SPEC = KernelSpec(
         edge("an odd number of rows past an aligned address", offset=1, routing="ragged", N=65, M=144, G=2),
     ),
     input_layouts=("contiguous", "transposed"),
-    routed=True,
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
 )
 
 
-def _arguments(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype | None, power_of_two: bool) -> Inputs:
-    check_matrix("x", x, or_transposed=True)
-    check_offsets(offs, x.device)
-    return x, offs, fp8_dtype_for(x.device, float8_dtype), power_of_two
+def quantize_rowwise(
+    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row of each group of columns of ``x`` and return ``(q, scales)``.
+
+    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters.
+    """
+    return _operator(x, offs, float8_dtype, power_of_two)  # type: ignore[no-any-return]
 
 
-def _key(x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> tuple[int, ...]:
-    return bucket(x.shape[1]), x.shape[0], offs.shape[0], int(_is_transposed(x))
-
-
-_operator = register(SPEC, quantize_rowwise, _arguments, _key, group_dim=1)
+_operator = SPEC.define()

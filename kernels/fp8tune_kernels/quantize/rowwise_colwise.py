@@ -20,17 +20,13 @@ input's and the weights' gradient. Read once where L2 holds a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, KernelSpec, NamedInts
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import both_ways, colwise, panels, rowwise_2d
-from .arithmetic import FP8_MAX
 from .both_ways import quantize_both_ways
 from .tiles import Matrix, Options, stride_of_columns
 
@@ -69,6 +65,46 @@ def rowwise_colwise_kernel(
     )
 
 
+def launch(config: Config, call: Call) -> None:
+    """Launch the kernel, after zeroing what it counts in."""
+    work = both_ways.work_for(call.M, call.K, call.G, call.device)
+    programs = both_ways.programs(config, len(call.q_columns), call.K, call.G, call.device)
+    call.run(rowwise_colwise_kernel, programs, panels.options(config), work=work)
+
+
+def columns(call: Call) -> Call:
+    """Return the call of ``colwise`` that is half of this."""
+    return call.replace(q=call.q_columns, scales=call.column_scales)
+
+
+def reference(call: Call) -> None:
+    """Quantize both ways in plain torch; reads ``offs`` on the host."""
+    rowwise_2d.reference(call.replace(q=call.q_rows, scales=call.row_scales))
+    colwise.reference(columns(call))
+
+
+SPEC = declare.kernel(
+    name="rowwise-colwise",
+    arguments=(declare.matrix("x", "M", "K"), declare.OFFSETS, *colwise.OPTIONS),
+    outputs=(
+        declare.fp8("q_rows", "M", "K"),
+        declare.float32("row_scales", "M", "1"),
+        declare.fp8("q_columns", allocate=colwise.allocate),
+        declare.float32("column_scales", "G * K"),
+    ),
+    launch=launch,
+    reference=reference,
+    unwritten=lambda call: colwise.clear_past_the_groups(columns(call)),
+    axes=both_ways.AXES,
+    default={"BLOCK_SIZE": 128, "BLOCK_SIZE_ITER": 64, "LEAD": 512, "num_warps": 2, "num_stages": 1, "maxnreg": 0},
+    key=colwise.KEY,
+    problems=colwise.PROBLEMS,
+    interpreted=colwise.INTERPRETED,
+    invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
+    edges=colwise.EDGES,
+)
+
+
 def quantize_rowwise_colwise(
     x: torch.Tensor,
     offs: torch.Tensor,
@@ -77,67 +113,12 @@ def quantize_rowwise_colwise(
     power_of_two: bool = True,
     alignment: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` row by row, and each group of its rows column by column.
+    """Quantize each row of ``x``, and each column of each group of rows.
 
     Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. ``alignment``: of the groups in ``q_columns``, 1 or a
     power of two from 16 on. Scratch: about ``4*(G*K + M)`` bytes.
     """
-    return _operator(x, offs, float8_dtype, power_of_two, alignment)
+    return _operator(x, offs, float8_dtype, power_of_two, alignment)  # type: ignore[no-any-return]
 
 
-def reference(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
-) -> Tensors:
-    """The same in plain torch; reads ``offs`` on the host."""
-    return (
-        *rowwise_2d.reference(x, float8_dtype, power_of_two),
-        *colwise.reference(x, offs, float8_dtype, power_of_two, alignment),
-    )
-
-
-def outputs(
-    x: torch.Tensor, offs: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool, alignment: int = 1
-) -> Tensors:
-    """Uninitialised ``q_rows``, ``scales_rows``, ``q_columns`` and ``scales_columns``."""
-    return (
-        *rowwise_2d.outputs(x, float8_dtype, power_of_two),
-        *colwise.outputs(x, offs, float8_dtype, power_of_two, alignment),
-    )
-
-
-def unwritten(inputs: Inputs, outputs: Tensors) -> None:
-    """Write zeros past the last group's multiple of the alignment."""
-    colwise.unwritten(inputs, outputs[2:])
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch, after one that zeroes what it counts in."""
-    x, offs, float8_dtype, power_of_two, alignment = (*inputs, 1)[:5]
-    (M, K), G = x.shape, offs.shape[0]
-    tensors = (x, offs, *outputs, both_ways.work_for(M, K, G, x.device))
-    constants = (FP8_MAX[float8_dtype], power_of_two, alignment)
-    programs = both_ways.programs(config, len(outputs[2]), K, G, x.device)
-    launch_kernel(rowwise_colwise_kernel, programs, tensors, (M, K, G), constants, panels.options(config))
-
-
-SPEC = KernelSpec(
-    name="rowwise-colwise",
-    axes=both_ways.AXES,
-    default=NamedInts(BLOCK_SIZE=128, BLOCK_SIZE_ITER=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
-    key=colwise.SPEC.key,
-    problems=colwise.problems,
-    inputs=colwise.inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    unwritten=unwritten,
-    interpreted=colwise.SPEC.interpreted,
-    invalid=lambda config, shape, limits: both_ways.invalid(config, shape["K"], limits),
-    edges=colwise.SPEC.edges,
-    routed=True,
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
-)
-
-
-_operator = register(SPEC, quantize_rowwise_colwise, colwise.arguments, colwise.key)
+_operator = SPEC.define()

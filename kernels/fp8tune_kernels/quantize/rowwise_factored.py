@@ -18,24 +18,19 @@ It is the cast of the input gradient's left operand, whose right one is the tran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..catalog import SPANS
-from ..edges import declared, edge, long_tail, past_half
+from ..edges import edge, long_tail, past_half
 from ..groups import padded_rows
-from ..inputs import dtype_named, offsets, random_matrix
-from ..runtime.checks import check_matrix, check_offsets, fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from . import colwise, rowwise_2d, whole_rows
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, Problem
+from . import colwise, whole_rows
 from .aligned_blocks import ALIGNMENT, block_at, largest_of_rows
-from .arithmetic import FP8_MAX, quantize, reference_cast, reference_scale, scale_of
-from .factors import check_scales, factor_of, random_powers, reference_factor
+from .arithmetic import quantize, reference_cast, reference_scale, scale_of
+from .factors import factor_of, random_powers, reference_factor
 from .limits import too_many_shared_bytes, wrong_tile
 
 __all__ = ["SPEC", "quantize_rowwise_factored"]
@@ -139,86 +134,55 @@ def _store(
     tl.store(at, q, mask=in_rows[:, None] & (columns < K)[None, :])
 
 
-def quantize_rowwise_factored(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    column_scales: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` over the column scales row by row; returns ``(q, scales)`` as the module and the package say."""
-    return _operator(x, offs, column_scales, float8_dtype, power_of_two)
+def launch(config: Config, call: Call) -> None:
+    """Launch a program per BLOCK_SIZE_M places. Rows longer than TILE are walked twice, without stages."""
+    if call.M:
+        is_whole = config["TILE"] >= call.K
+        width, has_rest, rows = _tile_of(config, call.K)
+        options = whole_rows.options(
+            {**config, "num_stages": config["num_stages"] if is_whole else 1},
+            call.K,
+            call.x.element_size() // 2,
+            call.device,
+        )
+        programs = padded_rows(call.M, call.G, ALIGNMENT) // config["BLOCK_SIZE_M"]
+        call.run(
+            rowwise_factored_kernel, programs, options, ONE_PASS=is_whole, WIDTH=width, HAS_REST=has_rest, ROWS=rows
+        )
 
 
-def reference(
-    x: torch.Tensor, offs: torch.Tensor, column_scales: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> Tensors:
-    """The same in plain torch, a group at a time; reads ``offs`` on the host."""
-    (M, K), G = x.shape, offs.shape[0]
-    q, scales = outputs(x, offs, column_scales, float8_dtype, power_of_two)
-    start = 0
-    for group, end in enumerate([*offs.tolist(), M]):
-        y = x[start:end].float()
-        if group < G:
-            y = y * reference_factor(column_scales.reshape(G, K)[group])
-        largest = y.abs().amax(1, keepdim=True) if K else y.new_zeros(len(y), 1)
-        scales[start:end] = reference_scale(largest, float8_dtype, power_of_two)
-        q[start:end] = reference_cast(y, scales[start:end], float8_dtype)
-        start = end
-    return q, scales
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(x, offs, column_scales, float8_dtype, power_of_two)`` of a problem."""
-    M, K, G = (problem.shape[dim] for dim in "MKG")
-    x, column_scales = random_matrix(problem, M, K, device), random_powers(problem, (G, 1, K), device, -6, 12)
-    is_power_of_two = problem.scale_mode == "power-of-two"
-    return x, offsets(problem, device), column_scales, dtype_named(problem.fp8_dtype), is_power_of_two
-
-
-def constrain(inputs: Inputs) -> None:
-    """Scales are those of usual weights: what else was written into them would be in every code, and hide the rest."""
-    scales = inputs[2]
-    if scales.device.type != "meta":
-        scales[~((scales > 2.0**-32) & (scales < 2.0**32))] = 1.0
-
-
-def outputs(
-    x: torch.Tensor, offs: torch.Tensor, column_scales: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool
-) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    return rowwise_2d.outputs(x, float8_dtype, power_of_two)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program for every BLOCK_SIZE_M places. Rows longer than TILE are walked twice, without stages."""
-    x, offs, column_scales, float8_dtype, power_of_two = inputs
-    (M, K), G = x.shape, offs.shape[0]
-    if not M:
-        return
-    is_whole = config["TILE"] >= K
-    constants = (FP8_MAX[float8_dtype], power_of_two, is_whole, *_tile_of(config, K))
-    options = whole_rows.options(
-        {**config, "num_stages": config["num_stages"] if is_whole else 1}, K, x.element_size() // 2, x.device
-    )
-    programs = padded_rows(M, G, ALIGNMENT) // config["BLOCK_SIZE_M"]
-    tensors = (x, offs, column_scales, *outputs)
-    launch_kernel(rowwise_factored_kernel, programs, tensors, (M, K, G), constants, options)
-
-
-def _tile_of(config: Mapping[str, int], K: int) -> tuple[int, bool, int]:
+def _tile_of(config: Config, K: int) -> tuple[int, bool, int]:
     """As :func:`.whole_rows.tile_of`, of a part of a row where TILE is shorter."""
     return whole_rows.tile_of(config, K) if config["TILE"] >= K else (config["TILE"], False, 1)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The output's gradient, ``(M, N)``; ``G = E``."""
-    yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
+def reference(call: Call) -> None:
+    """Quantize the rows of a group at a time in plain torch; reads ``offs`` on the host."""
+    start = 0
+    for group, end in enumerate([*call.offs.tolist(), call.M]):
+        y = call.x[start:end].float()
+        if group < call.G:
+            y = y * reference_factor(call.column_scales.reshape(call.G, call.K)[group])
+        largest = y.abs().amax(1, keepdim=True) if call.K else y.new_zeros(len(y), 1)
+        call.scales[start:end] = reference_scale(largest, call.float8_dtype, call.power_of_two)
+        call.q[start:end] = reference_cast(y, call.scales[start:end], call.float8_dtype)
+        start = end
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+def random_scales(problem: Problem, device: str) -> torch.Tensor:
+    """Return the scales of usual weights."""
+    return random_powers(problem, (problem.shape["G"], 1, problem.shape["K"]), device, -6, 12)
+
+
+def constrain(call: Call) -> None:
+    """Keep the scales of usual weights: what else was written into them would be in every code, and hide the rest."""
+    scales = call.column_scales
+    if scales.device.type != "meta":
+        scales[~((scales > 2.0**-32) & (scales < 2.0**32))] = 1.0
+
+
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
     if config == SPEC.default:
         return None
     K, stages = shape["K"], config["num_stages"]
@@ -234,68 +198,58 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
         if reason := too_many_shared_bytes(count, f"of rows in {stages} stages", limits):
             return reason
     elements = (width + width // 2 * has_rest) * rows
-    held = elements + elements // rows * is_whole  # the factors of columns, too
-    return wrong_tile(config, held, limits, too_few="too few loads under way", held="the tile and factors do")
+    registers = elements + elements // rows * is_whole  # the factors of columns, too
+    return wrong_tile(config, registers, limits, too_few="too few loads under way", held="the tile and factors do")
 
 
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="rowwise-factored",
+    arguments=(
+        declare.matrix("x", "M", "K"),
+        declare.OFFSETS,
+        declare.tensor("column_scales", "G * K", random=random_scales),
+        declare.FLOAT8_DTYPE,
+        declare.POWER_OF_TWO,
+    ),
+    outputs=(declare.fp8("q", "M", "K"), declare.float32("scales", "M", "1")),
+    launch=launch,
+    reference=reference,
+    constrain=constrain,
     axes={
         "BLOCK_SIZE_M": (4, 8, 16, 32),
         "TILE": (2048, 4096, 8192, 16384, 32768),
         "num_warps": (4, 8, 16, 32),
         "num_stages": (1, 3, 4),
     },
-    default=NamedInts(BLOCK_SIZE_M=8, TILE=8192, num_warps=8, num_stages=1),
-    key=colwise.SPEC.key,
-    span=SPANS["rowwise-factored"],
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    constrain=constrain,
+    default={"BLOCK_SIZE_M": 8, "TILE": 8192, "num_warps": 8, "num_stages": 1},
+    key=colwise.KEY,
+    problems=({"M": "M", "K": "N", "G": "E"},),  # the gradient of the output
     interpreted={"M": 29, "K": 5003, "G": 3},  # no block divides either; rows stay longer than the shorter tiles
     invalid=invalid,
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block of rows and one more, long tails", routing="balanced", M=17, K=long_tail("K"), G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=29, K=past_half("K", 16), G=4),
         edge("a prime, infinity", "infinite", routing="ragged", M=7, K=past_half("K", 16), G=3),
         edge("empty groups, zeros", "zeros", routing="empty", M=5, K=48, G=3),
         edge("one column, tiny values", "tiny", routing="ragged", M=11, K=1, G=2),
-        edge(
-            "a block of columns and one more past an aligned address",
-            offset=1,
-            routing="ragged",
-            M=5,
-            K=past_half("K"),
-            G=2,
-        ),
+        edge("a block and one more past an aligned address", offset=1, routing="ragged", M=5, K=past_half("K"), G=2),
         edge("rows of no group", routing="empty", M=29, K=80, G=4),
     ),
-    routed=True,
     layout_sizes={"K": 400, "G": 8},
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
 )
 
 
-def arguments(
+def quantize_rowwise_factored(
     x: torch.Tensor,
     offs: torch.Tensor,
     column_scales: torch.Tensor,
-    float8_dtype: torch.dtype | None,
-    power_of_two: bool,
-) -> Inputs:
-    check_matrix("x", x)
-    check_offsets(offs, x.device)
-    check_scales("column_scales", column_scales, offs.shape[0] * x.shape[1], x.device)
-    return x, offs, column_scales, fp8_dtype_for(x.device, float8_dtype), power_of_two
+    *,
+    float8_dtype: torch.dtype | None = None,
+    power_of_two: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row of ``x`` over the column scales and return ``(q, scales)``."""
+    return _operator(x, offs, column_scales, float8_dtype, power_of_two)  # type: ignore[no-any-return]
 
 
-def key(x: torch.Tensor, offs: torch.Tensor, *rest: object) -> tuple[int, ...]:
-    return bucket(x.shape[0]), x.shape[1], offs.shape[0]
-
-
-_operator = register(SPEC, quantize_rowwise_factored, arguments, key)
+_operator = SPEC.define()

@@ -19,38 +19,24 @@ A program has whole rows in registers, a few at a time: nothing is read twice. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from ..catalog import SPANS
-from ..edges import declared, edge
+from ..edges import edge
 from ..groups import padded_rows
-from ..inputs import dtype_named, offsets, random_matrix
-from ..runtime.checks import fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
-from . import gated_rows, whole_rows
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import NamedInts
+from . import gate_and_up
 from .aligned_blocks import ALIGNMENT, block_at, largest_of_both, largest_of_rows, scale_of_bits
-from .arithmetic import FP8_MAX, quantize, reference_cast
-from .gate_and_up import (
-    check_gate_and_up,
-    load_gate_and_up,
-    options_of,
-    random_gate_and_up,
-    scale_of_rows,
-    split,
-    store_gate_and_up,
-    values_of,
-)
+from .arithmetic import quantize, reference_cast
+from .gate_and_up import Rows, Source, load_gate_and_up, scale_of_rows, split, store_gate_and_up
 from .gated import ACTIVATIONS, gated, reference_gated
-from .gated_rows import blocks_of_rows, ends_within, key
 
-__all__ = ["SPEC", "quantize_swiglu_rowwise"]
+__all__ = ["MATRICES", "SPEC", "quantize_swiglu_rowwise"]
 
 MATRICES = 2
 """(M, N) that a program reads: gate and up."""
@@ -65,8 +51,8 @@ def swiglu_rowwise_kernel(
     weights_ptr: tl.tensor,  # (M,) or None
     q_ptr: tl.tensor,  # (M, N), row-major
     scales_ptr: tl.tensor,  # (M,)
-    kept_ptr: tl.tensor,  # (M, 2N), row-major, or None
-    kept_scales_ptr: tl.tensor,  # (M,) or None
+    q_x_ptr: tl.tensor,  # (M, 2N), row-major, or None
+    scales_x_ptr: tl.tensor,  # (M,) or None
     M: tl.tensor,
     N: tl.tensor,
     G: tl.tensor,
@@ -85,37 +71,33 @@ def swiglu_rowwise_kernel(
     if bias_ptr is not None:
         block = block_at(offs_ptr, M, G, first, BLOCK_SIZE_M)
         group, first, block_rows = block.group, block.first, block.rows
+    source = Source(x_ptr, x_scales_ptr, bias_ptr, N, INTERLEAVED)
     lanes, columns, others = tl.arange(0, ROWS), tl.arange(0, WIDTH), WIDTH + tl.arange(0, WIDTH // 2)
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     for number in tl.range(0, tl.cdiv(block_rows, ROWS), num_stages=num_stages):
         row = first + number * ROWS
         in_rows = number * ROWS + lanes < block_rows
         is_read = in_rows & (row + lanes < last)  # rows of no group become zeros
-        weights = 1.0
+        weights = None
         if weights_ptr is not None:
             weights = tl.load(weights_ptr + row + lanes, mask=is_read, other=0.0)[:, None]
-        gate, up = load_gate_and_up(x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, columns, INTERLEAVED)
-        h = gated(gate, up, ACTIVATION) * weights if weights_ptr is not None else gated(gate, up, ACTIVATION)
+        rows = Rows(group, row, lanes, in_rows, is_read, weights)
+        gate, up = load_gate_and_up(source, rows, columns)
+        h = _weighted(gated(gate, up, ACTIVATION), rows)
         largest = largest_of_rows(h)
         if HAS_REST:
-            gate_rest, up_rest = load_gate_and_up(
-                x_ptr, x_scales_ptr, bias_ptr, group, N, row, is_read, lanes, others, INTERLEAVED
-            )
-            h_rest = gated(gate_rest, up_rest, ACTIVATION)
-            if weights_ptr is not None:
-                h_rest = h_rest * weights
+            gate_rest, up_rest = load_gate_and_up(source, rows, others)
+            h_rest = _weighted(gated(gate_rest, up_rest, ACTIVATION), rows)
             largest = tl.maximum(largest, largest_of_rows(h_rest))
-        if kept_ptr is not None:
+        if q_x_ptr is not None:
             of_x = largest_of_both(gate, up)
             if HAS_REST:
                 of_x = tl.maximum(of_x, largest_of_both(gate_rest, up_rest))
             scale = scale_of_bits(of_x, FP8_MAX)
-            tl.store(kept_scales_ptr + row + lanes, scale, mask=in_rows)
-            store_gate_and_up(kept_ptr, gate, up, scale, FP8_MAX, N, row, in_rows, lanes, columns, INTERLEAVED)
+            tl.store(scales_x_ptr + row + lanes, scale, mask=in_rows)
+            store_gate_and_up(q_x_ptr, source, rows, columns, gate, up, scale, FP8_MAX)
             if HAS_REST:
-                store_gate_and_up(
-                    kept_ptr, gate_rest, up_rest, scale, FP8_MAX, N, row, in_rows, lanes, others, INTERLEAVED
-                )
+                store_gate_and_up(q_x_ptr, source, rows, others, gate_rest, up_rest, scale, FP8_MAX)
         scale = scale_of_bits(largest, FP8_MAX)
         tl.store(scales_ptr + row + lanes, scale, mask=in_rows)
         q_rows = q_ptr + row.to(tl.int64) * N + lanes[:, None] * N
@@ -124,6 +106,72 @@ def swiglu_rowwise_kernel(
         if HAS_REST:
             q = quantize(h_rest, scale[:, None], dtype, FP8_MAX)
             tl.store(q_rows + others[None, :], q, mask=in_rows[:, None] & (others < N)[None, :])
+
+
+@triton.jit
+def _weighted(h: tl.tensor, rows: Rows) -> tl.tensor:
+    """Return h, times the weight of its row if there are weights."""
+    if rows.weights is not None:
+        h = h * rows.weights
+    return h
+
+
+def launch(config: Config, call: Call) -> None:
+    """Launch one program per BLOCK_SIZE_M rows; with a bias, of groups that begin at multiples of 128."""
+    if call.M * call.N:
+        rows = call.M if call.bias is None else padded_rows(call.M, call.G, ALIGNMENT)
+        gate_and_up.launch(config, call, swiglu_rowwise_kernel, -(-rows // config["BLOCK_SIZE_M"]), MATRICES)
+
+
+def reference(call: Call) -> None:
+    """Quantize the activation in plain torch; reads ``offs`` on the host."""
+    for rows, ends, x, factors in gate_and_up.row_blocks(call):
+        h = reference_gated(*split(x, call.layout), ACTIVATIONS.index(call.activation))
+        if factors is not None:
+            h *= factors
+        h[int(ends[-1]) :] = 0
+        call.scales[rows] = scale_of_rows(h, call.float8_dtype)
+        call.q[rows] = reference_cast(h, call.scales[rows], call.float8_dtype)
+        if call.keep:
+            call.scales_x[rows] = scale_of_rows(x, call.float8_dtype)
+            call.q_x[rows] = reference_cast(x, call.scales_x[rows], call.float8_dtype)
+
+
+def problems(row: Shape) -> Iterator[NamedInts]:
+    """Yield the activation that a GEMM down reads; with ``weights`` and ``keep``, if the row says so."""
+    options = {name: row[name] for name in ("weights", "keep") if row.get(name)}
+    return (NamedInts({**shape, **options}) for shape in gate_and_up.problems(row))
+
+
+SPEC = declare.kernel(
+    name="swiglu-rowwise",
+    arguments=(
+        gate_and_up.X,
+        declare.OFFSETS,
+        *gate_and_up.OPTIONS,
+        declare.flag("keep"),
+        declare.FLOAT8_DTYPE,
+    ),
+    outputs=(
+        declare.fp8("q", "M", "N"),
+        declare.float32("scales", "M", "1"),
+        declare.fp8("q_x", "M", "2 * N", requested_by="keep"),
+        declare.float32("scales_x", "M", "1", requested_by="keep"),
+    ),
+    check=gate_and_up.check_scales_and_bias,
+    inputs=gate_and_up.random_inputs,
+    launch=launch,
+    reference=reference,
+    problems=problems,
+    invalid=lambda config, shape, limits: gate_and_up.wrong_rows(config, shape, limits, MATRICES),
+    edges=(
+        *gate_and_up.EDGES,
+        edge("codes kept, NaN", "nan", routing="ragged", M=277, N=48, G=4, keep=1),
+        edge("interleaved, gpt-oss, bias", routing="empty", M=277, N=80, G=4, layout=1, activation=1, bias=1, keep=1),
+        edge("weights, interleaved", "infinite", routing="ragged", M=131, N=48, G=3, layout=1, weights=1),
+    ),
+    **gate_and_up.DECLARED,
+)
 
 
 def quantize_swiglu_rowwise(
@@ -137,156 +185,14 @@ def quantize_swiglu_rowwise(
     keep: bool = False,
     float8_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns ``(q, scales, q_x, scales_x)`` as the module and the package say.
+    """Quantize the activation and return ``(q, scales, q_x, scales_x)``.
 
-    ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout``: ``"halves"`` or ``"interleaved"``. ``keep``: whether x is
-    quantized too; else ``q_x`` and ``scales_x`` have no element.
+    ``activation`` is ``"swiglu"`` or ``"gpt-oss"``, ``layout`` is ``"halves"`` or ``"interleaved"``. Without ``keep``,
+    ``q_x`` and ``scales_x`` have no elements.
     """
-    return _operator(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
-
-
-def reference(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    x_scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    activation: str,
-    layout: str,
-    keep: bool,
-    float8_dtype: torch.dtype,
-) -> Tensors:
-    """The same in plain torch; reads ``offs`` on the host."""
-    q, scales, q_x, scales_x = outputs(x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype)
-    for rows in blocks_of_rows(*q.shape):
-        ends = ends_within(offs, rows)
-        values = values_of(x[rows], ends, None if x_scales is None else x_scales[rows], bias)
-        h = reference_gated(*split(values, layout), ACTIVATIONS.index(activation))
-        last = int(ends[-1])
-        if weights is not None:
-            h[:last] *= weights[rows][:last, None]
-        h[last:] = 0
-        scales[rows] = scale_of_rows(h, float8_dtype)
-        q[rows] = reference_cast(h, scales[rows], float8_dtype)
-        if keep:
-            scales_x[rows] = scale_of_rows(values, float8_dtype)
-            q_x[rows] = reference_cast(values, scales_x[rows], float8_dtype)
-    return q, scales, q_x, scales_x
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """All of :func:`reference`'s arguments.
-
-    A problem's shape may say more: ``activation`` and ``layout``, places in their lists, and 1 or 0 for ``bias``,
-    ``weights`` and ``keep``.
-    """
-    M, N, G = (problem.shape[dim] for dim in "MNG")
-    x, x_scales = random_gate_and_up(problem, M, N, device)
-    bias = random_matrix(replace(problem, in_dtype="bfloat16", seed=problem.seed + 3), G, 2 * N, device)
-    weights = random_matrix(replace(problem, in_dtype="float32", seed=problem.seed + 4), M, 1, device)
-    return (
-        x,
-        offsets(problem, device),
-        x_scales,
-        bias if problem.shape.get("bias") else None,
-        weights.view(M) if problem.shape.get("weights") else None,
-        *options_of(problem),
-        bool(problem.shape.get("keep")),
-        dtype_named(problem.fp8_dtype),
+    return _operator(  # type: ignore[no-any-return]
+        x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype
     )
 
 
-def outputs(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    x_scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    activation: str,
-    layout: str,
-    keep: bool,
-    float8_dtype: torch.dtype,
-) -> Tensors:
-    """Uninitialised ``q``, ``scales``, ``q_x`` and ``scales_x``."""
-    M, N = x.shape[0], x.shape[1] // 2
-    return (
-        x.new_empty(M, N, dtype=float8_dtype),
-        x.new_empty(M, 1, dtype=torch.float32),
-        x.new_empty((M, 2 * N) if keep else (0,), dtype=float8_dtype),
-        x.new_empty((M, 1) if keep else (0,), dtype=torch.float32),
-    )
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch."""
-    x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype = inputs
-    q, scales, q_x, scales_x = outputs
-    M, N = q.shape
-    kept = (q_x, scales_x) if keep else (None, None)
-    tensors = (x, offs, x_scales, bias, weights, q, scales, *kept)
-    constants = (
-        FP8_MAX[float8_dtype],
-        ACTIVATIONS.index(activation),
-        layout == "interleaved",
-        *whole_rows.tile_of(config, N),
-    )
-    if M * N:
-        rows = M if bias is None else padded_rows(M, offs.shape[0], ALIGNMENT)
-        programs = -(-rows // config["BLOCK_SIZE_M"])
-        options = whole_rows.options(config, N, MATRICES, q.device)
-        launch_kernel(swiglu_rowwise_kernel, programs, tensors, (M, N, offs.shape[0]), constants, options)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the activation that a GEMM down reads; with ``weights`` and ``keep``, if the row says so."""
-    options = {name: row[name] for name in ("weights", "keep") if row.get(name)}
-    return (NamedInts({**shape, **options}) for shape in gated_rows.problems(row))
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    return None if config == SPEC.default else gated_rows.wrong_rows(config, shape, limits, MATRICES)
-
-
-SPEC = KernelSpec(
-    name="swiglu-rowwise",
-    axes=gated_rows.AXES,
-    default=NamedInts(BLOCK_SIZE_M=16, TILE=4096, num_warps=8, num_stages=1),
-    key=gated_rows.KEY,
-    span=SPANS["swiglu-rowwise"],
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    interpreted=gated_rows.INTERPRETED,
-    invalid=invalid,
-    edges=declared(
-        *gated_rows.EDGES,
-        edge("codes kept, NaN", "nan", routing="ragged", M=277, N=48, G=4, keep=1),
-        edge("interleaved, gpt-oss, bias", routing="empty", M=277, N=80, G=4, layout=1, activation=1, bias=1, keep=1),
-        edge("weights, interleaved", "infinite", routing="ragged", M=131, N=48, G=3, layout=1, weights=1),
-    ),
-    routed=True,
-    layout_sizes={"N": 272},
-    in_dtypes=gated_rows.IN_DTYPES,
-    uses_fp8=True,
-)
-
-
-def _arguments(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    x_scales: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weights: torch.Tensor | None,
-    activation: str,
-    layout: str,
-    keep: bool,
-    float8_dtype: torch.dtype | None,
-) -> Inputs:
-    check_gate_and_up(x, offs, x_scales, bias, weights, activation, layout)
-    return x, offs, x_scales, bias, weights, activation, layout, keep, fp8_dtype_for(x.device, float8_dtype)
-
-
-_operator = register(SPEC, quantize_swiglu_rowwise, _arguments, key)
+_operator = SPEC.define()

@@ -13,21 +13,19 @@ In memory this is ``colwise`` of E groups of N rows, but that each expert is tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config
 from . import panels
-from .arithmetic import FP8_MAX, reference_cast, reference_scale
+from .arithmetic import reference_cast, reference_scale
 from .panels import quantize_columns
 from .tiles import Matrix, Options
 
-__all__ = ["edges", "launch_columns", "outputs", "reference"]
+__all__ = ["EDGES", "OUTPUTS", "launch_columns", "reference"]
 
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
@@ -57,35 +55,25 @@ def transpose_3d_kernel(
     )
 
 
-def launch_columns(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch; where panels are asked for, after one that zeroes what they count in."""
-    w, float8_dtype, power_of_two = inputs
-    E, K, N = w.shape
+def launch_columns(config: Config, call: Call) -> None:
+    """Launch the kernel; with panels, after zeroing what they count in."""
     named = {"BLOCK_SIZE": config["BLOCK_SIZE_K"], "BLOCK_SIZE_ITER": config["BLOCK_SIZE_N"], "LEAD": config["LEAD"]}
-    if programs := panels.programs(named, E * N, K, E, w.device):
-        tensors = (w, *outputs, panels.work_for(named, K, E, w))
-        constants = (FP8_MAX[float8_dtype], power_of_two)
-        launch_kernel(transpose_3d_kernel, programs, tensors, (E, N, K), constants, panels.options(config))
+    if programs := panels.programs(named, call.E * call.N, call.K, call.E, call.device):
+        work = panels.work_for(named, call.K, call.E, call.w)
+        call.run(transpose_3d_kernel, programs, panels.options(config), work=work)
 
 
-def reference(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """The contract in plain torch, an expert at a time: all of them in float32 would not fit beside large weights."""
-    q, scales = outputs(w, float8_dtype, power_of_two)
-    for rows, codes, scale in zip(w.mT, q, scales, strict=True):
-        amax = rows.abs().amax(0).float() if len(rows) else torch.zeros_like(scale[0])
-        scale.copy_(reference_scale(amax, float8_dtype, power_of_two))
-        codes.copy_(reference_cast(rows, scale, float8_dtype))
-    return q, scales
+def reference(call: Call) -> None:
+    """Quantize an expert at a time in plain torch: all in float32 would not fit beside large weights."""
+    for rows, q, scales in zip(call.w.mT, call.q, call.scales, strict=True):
+        amax = rows.abs().amax(0).float() if len(rows) else torch.zeros_like(scales[0])
+        scales.copy_(reference_scale(amax, call.float8_dtype, call.power_of_two))
+        q.copy_(reference_cast(rows, scales, call.float8_dtype))
 
 
-def outputs(w: torch.Tensor, float8_dtype: torch.dtype, power_of_two: bool) -> Tensors:
-    """Uninitialised ``q`` and ``scales``."""
-    E, K, N = w.shape
-    q = torch.empty_strided((E, N, K), (N * K, 1, N), dtype=float8_dtype, device=w.device)
-    return q, torch.empty(E, 1, K, dtype=torch.float32, device=w.device)
+OUTPUTS = (declare.fp8("q", "E", "N", "K", transposed=True), declare.float32("scales", "E", "1", "K"))
 
-
-edges = declared(
+EDGES = (
     edge("a block and 16 more, NaN", "nan", E=2, N=272, K=80),
     edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
     edge("zeros", "zeros", E=1, N=16, K=48),
@@ -93,4 +81,4 @@ edges = declared(
     edge("one column, tiny values", "tiny", E=2, N=272, K=1),
     edge("a block and one more past an aligned address", offset=1, E=2, N=129, K=65),
 )
-"""Of kernels whose tiles do not depend on N."""
+"""Edges of kernels whose tiles do not depend on N."""

@@ -6,39 +6,31 @@ atomics (:mod:`.panels`), so that even one small expert fills a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from ..runtime.ops import register
-from ..spec import SCALE_MODES, DeviceLimits, KernelSpec, NamedInts
+from ..runtime import declare
+from ..runtime.declare import Config, Shape
+from ..spec import DeviceLimits
 from . import panels, weights
-from .transpose_3d import edges, launch_columns, outputs, reference
+from .transpose_3d import EDGES, OUTPUTS, launch_columns, reference
 
 __all__ = ["SPEC", "quantize_transpose_3d_atomic"]
 
 
-def quantize_transpose_3d_atomic(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize and transpose each expert's ``w``; returns ``(q, scales)`` of :mod:`.transpose_3d`.
-
-    Scratch: about ``4*E*K`` bytes.
-    """
-    return _operator(w, float8_dtype, power_of_two)
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay, or None."""
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None."""
     if config["BLOCK_SIZE_N"] >= 2 * shape["N"]:
         return f"{config['BLOCK_SIZE_N']} rows a tile for {shape['N']}: half of the threads idle"
-    return panels.invalid(
-        {**config, "BLOCK_SIZE": config["BLOCK_SIZE_K"], "BLOCK_SIZE_ITER": config["BLOCK_SIZE_N"]}, shape["K"], limits
-    )
+    named = {**config, "BLOCK_SIZE": config["BLOCK_SIZE_K"], "BLOCK_SIZE_ITER": config["BLOCK_SIZE_N"]}
+    return panels.invalid(named, shape["K"], limits)
 
 
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="transpose-3d-atomic",
+    arguments=weights.ARGUMENTS,
+    outputs=OUTPUTS,
+    launch=launch_columns,
+    reference=reference,
     axes={
         "BLOCK_SIZE_N": (64, 128, 256),
         "BLOCK_SIZE_K": (64, 128, 256),
@@ -47,18 +39,20 @@ SPEC = KernelSpec(
         "num_stages": (1,),
         "maxnreg": panels.AXES["maxnreg"],
     },
-    default=NamedInts(BLOCK_SIZE_N=128, BLOCK_SIZE_K=64, LEAD=512, num_warps=2, num_stages=1, maxnreg=0),
+    default={"BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "LEAD": 512, "num_warps": 2, "num_stages": 1, "maxnreg": 0},
     key=weights.KEY,
-    problems=weights.problems,
-    inputs=weights.inputs,
-    outputs=outputs,
-    launch=launch_columns,
-    reference=reference,
+    problems=weights.PROBLEMS,
     interpreted={"E": 2, "N": 523, "K": 101},  # no block divides either; an expert has several pieces
     invalid=invalid,
-    edges=edges,
-    uses_fp8=True,
-    scale_modes=SCALE_MODES,
+    edges=EDGES,
 )
 
-_operator = register(SPEC, quantize_transpose_3d_atomic, weights.arguments, weights.key)
+
+def quantize_transpose_3d_atomic(
+    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize and transpose each expert of ``w`` and return ``(q, scales)``. Scratch: about ``4*E*K`` bytes."""
+    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
+
+
+_operator = SPEC.define()

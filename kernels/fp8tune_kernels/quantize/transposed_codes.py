@@ -21,7 +21,6 @@ first pair from another register.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -29,30 +28,20 @@ import triton
 import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..edges import declared, edge
-from ..groups import padded_rows, taken_rows
-from ..inputs import dtype_named, offsets
-from ..runtime.checks import FP8_DTYPES, check_offsets
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import edge
+from ..groups import taken_rows
+from ..inputs import dtype_named
+from ..runtime import declare
+from ..runtime.checks import FP8_DTYPES
+from ..runtime.declare import Call, Config
+from ..spec import DeviceLimits, Problem
 from . import colwise
 from .arithmetic import FP8_MAX, quantize, reference_cast
-from .factors import check_scales, random_powers
+from .factors import random_powers
 from .limits import idle_columns, wrong_tile
 from .tiles import stride_of_columns
 
-__all__ = [
-    "ALIGNMENT",
-    "AXES",
-    "SPEC",
-    "Tile",
-    "invalid",
-    "random_codes",
-    "rows_at",
-    "transpose_codes",
-    "transpose_tile",
-]
+__all__ = ["ALIGNMENT", "AXES", "SPEC", "Tile", "random_codes", "rows_at", "transpose_codes", "transpose_tile"]
 
 MULTIPLE = 16
 """Of K, and of the bytes where codes begin: rows are then read 16 bytes at a time."""
@@ -178,30 +167,31 @@ def rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.ten
     return group, row, end - row
 
 
-def transpose_codes(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns ``q_transposed`` as the module says.
-
-    Raises ValueError, before any launch, for what is no row-major FP8, and for other offs or shifts.
-    """
-    return _operator(q, offs, shifts)
+def launch(config: Config, call: Call) -> None:
+    """Launch a program per tile."""
+    programs = len(call.q_transposed) // config["BLOCK_SIZE_M"] * -(-call.K // config["BLOCK_SIZE_K"])
+    call.run(transposed_codes_kernel, programs, config, transposed=call.q_transposed, FP8_MAX=FP8_MAX[call.q.dtype])
 
 
-def reference(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
-    """The same in plain torch; reads ``offs`` on the host. Zeros where a launch writes nothing."""
-    (transposed,) = outputs(q, offs, shifts)
-    transposed.view(torch.uint8).zero_()
+def reference(call: Call) -> None:
+    """Copy a group at a time in plain torch; reads ``offs`` on the host."""
+    transposed = call.q_transposed.view(torch.uint8).zero_()
     start, place = 0, 0
-    for end in offs.tolist():
-        codes = q[start:end]
-        if shifts is not None:
-            codes = reference_cast(codes, shifts.reshape(-1, 1)[start:end], q.dtype)
-        transposed.view(torch.uint8)[place : place + end - start] = codes.view(torch.uint8)
+    for end in call.offs.tolist():
+        q = call.q[start:end]
+        if call.shifts is not None:
+            q = reference_cast(q, call.shifts.reshape(-1, 1)[start:end], q.dtype)
+        transposed[place : place + end - start] = q.view(torch.uint8)
         start, place = end, place + taken_rows(end - start, ALIGNMENT)
-    return (transposed,)
+
+
+def unwritten(call: Call) -> None:
+    """Write zeros past the last group's multiple of 128."""
+    colwise.clear_past_the_groups(call.replace(q=call.q_transposed, alignment=ALIGNMENT))
 
 
 def random_codes(problem: Problem, rows: int, columns: int, device: str) -> torch.Tensor:
-    """Every finite code of the problem's input dtype, zero the likeliest."""
+    """Return every finite code of the problem's input dtype, zero the likeliest."""
     dtype = dtype_named(problem.in_dtype)
     if torch.device(device).type == "meta":
         return torch.empty(rows, columns, dtype=dtype, device=device)
@@ -211,59 +201,53 @@ def random_codes(problem: Problem, rows: int, columns: int, device: str) -> torc
     return codes.view(dtype)
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(q, offs, shifts)`` of a problem."""
-    M, K = problem.shape["M"], problem.shape["K"]
-    return random_codes(problem, M, K, device), offsets(problem, device), random_powers(problem, (M,), device, -12, 0)
-
-
-def outputs(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
-    """Uninitialised ``q_transposed``."""
-    P = padded_rows(q.shape[0], offs.shape[0], ALIGNMENT)
-    return (torch.empty_strided((P, q.shape[1]), (1, P), dtype=q.dtype, device=q.device),)
-
-
-def unwritten(inputs: Inputs, outputs: Tensors) -> None:
-    """Write zeros past the last group's multiple of 128."""
-    colwise.clear_past_the_groups(outputs[0], inputs[1], ALIGNMENT)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program a tile."""
-    (q, offs, shifts), (transposed,) = inputs, outputs
-    (M, K), blocks = q.shape, transposed.shape[0] // config["BLOCK_SIZE_M"]
-    if programs := blocks * -(-K // config["BLOCK_SIZE_K"]):
-        tensors, constants = (q, offs, shifts, transposed), (FP8_MAX[q.dtype],)
-        launch_kernel(transposed_codes_kernel, programs, tensors, (M, K, offs.shape[0]), constants, config)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The activations A, ``(M, K)``, and the output's gradient, ``(M, N)``; ``G = E``."""
-    yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
-    yield NamedInts(M=row["M"], K=row["N"], G=row["E"])
-
-
-def invalid(config: Mapping[str, int], columns: int, limits: DeviceLimits) -> str | None:
-    """The hardware reason why a config cannot pay on so many columns, or None."""
+def invalid(config: Config, columns: int, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay on so many columns, or None."""
     tile = config["BLOCK_SIZE_M"] * config["BLOCK_SIZE_K"]
     return wrong_tile(config, tile, limits) or idle_columns(config["BLOCK_SIZE_K"], columns)
 
 
-SPEC = KernelSpec(
+def check_codes(q: torch.Tensor) -> None:
+    """Raise ValueError unless ``q`` is row-major FP8 of whole words at aligned addresses."""
+    if q.dim() != 2 or q.dtype not in FP8_DTYPES or not q.is_contiguous():
+        layout = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
+        raise ValueError(f"q is {layout}, wanted row-major FP8 codes (M, K)")
+    # no GEMM reads other codes, and words of them came out wrong where they were read one by one: see above
+    if q.shape[1] % MULTIPLE:
+        raise ValueError(f"q has K={q.shape[1]}, wanted a multiple of {MULTIPLE}")
+    if q.is_cuda and not isinstance(q, FakeTensor) and q.data_ptr() % MULTIPLE:
+        raise ValueError(f"q begins {q.data_ptr() % MULTIPLE} bytes past a multiple of {MULTIPLE}: copy it")
+
+
+SPEC = declare.kernel(
     name="transposed-codes",
-    axes=AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, num_warps=4, num_stages=1),
-    key=colwise.SPEC.key,
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
+    arguments=(
+        declare.Argument(
+            "q",
+            dims=("M", "K"),
+            check=check_codes,
+            random=lambda problem, device: random_codes(problem, problem.shape["M"], problem.shape["K"], device),
+        ),
+        declare.OFFSETS,
+        declare.tensor(
+            "shifts",
+            "M",
+            optional=True,
+            random=lambda problem, device: random_powers(problem, (problem.shape["M"],), device, -12, 0),
+        ),
+    ),
+    outputs=(declare.Output("q_transposed", ("padded_rows(M, G, 128)", "K"), "q.dtype", transposed=True),),
     launch=launch,
     reference=reference,
     unwritten=unwritten,
+    axes=AXES,
+    default={"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 1},
+    key=colwise.KEY,
+    problems=colwise.PROBLEMS,
     interpreted={"M": 157, "K": 112, "G": 3},  # no block divides either; several groups stay several
     invalid=lambda config, shape, limits: invalid(config, shape["K"], limits),
     bytes_moved=lambda shape: 2 * shape["M"] * shape["K"],  # rows between groups are this layout's, no group needs them
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block and one more", routing="balanced", M=513, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, K=48, G=4),
@@ -272,33 +256,13 @@ SPEC = KernelSpec(
         edge("the fewest columns, tiny values", "tiny", routing="ragged", M=67, K=16, G=2),
         edge("a block of columns and a few more", routing="ragged", M=131, K=144, G=2),
     ),
-    routed=True,
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
 
-def check_codes(q: torch.Tensor) -> None:
-    """Raise ValueError unless ``q`` is a row-major matrix of FP8."""
-    if q.dim() != 2 or q.dtype not in FP8_DTYPES or not q.is_contiguous():
-        given = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
-        raise ValueError(f"q is {given}, wanted row-major FP8 codes (M, K)")
+def transpose_codes(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``q_transposed``; raises ValueError for what is no row-major FP8, and for other offs or shifts."""
+    return _operator(q, offs, shifts)  # type: ignore[no-any-return]
 
 
-def arguments(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
-    check_codes(q)
-    # no GEMM reads other codes, and words of them came out wrong where they were read one by one: see above
-    if q.shape[1] % MULTIPLE:
-        raise ValueError(f"q has K={q.shape[1]}, wanted a multiple of {MULTIPLE}")
-    if q.is_cuda and not isinstance(q, FakeTensor) and q.data_ptr() % MULTIPLE:
-        raise ValueError(f"q begins {q.data_ptr() % MULTIPLE} bytes past a multiple of {MULTIPLE}: copy it")
-    check_offsets(offs, q.device, "q")
-    if shifts is not None:
-        check_scales("shifts", shifts, q.shape[0], q.device)
-    return q, offs, shifts
-
-
-def key(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None) -> tuple[int, ...]:
-    return bucket(q.shape[0]), q.shape[1], offs.shape[0]
-
-
-_operator = register(SPEC, transpose_codes, arguments, key)
+_operator = SPEC.define("transpose_codes")

@@ -12,21 +12,19 @@ scales of q stay those of its columns: they are folded into the other operand (:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
+from ..edges import edge
+from ..runtime import declare
 from ..runtime.checks import FP8_DTYPES
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import KernelSpec, NamedInts, Problem
+from ..runtime.declare import Call, Config
+from ..spec import Problem
 from . import transposed_codes, weights
 from .transposed_codes import Tile, random_codes, transpose_tile
 
-__all__ = ["SPEC", "transpose_codes_3d"]
+__all__ = ["SPEC", "check_codes", "transpose_codes_3d"]
 
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
@@ -62,43 +60,38 @@ def transposed_codes_3d_kernel(
     )
 
 
-def transpose_codes_3d(q: torch.Tensor) -> torch.Tensor:
-    """Returns ``q_transposed`` as the module says.
-
-    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
-    """
-    return _operator(q)
+def launch(config: Config, call: Call) -> None:
+    """Launch a program per tile."""
+    programs = call.E * -(-call.N // config["BLOCK_SIZE_M"]) * -(-call.K // config["BLOCK_SIZE_K"])
+    call.run(transposed_codes_3d_kernel, programs, config, transposed=call.q_transposed)
 
 
-def reference(q: torch.Tensor) -> Tensors:
-    """The same in plain torch."""
-    (transposed,) = outputs(q)
-    transposed.view(torch.uint8).copy_(q.mT.view(torch.uint8))
-    return (transposed,)
+def reference(call: Call) -> None:
+    """Copy in plain torch."""
+    call.q_transposed.view(torch.uint8).copy_(call.q.mT.view(torch.uint8))
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(q,)`` of a problem: the ``(E, K, N)`` view."""
-    E, N, K = (problem.shape[dim] for dim in "ENK")
-    return (random_codes(problem, E * N, K, device).view(E, N, K).transpose(1, 2),)
+def random(problem: Problem, device: str) -> torch.Tensor:
+    """Return random codes, the ``(E, K, N)`` view."""
+    E, N, K = (problem.shape[size] for size in "ENK")
+    return random_codes(problem, E * N, K, device).view(E, N, K).transpose(1, 2)
 
 
-def outputs(q: torch.Tensor) -> Tensors:
-    """Uninitialised ``q_transposed``."""
-    E, K, N = q.shape
-    return (torch.empty_strided((E, N, K), (N * K, 1, N), dtype=q.dtype, device=q.device),)
+def check_codes(q: torch.Tensor) -> None:
+    """Raise ValueError unless ``q`` are the FP8 weights of all experts, with whole words of rows."""
+    if q.dim() != 3 or q.dtype not in FP8_DTYPES or not q.mT.is_contiguous():
+        layout = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
+        raise ValueError(f"q is {layout}, wanted FP8 codes (E, K, N) that lie as (E, N, K)")
+    if q.shape[2] % 16:
+        raise ValueError(f"q has N={q.shape[2]}, wanted a multiple of 16")
 
 
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch: a program a tile."""
-    (q,) = inputs
-    E, K, N = q.shape
-    if programs := E * -(-N // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"]):
-        launch_kernel(transposed_codes_3d_kernel, programs, (q, *outputs), (E, N, K), (), config)
-
-
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="transposed-codes-3d",
+    arguments=(declare.Argument("q", dims=("E", "K", "N"), check=check_codes, random=random),),
+    outputs=(declare.Output("q_transposed", ("E", "N", "K"), "q.dtype", transposed=True),),
+    launch=launch,
+    reference=reference,
     axes={
         "BLOCK_SIZE_M": (32, 64, 128),
         "BLOCK_SIZE_K": (64, 128, 256),
@@ -106,16 +99,12 @@ SPEC = KernelSpec(
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1,),
     },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=256, PACK=4, num_warps=8, num_stages=1),
+    default={"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 256, "PACK": 4, "num_warps": 8, "num_stages": 1},
     key=weights.KEY,
-    problems=lambda row: (shape for shape in weights.problems(row) if shape["N"] % 16 == 0),
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
+    problems=weights.problems_of_16_rows,
     interpreted={"E": 2, "N": 144, "K": 101},  # no block divides either; an expert has several tiles
     invalid=lambda config, shape, limits: transposed_codes.invalid(config, shape["K"], limits),
-    edges=declared(
+    edges=(
         edge("a block and 16 more, NaN", "nan", E=2, N=272, K=80),
         edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
         edge("zeros", "zeros", E=1, N=16, K=48),
@@ -127,19 +116,9 @@ SPEC = KernelSpec(
 )
 
 
-def arguments(q: torch.Tensor) -> Inputs:
-    if q.dim() != 3 or q.dtype not in FP8_DTYPES or not q.mT.is_contiguous():
-        given = f"{q.dtype} of shape {tuple(q.shape)} and strides {q.stride()}"
-        raise ValueError(f"q is {given}, wanted FP8 codes (E, K, N) that lie as (E, N, K)")
-    if q.shape[2] % 16:
-        raise ValueError(f"q has N={q.shape[2]}, wanted a multiple of 16")
-    return (q,)
+def transpose_codes_3d(q: torch.Tensor) -> torch.Tensor:
+    """Return ``q_transposed``; raises ValueError for other dtypes, ranks and strides, and for odd numbers of rows."""
+    return _operator(q)  # type: ignore[no-any-return]
 
 
-def key(q: torch.Tensor) -> tuple[int, ...]:
-    """The values of ``weights.KEY``."""
-    E, K, N = q.shape
-    return E, K, N
-
-
-_operator = register(SPEC, transpose_codes_3d, arguments, key)
+_operator = SPEC.define("transpose_codes_3d")
