@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import interpreter
 from ..arches import ARCHES
 from ..inputs import dtype_named
-from ..runtime.checks import FP8_DTYPES, check_offsets
+from ..runtime.checks import FP8_DTYPES
 from ..runtime.lookup import running_arch
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, Problem
 
@@ -419,27 +419,19 @@ def random_scales(problem: Problem, shapes: Sequence[int | tuple[int, ...]], dev
     return found
 
 
-def check_operands(
+def check_products(
     a: torch.Tensor,
     b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    count_a: int,
+    count_b: int,
+    **sizes: int,
 ) -> None:
-    """Raise ValueError unless ``grouped-rows`` can multiply these."""
-    if a.dim() != 2 or not a.is_contiguous():
-        raise ValueError(f"a has shape {tuple(a.shape)} and strides {a.stride()}, wanted row-major (M, K)")
-    if b.dim() != 3 or not b.is_contiguous():
-        raise ValueError(f"b has shape {tuple(b.shape)} and strides {b.stride()}, wanted row-major (E, N, K)")
-    check_offsets(offs, a.device, "a")
-    G, N, K = b.shape
-    if a.shape[1] != K:
-        raise ValueError(f"a has shape {tuple(a.shape)}, wanted (M, {K}): K of b, which is {tuple(b.shape)}")
-    if offs.shape[0] != G:
-        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {G}: one for each expert of b")
+    """Raise ValueError unless a grouped GEMM can multiply operands of these shapes, with so many scales."""
     check_dtypes(a, b)
-    check_multiples("b", N=N, K=K)
-    check_scales(a, scale_a, scale_b, a.shape[0], G * N)
+    check_multiples("b", **sizes)
+    check_scales(a, scale_a, scale_b, count_a, count_b)
     check_addresses(a=a, b=b)
 
 
@@ -502,3 +494,14 @@ def check_addresses(**tensors: torch.Tensor) -> None:
             continue
         if tensor.is_cuda and tensor.data_ptr() % ADDRESS_BYTES:
             raise ValueError(f"{name} begins {tensor.data_ptr() % ADDRESS_BYTES} bytes past a multiple of 16: copy it")
+
+
+DECLARED: dict[str, Any] = {
+    "axes": AXES,
+    "configs": CONFIGS,
+    "default": DEFAULT,
+    "key": ("M_bucket", "N", "K", "G", DTYPE_FLAG),
+    "rule": "exact-inputs",
+    "flops": lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
+}
+"""Fields that the grouped GEMMs share."""

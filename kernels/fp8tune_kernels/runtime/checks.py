@@ -75,6 +75,29 @@ def check_alignment(alignment: int) -> None:
         raise ValueError(f"alignment is {alignment}, wanted 1 or a power of two from 16 on")
 
 
+def check_shape(name: str, operand: torch.Tensor, dims: int) -> None:
+    """Raise ValueError unless an operand of a grouped GEMM is row-major and has so many dims."""
+    if operand.dim() != dims or not operand.is_contiguous():
+        wanted = "(M, K)" if dims == 2 else "(E, N, K)"
+        layout = f"{tuple(operand.shape)} and strides {operand.stride()}"
+        raise ValueError(f"{name} has shape {layout}, wanted row-major {wanted}")
+
+
+def check_columns(name: str, operand: torch.Tensor) -> None:
+    """Raise ValueError unless an operand can be summed over its rows: column-major codes, or row-major bfloat16."""
+    is_fp8 = operand.dtype != torch.bfloat16
+    if operand.dim() != 2 or not (operand.t() if is_fp8 else operand).is_contiguous():
+        wanted = "column-major codes" if is_fp8 else "row-major bfloat16"
+        raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {wanted}")
+
+
+def check_rows(name: str, rows: torch.Tensor, device: torch.device, dims: int = 1) -> None:
+    """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens."""
+    if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != device or rows.dim() != dims:
+        layout = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
+        raise ValueError(f"{name} must be contiguous int32 of {dims} dims on {device}, got {layout}")
+
+
 def check_ends(offs: torch.Tensor, rows: int) -> None:
     """Raise ValueError unless ``offs`` cuts so many rows into groups. For tensors on a CPU alone."""
     start = 0

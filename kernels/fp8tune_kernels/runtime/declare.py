@@ -28,7 +28,7 @@ from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, KernelSpec, Nam
 from . import checks
 from .launching import launch_kernel
 from .lookup import config_for
-from .ops import Tensors, define
+from .ops import Tensors, define, is_traced
 
 Config = Mapping[str, int]
 Shape = Mapping[str, int]
@@ -227,6 +227,8 @@ class Kernel(KernelSpec):
 
     def __call__(self, *inputs: Any, outputs: Tensors | None = None) -> Tensors:
         """Return the outputs on the current device, on inputs that were checked, without a dispatcher."""
+        if is_traced(inputs[0]):
+            return self.outputs(*inputs) if outputs is None else outputs
         if inputs[0].is_cpu and not interpreter.INTERPRETED:
             right = self.reference(*inputs)
             return right if outputs is None else tuple(map(torch.Tensor.copy_, outputs, right))
@@ -250,6 +252,7 @@ def kernel(
     edges: Sequence[Declaration],
     inputs: Callable[[Problem, str], Mapping[str, Any]] = lambda problem, device: {},
     check: Callable[..., None] | None = None,
+    rule: str = "exact",
     sizes: Mapping[str, Callable[..., int]] | None = None,
     unwritten: Callable[[Call], None] | None = None,
     constrain: Callable[[Call], None] | None = None,
@@ -260,7 +263,7 @@ def kernel(
     ``launch`` launches exactly one config and writes every output; ``reference`` writes them in plain torch.
     ``problems``: maps the kernel's sizes to the dims of a layer's row; a mapping per problem, or a function.
     ``inputs``: random arguments by name that depend on each other. ``check``: a function of arguments, sizes and
-    ``device`` by name that raises ValueError. ``sizes``: further sizes, likewise. ``unwritten`` and ``constrain``: as
+    ``device`` by name that raises ValueError. ``rule``: the ``check`` of :class:`KernelSpec`. ``sizes``: further sizes, likewise. ``unwritten`` and ``constrain``: as
     in :class:`KernelSpec`, of a call. ``fields``: the other fields of :class:`KernelSpec`.
     """
     names = [argument.name for argument in arguments]
@@ -299,6 +302,7 @@ def kernel(
     results = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
     derived = {
         "span": SPANS.get(name),
+        "check": rule,
         "routed": OFFSETS in arguments,
         "uses_fp8": "float8_dtype" in names,
         "scale_modes": SCALE_MODES if POWER_OF_TWO in arguments else (),
