@@ -22,11 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from ..catalog import RECIPES
 from ..runtime.checks import IN_DTYPES, fp8_dtype_for
-from ..runtime.ops import OPERATORS
 from .grouped_tiles import are_multiples
-from .quantized_weights import outputs_for
+from .quantized_weights import check_recipe, outputs_for, requantize_into
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
 

@@ -309,8 +309,8 @@ def check(
 SPEC = declare.kernel(
     name="grouped-contraction",
     arguments=(
-        declare.Argument("a", dims=("P", "N"), check='check_columns("a", a)'),
-        declare.Argument("b", dims=("P", "K"), check='check_columns("b", b)'),
+        declare.Argument("a", dims=("P", "N"), check='check_columns("a", a, a.dtype)'),
+        declare.Argument("b", dims=("P", "K"), check='check_columns("b", b, a.dtype)'),
         declare.OFFSETS,
         declare.Argument("scale_a", "Tensor?"),
         declare.Argument("scale_b", "Tensor?"),

@@ -31,7 +31,7 @@ from ..quantize import (
 from ..quantize.row_shifts import shifts_and_scales
 from ..runtime.launching import launch_kernel
 from ..runtime.lookup import running_arch
-from ..runtime.ops import is_traced, run
+from ..runtime.ops import is_traced
 from . import grouped_contraction, grouped_rows
 from .grouped_contraction import ALIGNMENT
 
@@ -55,13 +55,13 @@ interpreter.install()
 
 def quantize_rows(x: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return FP8 values of a matrix with a scale per row."""
-    q, scales = run(rowwise_2d.SPEC, (x, float8_dtype, True))
+    q, scales = rowwise_2d.SPEC(x, float8_dtype, True)
     return q, scales
 
 
 def quantize_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return FP8 values of rows with a scale per column of each group, as :func:`contract` takes them."""
-    q, scales = run(colwise.SPEC, (x, offs, float8_dtype, True, ALIGNMENT))
+    q, scales = colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
     return q, scales
 
 
@@ -69,19 +69,19 @@ def quantize_both_columns(a: Tensor, b: Tensor, offs: Tensor, float8_dtype: torc
     """Return :func:`quantize_columns` of two matrices, of one dtype by one launch."""
     if a.dtype != b.dtype:  # float32 is quantized from float32
         return quantize_columns(a, offs, float8_dtype), quantize_columns(b, offs, float8_dtype)
-    q_a, scales_a, q_b, scales_b = run(colwise_dual.SPEC, (a, b, offs, float8_dtype, True, ALIGNMENT))
+    q_a, scales_a, q_b, scales_b = colwise_dual.SPEC(a, b, offs, float8_dtype, True, ALIGNMENT)
     return (q_a, scales_a), (q_b, scales_b)
 
 
 def quantize_rows_and_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
     """Return :func:`quantize_rows` and :func:`quantize_columns`, by one read."""
-    q, scales, of_columns, column_scales = run(rowwise_colwise.SPEC, (x, offs, float8_dtype, True, ALIGNMENT))
+    q, scales, of_columns, column_scales = rowwise_colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
     return (q, scales), (of_columns, column_scales)
 
 
 def quantize_folded(grad: Tensor, offs: Tensor, scales_b: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return :func:`quantize_rows` of a gradient that is multiplied by the scales of weights (E, 1, N) first."""
-    q, scales = run(rowwise_factored.SPEC, (grad, offs, scales_b, float8_dtype, True))
+    q, scales = rowwise_factored.SPEC(grad, offs, scales_b, float8_dtype, True)
     return q, scales
 
 
@@ -91,30 +91,30 @@ def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
     Weights lie row-major, or are ``.mT`` of row-major weights; the values lie as :func:`multiply` takes them.
     """
     if w.is_contiguous():
-        q, scales = run(colwise_3d.SPEC, (w.mT, float8_dtype, True))
+        q, scales = colwise_3d.SPEC(w.mT, float8_dtype, True)
     else:
         # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64
         # small ones
-        q, scales = run(transpose_3d_atomic.SPEC, (w, float8_dtype, True))
+        q, scales = transpose_3d_atomic.SPEC(w, float8_dtype, True)
     return q, scales
 
 
 def quantize_both_ways(w: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
     """Return :func:`quantize_stored` of weights and of ``w.mT``, by one read."""
     view = w.mT if w.is_contiguous() else w
-    q, scales, transposed, scales_transposed = run(colwise_transpose_3d.SPEC, (view, float8_dtype, True))
+    q, scales, transposed, scales_transposed = colwise_transpose_3d.SPEC(view, float8_dtype, True)
     both = (q, scales), (transposed, scales_transposed)
     return both if w.is_contiguous() else both[::-1]
 
 
 def transpose_stored(q: Tensor) -> Tensor:
     """Return the FP8 values of :func:`quantize_stored`, transposed in memory; their scales stay those of rows."""
-    return run(transposed_codes_3d.SPEC, (q,))[0]
+    return transposed_codes_3d.SPEC(q,)[0]
 
 
 def transpose_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
     """Return FP8 values of rows, each shifted, as :func:`contract` takes them."""
-    return run(transposed_codes.SPEC, (q, offs, shifts))[0]
+    return transposed_codes.SPEC(q, offs, shifts)[0]
 
 
 def shifts_of(
@@ -133,7 +133,7 @@ def shifts_of(
 def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
     """Return the product of rows with a scale per row and weights (E, X, Y), strides (X*Y, 1, X), scales (E, 1, Y)."""
     (a, scales_a), (b, scales_b) = rows, weights
-    return run(grouped_rows.SPEC, (a, b.mT, offs, scales_a, scales_b))[0]
+    return grouped_rows.SPEC(a, b.mT, offs, scales_a, scales_b)[0]
 
 
 def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Tensor | None = None) -> Tensor:
@@ -146,7 +146,7 @@ def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Ten
         zeros = torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         return zeros if out is None else out
     inputs = a, b, offs, scales_a, scales_b, ALIGNMENT, out
-    return run(grouped_contraction.SPEC, inputs, None if out is None else (out,))[0]
+    return grouped_contraction.SPEC(*inputs, outputs=None if out is None else (out,))[0]
 
 
 def multiply_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch.autograd.graph import increment_version
 from ..catalog import RECIPES
 from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
 from ..runtime.checks import check_weights, fp8_dtype_for
-from ..runtime.ops import define, run
+from ..runtime.ops import define
 from .grouped_tiles import check_multiples
 
 __all__ = ["Fingerprint", "QuantizedWeights", "as_stored", "check_recipe", "outputs_for", "quantize_weights", "snapshot"]
@@ -296,13 +296,13 @@ def requantize_into(recipe: str, w: Tensor, codes: tuple[Tensor, ...]) -> None:
 
 def _run(w: Tensor, *outputs: Tensor) -> None:
     check_weights("w", w)
-    run(colwise_transpose_3d.SPEC, (w, outputs[0].dtype, True), outputs)
+    colwise_transpose_3d.SPEC(w, outputs[0].dtype, True, outputs=outputs)
 
 
 def _run_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
     check_weights("w", w)
-    run(colwise_3d.SPEC, (w, q.dtype, True), (q, scales))
-    run(transposed_codes_3d.SPEC, (q,), (transposed,))
+    colwise_3d.SPEC(w, q.dtype, True, outputs=(q, scales,))
+    transposed_codes_3d.SPEC(q, outputs=(transposed,))
 
 
 _requantize: Callable[..., None] = define(

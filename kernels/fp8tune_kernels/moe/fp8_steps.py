@@ -16,7 +16,7 @@ from ..gemm import passes
 from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_rows, transpose_stored
 from ..quantize import swiglu_rowwise
 from ..runtime.checks import fp8_dtype_for
-from ..runtime.ops import on_its_device, run, step
+from ..runtime.ops import on_its_device, step
 from ..runtime.replay import replayed
 from . import cast_transpose_3d, expert_sort, gather_sum, gathered_rows, gathered_transpose, shifted_transpose_3d
 
@@ -60,7 +60,7 @@ def quantized_both_ways(w: Tensor, one_scale: bool, dtype: torch.dtype) -> tuple
     Row-major weights are read once.
     """
     if w.is_contiguous():
-        return run(cast_transpose_3d.SPEC, (w, one_scale, dtype))
+        return cast_transpose_3d.SPEC(w, one_scale, dtype)
     q, scales = quantize_stored(w, dtype)
     if one_scale:
         return q, scales, *transposed_to_one_scale(q, scales)
@@ -69,7 +69,7 @@ def quantized_both_ways(w: Tensor, one_scale: bool, dtype: torch.dtype) -> tuple
 
 def transposed_to_one_scale(q: Tensor, scales: Tensor) -> Quantized:
     """Return FP8 values of ``quantize_stored``, transposed in memory, with one scale per expert."""
-    result, of_columns = run(shifted_transpose_3d.SPEC, (q, scales))
+    result, of_columns = shifted_transpose_3d.SPEC(q, scales)
     return result, of_columns
 
 
@@ -80,7 +80,7 @@ def sum_of_rows(rows: Tensor, row_of: Tensor, bias: Maybe = None, ids: Maybe = N
     inputs: tuple[Any, ...] = rows, row_of, None, None, None
     if bias is not None and weights is not None:
         inputs = rows, row_of, bias.to(torch.bfloat16).contiguous(), ids, weights.float()
-    return run(gather_sum.SPEC, inputs)[0]
+    return gather_sum.SPEC(*inputs)[0]
 
 
 def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> Order:
@@ -91,12 +91,12 @@ def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> Order:
     if ids.dim() == 1:
         rows = torch.arange(weights.shape[0], dtype=torch.int32, device=ids.device)
         return Order(ids.clone(), rows, rows.clone(), weights.to(torch.float32, copy=True))  # no output is an argument
-    return Order(*run(expert_sort.SPEC, (ids, weights, experts)))
+    return Order(*expert_sort.SPEC(ids, weights, experts))
 
 
 def _multiplied(rows: Quantized, q: Tensor, scales: Tensor, order: Order) -> Tensor:
     """Return the product of gathered rows of tokens and weights."""
-    return run(gathered_rows.SPEC, (rows[0], q.mT, order.offs, order.token_of_row, rows[1], scales))[0]
+    return gathered_rows.SPEC(rows[0], q.mT, order.offs, order.token_of_row, rows[1], scales)[0]
 
 
 def _activated(
@@ -105,12 +105,12 @@ def _activated(
     """Return FP8 values and scales of the activation, and of gate and up."""
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
     inputs = y, order.offs, scales_y, bias, order.row_weights, *gate, keeps_y, dtype
-    return run(swiglu_rowwise.SPEC, inputs)
+    return swiglu_rowwise.SPEC(*inputs)
 
 
 def _columns_of_tokens(q: Tensor, order: Order, shifts: Maybe) -> Tensor:
     """Return FP8 values of gathered rows as a product over rows takes them."""
-    return run(gathered_transpose.SPEC, (q, order.offs, order.token_of_row, shifts))[0]
+    return gathered_transpose.SPEC(q, order.offs, order.token_of_row, shifts)[0]
 
 
 # Steps

@@ -83,8 +83,10 @@ def check_shape(name: str, operand: torch.Tensor, dims: int) -> None:
         raise ValueError(f"{name} has shape {layout}, wanted row-major {wanted}")
 
 
-def check_columns(name: str, operand: torch.Tensor) -> None:
+def check_columns(name: str, operand: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise ValueError unless an operand can be summed over its rows: column-major codes, or row-major bfloat16."""
+    if operand.dtype != dtype:
+        raise ValueError(f"{name} is {operand.dtype}, wanted {dtype} as a")
     is_fp8 = operand.dtype != torch.bfloat16
     if operand.dim() != 2 or not (operand.t() if is_fp8 else operand).is_contiguous():
         wanted = "column-major codes" if is_fp8 else "row-major bfloat16"
