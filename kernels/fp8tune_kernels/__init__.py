@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from .gemm.grouped_mm import fp8_grouped_mm as fp8_grouped_mm
     from .gemm.grouped_mxfp8 import mxfp8_grouped_mm as mxfp8_grouped_mm
     from .gemm.grouped_rows import multiply_rows as multiply_rows
-    from .gemm.quantized_weights import QuantizedWeights as QuantizedWeights, quantize_weights as quantize_weights
+    from .gemm.quantized_weights import QuantizedWeights as QuantizedWeights
+    from .gemm.quantized_weights import quantize_weights as quantize_weights
     from .moe.cast_transpose_3d import cast_and_transpose as cast_and_transpose
     from .moe.choose_experts import choose_experts as choose_experts
     from .moe.expert_sort import sort_by_expert as sort_by_expert
-    from .moe.expert_weights import ExpertWeights as ExpertWeights, quantize_down as quantize_down, quantize_gate_up as quantize_gate_up
+    from .moe.expert_weights import ExpertWeights as ExpertWeights
+    from .moe.expert_weights import quantize_down as quantize_down
+    from .moe.expert_weights import quantize_gate_up as quantize_gate_up
     from .moe.gather_sum import sum_rows_of_tokens as sum_rows_of_tokens
     from .moe.gathered_rows import multiply_gathered_rows as multiply_gathered_rows
     from .moe.gathered_transpose import transpose_gathered_codes as transpose_gathered_codes
-    from .moe.layer import fp8_moe_mlp as fp8_moe_mlp, moe_layer as moe_layer
+    from .moe.layer import fp8_moe_mlp as fp8_moe_mlp
+    from .moe.layer import moe_layer as moe_layer
     from .moe.shifted_transpose_3d import transpose_codes_to_one_scale as transpose_codes_to_one_scale
     from .quantize.colwise import quantize_colwise as quantize_colwise
     from .quantize.colwise_3d import quantize_colwise_3d as quantize_colwise_3d
@@ -85,7 +89,7 @@ _MODULES = {
     "transpose_gathered_codes": "moe.gathered_transpose",
 }
 
-__all__ = list(_MODULES)  # noqa: PLE0605
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

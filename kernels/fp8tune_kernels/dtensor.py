@@ -57,19 +57,21 @@ RULES: dict[str, tuple[Case, ...]] = {
 
 def _register(name: str) -> None:
     operator = getattr(OPERATORS, name).default
-    kinds, outputs = ["Tensor" in str(each.type) for each in operator._schema.arguments], len(operator._schema.returns)
+    kinds, outputs = ["Tensor" in str(item.type) for item in operator._schema.arguments], len(operator._schema.returns)
 
     @register_sharding(operator)
     def acceptable(*arguments: Any) -> Sequence[tuple[Placements, Placements]]:
         """Return the cases that these inputs may be brought to, with None for what is no tensor, or None."""
         cases: list[Case] = [((_R,) * outputs, ()), *RULES[name]]
-        found = []
+        answer = []
         for out, into in cases:
             placements = iter((*into, *(_R for _ in kinds)))
             spread = [next(placements) if kind else None for kind in kinds[: len(arguments)]]
             are_tensors = [hasattr(argument, "placements") for argument in arguments]
-            found.append(([*out], [each if is_one else None for each, is_one in zip(spread, are_tensors, strict=True)]))
-        return found
+            answer.append(
+                ([*out], [item if is_one else None for item, is_one in zip(spread, are_tensors, strict=True)])
+            )
+        return answer
 
 
 def _load() -> None:

@@ -83,8 +83,8 @@ def _rounding_like_torch(convert: Any) -> Any:
         return converted(values, source, target)
 
     def converted(values: Any, source: Any, target: Any) -> Any:
-        given = torch.tensor(values).view(_FLOATS[source]).float()
-        bits = given.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
+        argument = torch.tensor(values).view(_FLOATS[source]).float()
+        bits = argument.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
         return bits.view(f"uint{target.primitive_bitwidth}")
 
     @functools.cache
@@ -139,18 +139,18 @@ def _converting_floats(convert: Any) -> Any:
     from triton.runtime import interpreter
 
     @functools.wraps(convert)
-    def converted(given: Any) -> Any:
-        if isinstance(given, bool):
-            return tl.tensor(interpreter.TensorHandle(np.array([given]), tl.int1), tl.int1)
-        if not isinstance(given, float):
-            return convert(given)
-        return tl.tensor(interpreter.TensorHandle(np.array([given], np.float32), tl.float32), tl.float32)
+    def converted(argument: Any) -> Any:
+        if isinstance(argument, bool):
+            return tl.tensor(interpreter.TensorHandle(np.array([argument]), tl.int1), tl.int1)
+        if not isinstance(argument, float):
+            return convert(argument)
+        return tl.tensor(interpreter.TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
 
     return converted
 
 
 class _Count(int):
-    """What a loop counts with: a tensor in compiled kernels, here a Python integer that can be cast as one."""
+    """A loop's count: a tensor in compiled kernels, here a Python integer that can be cast as one."""
 
     def to(self, dtype: Any) -> Any:
         from triton.runtime import interpreter
@@ -159,7 +159,7 @@ class _Count(int):
 
 
 def _counted(counts: Iterable[Any]) -> Iterator[Any]:
-    return (_Count(each) if type(each) is int else each for each in counts)
+    return (_Count(item) if type(item) is int else item for item in counts)
 
 
 def _counting(transformer: type[ast.NodeTransformer]) -> ast.NodeTransformer:
@@ -190,13 +190,13 @@ _HELD_AS_BITS = {tl.bfloat16, *TORCH_DTYPES}
 
 
 def _is_bits(handle: Any) -> bool:
-    """Whether the bits of floating-point values are held; not so the result of comparing them."""
+    """Return True if the bits of floating-point values are held; not so the result of comparing them."""
     held = handle.data.dtype
     return held.kind == "u" and held.itemsize <= 2 and handle.dtype.scalar in _HELD_AS_BITS
 
 
 def _widened(handle: Any) -> Any:
-    """The same values in float32, if their bits are held."""
+    """Return the values in float32, if their bits are held."""
     from triton.runtime import interpreter
 
     if not _is_bits(handle):
@@ -218,11 +218,11 @@ def _in_float32(operate: Any) -> Any:
     """Do an operation on bfloat16 or float8 in float32 and round; on other types as before."""
 
     @functools.wraps(operate)
-    def operation(self: Any, *given: Any) -> Any:
-        first, *others = given
+    def operation(self: Any, *argument: Any) -> Any:
+        first, *others = argument
         if not _is_bits(first):
-            return operate(self, *given)
-        widened = (_widened(each) if hasattr(each, "data") else each for each in others)
+            return operate(self, *argument)
+        widened = (_widened(item) if hasattr(item, "data") else item for item in others)
         return _handle(operate(self, _widened(first), *widened).data, first.dtype.scalar)
 
     return operation
@@ -232,8 +232,8 @@ def _rounded_once(builder: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` in float64, where the product is exact."""
     from triton.runtime import interpreter
 
-    factor, other, term = (_widened(each).data.astype(np.float64) for each in (x, y, z))
-    total = factor * other + term
+    factor, second, term = (_widened(item).data.astype(np.float64) for item in (x, y, z))
+    total = factor * second + term
     if _is_bits(z):
         return _handle(total.astype(np.float32), z.dtype.scalar)
     return interpreter.TensorHandle(total.astype(z.data.dtype), z.dtype.scalar)
@@ -241,10 +241,10 @@ def _rounded_once(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 def _sum_in_float32(add: Any) -> Any:
     @functools.wraps(add)
-    def total(self: Any, given: Any) -> Any:
-        if not _is_bits(given.handle):
-            return add(self, given)
-        found = np.asarray(np.sum(_widened(given.handle).data, axis=self.axis, keepdims=self.keep_dims))
-        return self.to_tensor(_handle(found, given.dtype).data, given.dtype)
+    def total(self: Any, argument: Any) -> Any:
+        if not _is_bits(argument.handle):
+            return add(self, argument)
+        answer = np.asarray(np.sum(_widened(argument.handle).data, axis=self.axis, keepdims=self.keep_dims))
+        return self.to_tensor(_handle(answer, argument.dtype).data, argument.dtype)
 
     return total

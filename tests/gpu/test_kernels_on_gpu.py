@@ -30,7 +30,8 @@ from fp8tune.plan import grids
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune_kernels import catalog, contract_rows, interpreter, multiply_rows
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT, SPEC as CONTRACTION
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.grouped_contraction import SPEC as CONTRACTION
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.rowwise_2d import rowwise_2d_kernel
 from fp8tune_kernels.runtime.lookup import running_arch

@@ -12,7 +12,8 @@ import torch
 from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog, sum_rows_of_tokens
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT, SPEC as CONTRACTION
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.grouped_contraction import SPEC as CONTRACTION
 from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.runtime.lookup import config_for, running_arch
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem

@@ -339,7 +339,9 @@ def test_the_operators_are_what_torch_library_expects(recipe: str) -> None:
             of_A, of_B = kept[:2], kept[2:]
         for wanted in ((True, True), (True, False), (False, True)):
             if recipe != "folded" or of_A or not wanted[1]:
-                calls.append((ops.grouped_mm_gradients, (given.grad, of_A, of_B, given.offs, recipe, None, *wanted, False)))
+                calls.append(
+                    (ops.grouped_mm_gradients, (given.grad, of_A, of_B, given.offs, recipe, None, *wanted, False))
+                )
         for operator, arguments in calls:
             torch.library.opcheck(operator, arguments, test_utils=("test_faketensor", "test_aot_dispatch_dynamic"))
 

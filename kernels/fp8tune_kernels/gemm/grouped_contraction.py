@@ -275,9 +275,7 @@ def bytes_moved(shape: Shape) -> int:
 def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     """Return the hardware reason why a config cannot pay, or None: see :mod:`.grouped_tiles`."""
     sizes = shape["G"], shape["N"], shape["K"], shape["M"]
-    return grouped_tiles.invalid(
-        config, grouped_tiles.Work(*sizes, "depth", grouped_tiles.element_size(shape)), limits
-    )
+    return grouped_tiles.invalid(config, grouped_tiles.Work(*sizes, "depth", grouped_tiles.element_size(shape)), limits)
 
 
 def check(
@@ -297,7 +295,7 @@ def check(
     if alignment != 1:
         if a.dtype == torch.bfloat16 or alignment < 16 or alignment & (alignment - 1):
             raise ValueError(f"alignment is {alignment}, wanted 1 or, of codes, a power of two from 16 on")
-        if P % alignment or P < alignment * G:
+        if P % alignment or alignment * G > P:
             raise ValueError(f"a has {P} rows, wanted a multiple of alignment={alignment} and a piece for each group")
     if added is not None:
         is_right = added.dtype in (torch.bfloat16, torch.float32) and added.is_contiguous() and added.device == a.device

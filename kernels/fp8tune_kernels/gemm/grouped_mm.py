@@ -115,12 +115,12 @@ def fp8_grouped_mm(
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
     recipe = _recipe(recipe, precision, keep_fp8, A, B_t, is_quantized)
     is_recorded = torch.is_grad_enabled()
-    keeps_A, keeps_B = is_recorded and B_t.requires_grad, is_recorded and A.requires_grad
+    keeps_a, keeps_b = is_recorded and B_t.requires_grad, is_recorded and A.requires_grad
     if recipe == "bf16":
         A, B_t = A.to(torch.bfloat16), B_t.to(torch.bfloat16)
     elif recipe == "default":
-        keeps_A, keeps_B = keeps_A and "A" in keep_fp8, keeps_B and "B_t" in keep_fp8
-    out = _apply(A, B_t, offs, _Options(recipe, float8_dtype, keeps_A, keeps_B), *codes_B)
+        keeps_a, keeps_b = keeps_a and "A" in keep_fp8, keeps_b and "B_t" in keep_fp8
+    out = _apply(A, B_t, offs, _Options(recipe, float8_dtype, keeps_a, keeps_b), *codes_B)
     return finished(out, offs, bias, out_dtype)
 
 
@@ -159,9 +159,9 @@ def _recipe(
 class _Options(NamedTuple):
     recipe: str
     float8_dtype: torch.dtype | None
-    keeps_A: bool
+    keeps_a: bool
     """FP8 values of A for the weight gradient; in the folded recipe True if there is to be one."""
-    keeps_B: bool
+    keeps_b: bool
 
 
 class _GroupedMM(torch.autograd.Function):
@@ -172,18 +172,18 @@ class _GroupedMM(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, options: _Options, *codes_B: Tensor) -> Tensor:
-        recipe, _, keeps_A, keeps_B = options
+        recipe, _, keeps_a, keeps_b = options
         out, *made = _forward(A, B_t, offs, codes_B[:2], *options)
-        of_A: Any = made[:2] if keeps_A and recipe != "bf16" else (A,)
+        of_A: Any = made[:2] if keeps_a and recipe != "bf16" else (A,)
         of_B: Any = (B_t,)
         if recipe == "folded":
-            of_A = of_A if keeps_A else ()
-            transposed = codes_B[2] if len(codes_B) and keeps_B else None  # a compiler knows no truth of a tuple
-            q_B = None if len(codes_B) or not keeps_B else made[-2]
+            of_A = of_A if keeps_a else ()
+            transposed = codes_B[2] if len(codes_B) and keeps_b else None  # a compiler knows no truth of a tuple
+            q_B = None if len(codes_B) or not keeps_b else made[-2]
             of_B = q_B, transposed, codes_B[1] if len(codes_B) else made[-1]
         elif len(codes_B):
             of_B = codes_B[2:]
-        elif keeps_B and recipe == "default":
+        elif keeps_b and recipe == "default":
             of_B = made[-2:]
         ctx.save_for_backward(*of_A, *of_B, offs)
         ctx.options, ctx.count, ctx.dtypes = options, len(of_A), (A.dtype, B_t.dtype)
@@ -215,30 +215,30 @@ def _run_forward(
     codes_B: list[Tensor],
     recipe: str,
     float8_dtype: torch.dtype | None,
-    keeps_A: bool,
-    keeps_B: bool,
+    keeps_a: bool,
+    keeps_b: bool,
 ) -> list[Tensor]:
     """Return the product, (M, N); then FP8 values and scales that are kept: of A, and of B_t unless they are given."""
     if offs.is_cpu and not is_traced(offs):
         check_ends(offs, A.shape[0])
     if recipe == "bf16":
         return [passes.multiply_bf16(A, B_t, offs)]
-    dtype, kept = fp8_dtype_for(A.device, float8_dtype), list[Tensor]()
-    if keeps_A and recipe == "default":
+    dtype, held = fp8_dtype_for(A.device, float8_dtype), list[Tensor]()
+    if keeps_a and recipe == "default":
         rows, columns = passes.quantize_rows_and_columns(A, offs, dtype)
-        kept += columns
+        held += columns
     else:
         rows = passes.quantize_rows(A, dtype)
-        kept += rows if keeps_A else ()
+        held += rows if keeps_a else ()
     if len(codes_B):
         weights = codes_B[0], codes_B[1]
-    elif keeps_B and recipe == "default":
+    elif keeps_b and recipe == "default":
         weights, transposed = passes.quantize_both_ways(B_t.mT, dtype)
-        kept += transposed
+        held += transposed
     else:
         weights = passes.quantize_stored(B_t.mT, dtype)
-        kept += weights if recipe == "folded" else ()
-    return [passes.multiply(rows, weights, offs), *kept]
+        held += weights if recipe == "folded" else ()
+    return [passes.multiply(rows, weights, offs), *held]
 
 
 def _run_gradients(
@@ -316,7 +316,7 @@ def _folded_gradients(
 
 _forward: Callable[..., list[Tensor]] = step(
     "grouped_mm_forward(Tensor A, Tensor B_t, Tensor offs, Tensor[] codes_B, str recipe, ScalarType? float8_dtype, "
-    "bool keeps_A, bool keeps_B) -> Tensor[]",
+    "bool keeps_a, bool keeps_b) -> Tensor[]",
     _run_forward,
 )
 _gradients: Callable[..., list[Tensor]] = step(

@@ -144,8 +144,8 @@ def _values(codes: Tensor, scales: Tensor) -> Tensor:
 
     That is exact, as four bits times a power of two, but where a block is so small or large that bfloat16 ends.
     """
-    each = scales.float().repeat_interleave(MX_BLOCK, -1)[..., : codes.shape[-1]]
-    return (codes.float() * each).to(torch.bfloat16).contiguous()
+    factors = scales.float().repeat_interleave(MX_BLOCK, -1)[..., : codes.shape[-1]]
+    return (codes.float() * factors).to(torch.bfloat16).contiguous()
 
 
 def _check_offsets(offs: Tensor, rows: int, multiple: int) -> Tensor:
@@ -154,8 +154,8 @@ def _check_offsets(offs: Tensor, rows: int, multiple: int) -> Tensor:
     ends = offs.tolist()
     for group, (start, end) in enumerate(zip([0, *ends], ends, strict=False) if multiple else ()):
         if end <= start or (end - start) % multiple:
-            wanted = f"a positive multiple of {multiple} for the weight gradient: pad_token_groups=True pads"
-            raise ValueError(f"offs gives group {group} {end - start} rows, wanted {wanted}")
+            expected = f"a positive multiple of {multiple} for the weight gradient: pad_token_groups=True pads"
+            raise ValueError(f"offs gives group {group} {end - start} rows, wanted {expected}")
     return offs.clone()
 
 
@@ -200,7 +200,7 @@ def _up(size: int, unit: int) -> int:
 
 def _tiles(codes: Tensor) -> Tensor:
     """Return the tiles of (..., R, C) bytes, (..., down, across, 512)."""
-    *experts, R, C = codes.shape
+    R, C = codes.shape[-2:]
     codes = functional.pad(codes, (0, -C % _COLUMNS, 0, -R % _ROWS))
     tiles = codes.unflatten(-2, (-(-R // _ROWS), 4, 32)).unflatten(-1, (-(-C // _COLUMNS), _COLUMNS))
     return tiles.movedim(-2, -4).transpose(-3, -2).flatten(-3)  # (down, across, r % 32, r // 32, c)
@@ -236,5 +236,7 @@ def blocked_columns(scales: Tensor, offs: Tensor) -> Tensor:
     across = torch.where(is_last, 1, functional.pad(begins[1:], (0, 1))[group] - begin)
     begin = torch.where(is_last, column, begin)
     place = begin * down + torch.arange(down, device=offs.device)[:, None] * across + (column - begin)
-    blocked = torch.empty_like(tiles).view(-1, _ROWS * _COLUMNS).index_copy(0, place.flatten().long(), tiles.flatten(0, 1))
+    blocked = (
+        torch.empty_like(tiles).view(-1, _ROWS * _COLUMNS).index_copy(0, place.flatten().long(), tiles.flatten(0, 1))
+    )
     return blocked.view(down * _ROWS, P).view(scales.dtype)

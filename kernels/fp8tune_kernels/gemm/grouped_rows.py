@@ -31,7 +31,7 @@ import triton.language as tl
 from ..edges import at_most, edge
 from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape
-from ..spec import DTYPE_FLAG, DeviceLimits, NamedInts, Problem
+from ..spec import DeviceLimits, NamedInts, Problem
 from . import grouped_tiles
 from .grouped_tiles import (
     are_multiples,

@@ -1,4 +1,4 @@
-"""What the grouped GEMMs share: tiles of a persistent program, the grid of configs, and operands.
+"""Common parts of the grouped GEMMs: tiles of a persistent program, the grid of configs, and operands.
 
 A launch has PROGRAMS programs a multiprocessor, whatever the sizes are; program p works on tiles p, p + programs and so
 on. Tiles of a group follow each other, in bands of BAND row tiles: down a band first, then across, so that what the
@@ -253,7 +253,7 @@ STORED_BYTES_PER_S = 4.3e12
 
 
 class Work(NamedTuple):
-    """What a kernel does on a shape, in the names of its tiles: ``groups`` products of ``down`` rows by ``across``
+    """Work of a kernel on a shape, in the names of its tiles: ``groups`` products of ``down`` rows by ``across``
     columns, each a sum over ``depth``."""
 
     groups: int
@@ -280,7 +280,7 @@ def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str 
 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
-    """What of the device a config asks too much of."""
+    """Return what of the device a config asks too much of."""
     if element_size == 1 and limits.arch in WITHOUT_FP8:
         return f"FP8: {limits.arch} has no tensor cores for it, and Triton compiles none"
     if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):
@@ -301,7 +301,7 @@ def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -
 
 
 def _idle(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str | None:
-    """What of the device or of the config has nothing to do."""
+    """Return what of the device or of the config has nothing to do."""
     if not config["DESCRIPTORS"] and _has_descriptors(limits.arch):
         return f"DESCRIPTORS=0: the copy engine of {limits.arch} idles"
     stages = config["num_stages"]
@@ -317,9 +317,9 @@ def _idle(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str | 
 
 
 def _same_order(config: Mapping[str, int], work: Work) -> str | None:
-    """Whether a shorter band orders the tiles of a group alike, or no order matters."""
+    """Return the reason if a shorter band orders the tiles of a group alike, or no order matters."""
     band, down = config["BAND"], _of_group(work, "down")
-    shorter = max((each for each in AXES["BAND"] if each < band), default=0)
+    shorter = max((item for item in AXES["BAND"] if item < band), default=0)
     if not shorter:
         return None
     tiles = -(-down // config["BLOCK_SIZE_M"])
@@ -338,7 +338,7 @@ def _of_group(work: Work, name: str) -> int:
 
 
 def _wasteful(config: NamedInts, work: Work, limits: DeviceLimits) -> str | None:
-    """Whether another config is estimated to take much less time."""
+    """Return the reason if another config is estimated to take much less time."""
     ratio = estimate(config, work) / _least(work, limits)
     return f"its tiles take {ratio:.2f} times the best estimate: reads and waste" if ratio > WORSE else None
 
@@ -367,7 +367,7 @@ def estimate(config: Mapping[str, int], work: Work) -> float:
 
 
 def _shared_bytes(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> int:
-    """Of a multiprocessor: stages of both operands, and the tile that is stored by a descriptor. On AMD the last stage
+    """Return the bytes of a multiprocessor: stages of both operands, and the tile that is stored by a descriptor. On AMD the last stage
     is in registers."""
     down, across, deep = (config[f"BLOCK_SIZE_{dim}"] for dim in "MNK")
     stages = config["num_stages"] - (0 if limits.warp_size == 32 else 1)
@@ -377,7 +377,7 @@ def _shared_bytes(config: Mapping[str, int], element_size: int, limits: DeviceLi
 
 
 def _has_descriptors(arch: str) -> bool:
-    """Whether tensor descriptors are served by hardware."""
+    """Return True if tensor descriptors are served by hardware."""
     return ARCHES[arch].backend == "cuda" and int(arch.removeprefix("sm_")) >= 90 if arch in ARCHES else False
 
 
@@ -407,16 +407,16 @@ def random_scales(problem: Problem, shapes: Sequence[int | tuple[int, ...]], dev
     """Powers of two from 1/8 to 8, float32, of each shape; None beside operands that are not FP8."""
     if dtype_named(problem.in_dtype) not in FP8_DTYPES:
         return [None] * len(shapes)
-    found: list[torch.Tensor | None] = []
+    answer: list[torch.Tensor | None] = []
     for number, shape in enumerate(shapes, 2):
         sizes = (shape,) if isinstance(shape, int) else shape
         if torch.device(device).type == "meta":
-            found.append(torch.empty(sizes, device=device))
+            answer.append(torch.empty(sizes, device=device))
             continue
         generator = torch.Generator(device).manual_seed(problem.seed + number)
         exponents = torch.randint(-3, 4, (math.prod(sizes),), device=device, generator=generator)
-        found.append(torch.exp2(exponents.float()).view(sizes))
-    return found
+        answer.append(torch.exp2(exponents.float()).view(sizes))
+    return answer
 
 
 def check_products(
@@ -449,7 +449,7 @@ def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @functools.cache
 def _refusal(dtype: torch.dtype, arch: str) -> str | None:
-    """Why an arch does not multiply operands of a dtype."""
+    """Return why an arch does not multiply operands of a dtype."""
     if dtype == torch.float8_e4m3fnuz and arch.startswith("sm_"):
         return "an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn"
     if dtype == torch.float8_e4m3fn and arch in WITHOUT_FP8:
@@ -458,15 +458,15 @@ def _refusal(dtype: torch.dtype, arch: str) -> str | None:
 
 
 def are_multiples(*sizes: int) -> bool:
-    """Whether sizes are positive multiples of 16: rows then begin at 16 bytes."""
+    """Return True if sizes are positive multiples of 16: rows then begin at 16 bytes."""
     return all(size > 0 and size % ADDRESS_BYTES == 0 for size in sizes)
 
 
 def check_multiples(name: str, **sizes: int) -> None:
     """Raise ValueError unless :func:`are_multiples`."""
     if not are_multiples(*sizes.values()):
-        given = " and ".join(f"{dim}={size}" for dim, size in sizes.items())
-        raise ValueError(f"{name} has {given}, wanted positive multiples of {ADDRESS_BYTES}")
+        layout = " and ".join(f"{dim}={size}" for dim, size in sizes.items())
+        raise ValueError(f"{name} has {layout}, wanted positive multiples of {ADDRESS_BYTES}")
 
 
 def check_scales(
@@ -481,8 +481,8 @@ def check_scales(
         if a.dtype == torch.bfloat16:
             raise ValueError(f"{name} is a tensor, wanted None: bfloat16 has no scales")
         if scale.dtype != torch.float32 or scale.numel() != count or not scale.is_contiguous():
-            given = f"{scale.dtype} of shape {tuple(scale.shape)} and strides {scale.stride()}"
-            raise ValueError(f"{name} is {given}, wanted {count} contiguous values of torch.float32")
+            layout = f"{scale.dtype} of shape {tuple(scale.shape)} and strides {scale.stride()}"
+            raise ValueError(f"{name} is {layout}, wanted {count} contiguous values of torch.float32")
         if scale.device != a.device:
             raise ValueError(f"{name} is on {scale.device}, wanted {a.device} as a")
 

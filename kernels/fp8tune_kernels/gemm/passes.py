@@ -109,7 +109,7 @@ def quantize_both_ways(w: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized,
 
 def transpose_stored(q: Tensor) -> Tensor:
     """Return the FP8 values of :func:`quantize_stored`, transposed in memory; their scales stay those of rows."""
-    return transposed_codes_3d.SPEC(q,)[0]
+    return transposed_codes_3d.SPEC(q)[0]
 
 
 def transpose_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:

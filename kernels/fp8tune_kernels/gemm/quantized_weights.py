@@ -28,7 +28,15 @@ from ..runtime.checks import check_weights, fp8_dtype_for
 from ..runtime.ops import define
 from .grouped_tiles import check_multiples
 
-__all__ = ["Fingerprint", "QuantizedWeights", "as_stored", "check_recipe", "outputs_for", "quantize_weights", "snapshot"]
+__all__ = [
+    "Fingerprint",
+    "QuantizedWeights",
+    "as_stored",
+    "check_recipe",
+    "outputs_for",
+    "quantize_weights",
+    "snapshot",
+]
 
 Codes = tuple[Tensor, Tensor]
 """FP8 values and scales."""
@@ -128,8 +136,8 @@ class Fingerprint:
         """Return elements of every expert at equal distances, as integers: bits are compared, NaN is a value."""
         experts = (self._w if self._w.is_contiguous() else self._w.mT).detach().flatten(1)
         count, size = experts.shape
-        wanted = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
-        distance = max(size // wanted, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
+        expected = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
+        distance = max(size // expected, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
         bits = torch.int16 if experts.element_size() == 2 else torch.int32
         return experts.view(bits)[:, ::distance]
 
@@ -267,8 +275,8 @@ def as_stored(w: Tensor) -> Tensor:
     is_stored = w.is_contiguous()
     if not is_stored and w.dim() == 3 and not w.mT.is_contiguous():
         _, rows, columns = w.shape
-        wanted = f"({rows * columns}, {columns}, 1), row-major (E, N, K), or its view weights.transpose(1, 2)"
-        raise ValueError(f"w has strides {w.stride()}, wanted {wanted}")
+        expected = f"({rows * columns}, {columns}, 1), row-major (E, N, K), or its view weights.transpose(1, 2)"
+        raise ValueError(f"w has strides {w.stride()}, wanted {expected}")
     check_weights("w", w, as_stored=is_stored)
     if w.is_inference():
         raise ValueError("w was made in inference mode, and has no version to tell its changes by: make it outside")
@@ -301,7 +309,7 @@ def _run(w: Tensor, *outputs: Tensor) -> None:
 
 def _run_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
     check_weights("w", w)
-    colwise_3d.SPEC(w, q.dtype, True, outputs=(q, scales,))
+    colwise_3d.SPEC(w, q.dtype, True, outputs=(q, scales))
     transposed_codes_3d.SPEC(q, outputs=(transposed,))
 
 

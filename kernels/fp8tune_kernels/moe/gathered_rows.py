@@ -23,7 +23,16 @@ import triton.language as tl
 
 from ..edges import at_most, edge
 from ..gemm import grouped_rows, grouped_tiles
-from ..gemm.grouped_tiles import check_products, extents, in_bands, one_of, piece, random_operand, random_scales, store_masked
+from ..gemm.grouped_tiles import (
+    check_products,
+    extents,
+    in_bands,
+    one_of,
+    piece,
+    random_operand,
+    random_scales,
+    store_masked,
+)
 from ..quantize.aligned_blocks import inverse_of
 from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape

@@ -111,9 +111,7 @@ def launch(config: Config, call: Call) -> None:
         blocks, slab = len(call.out) // config["BLOCK_SIZE_M"], slab_of(config, call.T, call.K)
         programs = blocks * slab * -(-call.K // (config["BLOCK_SIZE_K"] * slab))
         options = {name: value for name, value in config.items() if name != HELD}
-        call.run(
-            gathered_transpose_kernel, programs, options, blocks=blocks, slab=slab, FP8_MAX=FP8_MAX[call.q.dtype]
-        )
+        call.run(gathered_transpose_kernel, programs, options, blocks=blocks, slab=slab, FP8_MAX=FP8_MAX[call.q.dtype])
 
 
 def reference(call: Call) -> None:

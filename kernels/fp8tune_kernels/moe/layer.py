@@ -173,24 +173,24 @@ def _run(
     ids, weights = choice
     _check_choices(activation=(options.gate[0], ACTIVATIONS), layout=(options.gate[1], LAYOUTS))
     _check_choices(precision=(options.precision, PRECISIONS), recompute=(options.recompute, RECOMPUTE))
-    float8_dtype, is_quantized, given = options.float8_dtype, False, []
+    float8_dtype, is_quantized, argument = options.float8_dtype, False, []
     for name, w in zip(("w13", "w2"), both, strict=True):
         w = of_gathered(name, w) if isinstance(w, GatheredWeights) else w
         if isinstance(w, Tensor):
-            given.append(Weights(w))
+            argument.append(Weights(w))
             continue
-        given.append(Weights(w.weights, w.codes, w.scales, w.transposed, w.transposed_scales))
+        argument.append(Weights(w.weights, w.codes, w.scales, w.transposed, w.transposed_scales))
         if float8_dtype not in (None, w.codes.dtype):
             raise ValueError(f"float8_dtype must be {w.codes.dtype}, to which {name} was quantized, got {float8_dtype}")
         float8_dtype, is_quantized = w.codes.dtype, True
-    plain_13, plain_2 = (w.plain for w in given)
+    plain_13, plain_2 = (w.plain for w in argument)
     assert plain_13 is not None
     assert plain_2 is not None
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
-        plain_13 = plain_13 if given[0].codes is not None else plain_13.to(dtype)
-        plain_2 = plain_2 if given[1].codes is not None else plain_2.to(dtype)
+        plain_13 = plain_13 if argument[0].codes is not None else plain_13.to(dtype)
+        plain_2 = plain_2 if argument[1].codes is not None else plain_2.to(dtype)
     _check_operands(x, plain_13, plain_2, ids, *biases)
     _check_buffer("grad_w13", buffers[0], plain_13)
     _check_buffer("grad_w2", buffers[1], plain_2)
@@ -206,7 +206,7 @@ def _run(
     operands = (x, plain_13, plain_2, *biases, weights)
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
-    return _apply(*operands, ids, *buffers, options, needs, *given[0][1:], *given[1][1:])
+    return _apply(*operands, ids, *buffers, options, needs, *argument[0][1:], *argument[1][1:])
 
 
 class _Layer(torch.autograd.Function):
@@ -411,9 +411,7 @@ def _bf16_backward(
     x, w13, y, offs = saved["x"], saved["w13"], saved.pop("y"), order.offs
     if y is None:
         y = bf16_steps.gate_up(x, w13, saved["b13"], offs, order.token_of_row)
-    dy, d_weights, *d_w2 = bf16_steps.activation_gradients(
-        grad, y, saved.pop("w2"), order, options.gate, needs.w2
-    )
+    dy, d_weights, *d_w2 = bf16_steps.activation_gradients(grad, y, saved.pop("w2"), order, options.gate, needs.w2)
     del y, grad
     if needs.w2:
         grads.w2 = _added(d_w2[0], buffers[1])
@@ -514,6 +512,6 @@ def _check_buffer(name: str, buffer: Tensor | None, w: Tensor) -> None:
         raise ValueError(f"{name} must be None in torch.compile, which cannot change a tensor in a backward pass")
     is_one = buffer.shape == w.shape and buffer.stride() == w.stride() and buffer.device == w.device
     if not is_one or buffer.dtype not in (torch.bfloat16, torch.float32) or buffer.requires_grad:
-        wanted = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
+        expected = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
         layout = f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device}"
-        raise ValueError(f"{name} must be {wanted}, got {layout}")
+        raise ValueError(f"{name} must be {expected}, got {layout}")

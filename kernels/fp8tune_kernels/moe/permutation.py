@@ -24,7 +24,7 @@ def sort_rows(x: Tensor, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Ten
 
 
 class _Gather(torch.autograd.Function):
-    """The gradient adds the rows of a token in order. Autograd's own, of an index, sorts: it takes several times as long."""
+    """Rows of tokens. The gradient adds a token's rows in order; autograd's own sorts, for several times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:

@@ -18,7 +18,7 @@ NO_AXES: Mapping[str, int] = NamedInts()
 
 
 class Step(StrEnum):
-    """Where a config comes from, in the order in which it is looked for."""
+    """Origin of a config, in the order in which it is looked for."""
 
     KEY = "key"
     """The row of the key itself."""
@@ -35,12 +35,12 @@ def taken(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str
 
     At each step a row of this device comes before one of its arch.
     """
-    wanted = tuple(sorted(key.items()))
+    expected = tuple(sorted(key.items()))
     rows = [row for row in exported.rows if row[0] == spec.name and row[1] in (device, "")]
-    near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == wanted]
-    row = nearest(wanted, near, spec.span, spec.default)
+    near = rows if spec.name in exported.nearest else [row for row in rows if row[2] == expected]
+    row = nearest(expected, near, spec.span, spec.default)
     if row is not None:
-        return Step.KEY if row[2] == wanted else Step.NEAREST, row
+        return Step.KEY if row[2] == expected else Step.NEAREST, row
     fallbacks = [row for row in rows if row[2] is None and _suits(row, spec.span, spec.default, key)]
     if fallbacks:
         return Step.FALLBACK, min(fallbacks, key=lambda row: (row[1] == "", row[3]))
@@ -77,9 +77,9 @@ def distance(first: Key, second: Key) -> float:
     if [name for name, _ in first] != [name for name, _ in second]:
         return math.inf
     squares = [
-        _squared_log(name, one, other)
-        for (name, one), (_, other) in zip(first, second, strict=True)
-        if one != other  # an export asks for each pair of its rows
+        _squared_log(name, single, peer)
+        for (name, single), (_, peer) in zip(first, second, strict=True)
+        if single != peer  # an export asks for each pair of its rows
     ]
     ours, theirs = dict(first), dict(second)
     if ROWS in ours and GROUPS in ours:
@@ -88,10 +88,10 @@ def distance(first: Key, second: Key) -> float:
 
 
 @functools.lru_cache(4096)  # a table repeats few sizes
-def _squared_log(name: str, one: int, other: int) -> float:
-    if one == other:
+def _squared_log(name: str, single: int, peer: int) -> float:
+    if single == peer:
         return 0.0
     if name in FLAGS:
         return math.inf
-    smaller, larger = sorted((one, other))
+    smaller, larger = sorted((single, peer))
     return math.log2(larger / (smaller or 0.5)) ** 2  # 0 is as far from 1 as 1 from 2

@@ -263,8 +263,9 @@ def kernel(
     ``launch`` launches exactly one config and writes every output; ``reference`` writes them in plain torch.
     ``problems``: maps the kernel's sizes to the dims of a layer's row; a mapping per problem, or a function.
     ``inputs``: random arguments by name that depend on each other. ``check``: a function of arguments, sizes and
-    ``device`` by name that raises ValueError. ``rule``: the ``check`` of :class:`KernelSpec`. ``sizes``: further sizes, likewise. ``unwritten`` and ``constrain``: as
-    in :class:`KernelSpec`, of a call. ``fields``: the other fields of :class:`KernelSpec`.
+    ``device`` by name that raises ValueError. ``rule``: the ``check`` of :class:`KernelSpec`. ``sizes``: further sizes,
+    likewise. ``unwritten`` and ``constrain``: as in :class:`KernelSpec`, of a call. ``fields``: the other fields of
+    :class:`KernelSpec`.
     """
     names = [argument.name for argument in arguments]
     namespace = _compiled(arguments, outputs, fields["key"], check, sizes or {}, launch)

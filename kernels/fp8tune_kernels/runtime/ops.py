@@ -38,8 +38,9 @@ def define(
 ) -> Any:
     """Define the operator of a schema and return the callable operator.
 
-    ``gpu`` runs with the device of the first argument as the current one. ``makes_codes``: no output is differentiable, whatever the inputs are. ``replays``:
-    ``gpu`` is recorded (:mod:`.replay`), and eager calls without a gradient go past the dispatcher.
+    ``gpu`` runs with the device of the first argument as the current one. ``makes_codes``: no output is differentiable,
+    whatever the inputs are. ``replays``: ``gpu`` is recorded (:mod:`.replay`), and eager calls without a gradient go
+    past the dispatcher.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)

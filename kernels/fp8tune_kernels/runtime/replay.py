@@ -50,7 +50,7 @@ class _Reference(NamedTuple):
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None
     """Shape, strides, and elements from the slot's first to its own."""
 
-    def of(self, slots: Slots) -> Any:
+    def tensor(self, slots: Slots) -> Any:
         tensor = slots[self.slot]
         if self.view is None:
             return tensor
@@ -220,9 +220,9 @@ def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, 
 
     def call(slots: Slots, _: int) -> None:
         if is_flat:  # trees take longer than the operator
-            result = function(*[arg.of(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
+            result = function(*[arg.tensor(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
         else:
-            tensors = [leaf.of(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
+            tensors = [leaf.tensor(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
             args_, kwargs_ = tree_unflatten(tensors, structure)
             result = function(*args_, **kwargs_)
         if made:
@@ -269,7 +269,7 @@ class _Recording(NamedTuple):
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        results = [result.of(slots) for result in self.results]
+        results = [result.tensor(slots) for result in self.results]
         return results[0] if self.kind is None else self.kind(results)
 
 
@@ -320,9 +320,8 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 def replayed(function: Function) -> Function:
     """Return a function of the same arguments and results, which replays.
 
-    The first argument is a tensor; others are tensors, hashable, or lists and tuples of these. ``function`` returns a tensor, or a list or a tuple of
-    tensors. It decides nothing by
-    their values, and keeps nothing of a call.
+    The first argument is a tensor; others are tensors, hashable, or lists and tuples of these. ``function`` returns a
+    tensor, or a list or a tuple of tensors. It decides nothing by their values, and keeps nothing of a call.
     """
     recordings: dict[tuple[Any, ...], _Recording | None] = {}
     seen: set[tuple[Any, ...]] = set()
@@ -334,7 +333,7 @@ def replayed(function: Function) -> Function:
             return function(*arguments)
         layout = _layout(arguments)
         if recording := recordings.get(layout):
-            return recording.replay([each for each in _flat(arguments) if isinstance(each, torch.Tensor)])
+            return recording.replay([item for item in _flat(arguments) if isinstance(item, torch.Tensor)])
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
@@ -351,7 +350,7 @@ def replayed(function: Function) -> Function:
 
 def _recorded(function: Function, arguments: tuple[Any, ...]) -> tuple[_Recording | None, Any]:
     """Return a recording of a call, None where it cannot be replayed, and its result."""
-    tensors = [each for each in _flat(arguments) if isinstance(each, torch.Tensor)]
+    tensors = [item for item in _flat(arguments) if isinstance(item, torch.Tensor)]
     recorder = _Recorder(tensors)
     recorders.current = recorder
     try:
