@@ -1,4 +1,4 @@
-"""How a kernel declares its edges: the small inputs on which every config is checked before it is timed.
+"""Declare the edges of a kernel: the small inputs on which every config is checked before it is timed.
 
 The timed sizes are multiples of every block, of normally distributed values at aligned addresses; an edge is not.
 Triton specializes code on sizes of 1 or of multiples of 16, and on addresses of multiples of 16 bytes. So 48 columns
@@ -9,54 +9,37 @@ compiled for every config: edges combine these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .spec import Edge, NamedInts, Problem, bucket
 
-__all__ = ["at_most", "declared", "edge", "long_tail", "past_half"]
-
 Size = int | Callable[[Mapping[str, int]], int]
-"""A size of an edge, or how it follows from the shape that is timed."""
+"""A size of an edge, or a function of the shape that is timed."""
 
-
-@dataclass(frozen=True)
-class Declaration:
-    """An edge, but for what it has of the problem that is timed: dtypes, scale mode, input layout."""
-
-    name: str
-    content: str
-    offset: int
-    routing: str | None
-    """None: the problem's own."""
-    sizes: Mapping[str, Size]
-    """Dims that are not named keep the size that is timed."""
-
-    def of(self, problem: Problem) -> Edge:
-        """The edge beside a problem."""
-        shape = {**problem.shape}
-        for dim, size in self.sizes.items():
-            shape[dim] = size if isinstance(size, int) else size(problem.shape)
-        routing = self.routing or problem.routing
-        return Edge(self.name, replace(problem, shape=NamedInts(shape), routing=routing), self.content, self.offset)
+Declaration = Callable[[Problem], Edge]
 
 
 def edge(name: str, content: str = "random", offset: int = 0, routing: str | None = None, **sizes: Size) -> Declaration:
-    """One edge of :func:`declared`: see :class:`~fp8tune_kernels.spec.Edge` for name, content and offset."""
-    return Declaration(name, content, offset, routing, sizes)
+    """Return an edge beside any problem, see :class:`~fp8tune_kernels.spec.Edge`.
+
+    Dims without a size keep the timed one, and routing None, dtypes, scale mode and input layout are the problem's.
+    """
+
+    def beside(problem: Problem) -> Edge:
+        changes = {dim: size if isinstance(size, int) else size(problem.shape) for dim, size in sizes.items()}
+        shape = NamedInts({**problem.shape, **changes})
+        return Edge(name, replace(problem, shape=shape, routing=routing or problem.routing), content, offset)
+
+    return beside
 
 
 def declared(*edges: Declaration) -> Callable[[Problem], Iterator[Edge]]:
-    """What :attr:`~fp8tune_kernels.spec.KernelSpec.edges` takes."""
-
-    def edges_of(problem: Problem) -> Iterator[Edge]:
-        for declaration in edges:
-            yield declaration.of(problem)
-
-    return edges_of
+    """Return the function that :attr:`~fp8tune_kernels.spec.KernelSpec.edges` takes."""
+    return lambda problem: (edge(problem) for edge in edges)
 
 
 def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
-    """A size past the largest power of two that is below the size of ``dim``: 4097 for 5120 and for 8192.
+    """Return a size past the largest power of two that is below the size of ``dim``: 4097 for 5120 and for 8192.
 
     It is ``by`` more than a multiple of every shorter tile, and has the timed size's next power of two: its own tile.
     """
@@ -64,7 +47,7 @@ def past_half(dim: str, by: int = 1) -> Callable[[Mapping[str, int]], int]:
 
 
 def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
-    """A size of which every tile shorter than half of it leaves nearly a tile: 6128 for 5120 and for 8192.
+    """Return a size of which every tile shorter than half of it leaves nearly a tile: 6128 for 5120 and for 8192.
 
     The largest of a row is then as likely to be in the tail as in any other tile.
     """
@@ -72,5 +55,5 @@ def long_tail(dim: str) -> Callable[[Mapping[str, int]], int]:
 
 
 def at_most(dim: str, size: int) -> Callable[[Mapping[str, int]], int]:
-    """The timed size of ``dim``, but no more than ``size``: an edge is then large on a GPU, not on the interpreter."""
+    """Return the timed size of ``dim``, but no more than ``size``: large on a GPU, not on the interpreter."""
     return lambda shape: min(shape[dim], size)

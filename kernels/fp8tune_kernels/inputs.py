@@ -7,11 +7,9 @@ import torch
 from .groups import group_ends
 from .spec import Problem
 
-__all__ = ["dtype_named", "offsets", "random_matrix"]
-
 
 def dtype_named(name: str) -> torch.dtype:
-    """``bfloat16`` -> ``torch.bfloat16``. Raises ValueError for what torch does not have."""
+    """Return ``torch.bfloat16`` for ``bfloat16``. Raises ValueError for an unknown name."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype is {name!r}, wanted a name such as bfloat16 or float8_e4m3fn")
@@ -19,7 +17,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def random_matrix(problem: Problem, rows: int, columns: int, device: str) -> torch.Tensor:
-    """Standard normal values, ``(rows, columns)`` row-major, of the problem's input dtype and seed."""
+    """Return standard normal values, ``(rows, columns)`` row-major, of the problem's input dtype and seed."""
     dtype = dtype_named(problem.in_dtype)
     if torch.device(device).type == "meta":
         return torch.empty(rows, columns, dtype=dtype, device=device)
@@ -28,6 +26,6 @@ def random_matrix(problem: Problem, rows: int, columns: int, device: str) -> tor
 
 
 def offsets(problem: Problem, device: str) -> torch.Tensor:
-    """The end rows of the problem's groups: int32 ``(G,)``, the last one M."""
+    """Return the end rows of the problem's groups: int32 ``(G,)``, the last one M."""
     ends = group_ends(problem.routing, problem.shape["M"], problem.shape["G"], problem.seed)
     return torch.tensor(ends, dtype=torch.int32, device=device)

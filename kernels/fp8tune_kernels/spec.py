@@ -1,4 +1,4 @@
-"""What a kernel declares about itself: the one interface between a kernel file and the tuner.
+"""The declaration of a kernel: the one interface between a kernel file and the tuner.
 
 Imports neither torch nor triton. A spec may live in any repository: fp8tune loads it as ``module:ATTRIBUTE`` or
 ``path.py:ATTRIBUTE`` and treats it like its own.
@@ -76,16 +76,16 @@ class NamedInts(Mapping[str, int]):
         return name in self._items
 
     def items(self) -> ItemsView[str, int]:
-        """Names and integers. What a mapping has by itself asks for each name twice, and takes five times as long."""
+        """Return names and integers, five times as fast as the items of any mapping."""
         return self._items.items()
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, NamedInts):  # without a copy: rankings compare by the million
-            return self._items == other._items
-        return isinstance(other, Mapping) and self._items == dict(other)
+    def __eq__(self, value: object) -> bool:
+        if isinstance(value, NamedInts):  # without a copy: rankings compare by the million
+            return self._items == value._items
+        return isinstance(value, Mapping) and self._items == dict(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (NamedInts, (tuple(self._items.items()),))
@@ -100,7 +100,7 @@ class NamedInts(Mapping[str, int]):
 
     @property
     def canonical(self) -> str:
-        """The same text for equal mappings: ``name=value`` pairs sorted by name, one blank between."""
+        """``name=value`` pairs sorted by name, with a blank between: one text for equal mappings."""
         if not self._canonical:
             self._canonical = " ".join(f"{name}={int(value)}" for name, value in sorted(self._items.items()))
         return self._canonical
@@ -162,25 +162,23 @@ class Span:
     """Where a tile that holds all is kept in registers: how many of its elements a thread may have."""
 
     def holds(self, config: Mapping[str, int], key: Mapping[str, int]) -> bool:
-        """Whether the tile of a config holds all of it."""
+        """Return True if the tile of a config holds all of it."""
         return self.axis is None or config[self.axis] >= key[self.size]
 
-    def suits(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-        """Whether a config for one lookup key may be launched for another, ``measured`` being empty of a config for
-        all: not if it would read the input twice only here, nor if only here a thread would have too many values.
+    def suits(self, config: Mapping[str, int], measured: Mapping[str, int], key: Mapping[str, int]) -> bool:
+        """Return True if a config for one lookup key, empty of a config for all, may be launched for another.
+
+        Not if it would read the input twice only here, nor if only here a thread would have too many values.
 
         A row of an older kernel without such an axis or size passes.
         """
-        if self.size not in wanted or (self.axis is not None and self.axis not in config):
+        if self.size not in key or (self.axis is not None and self.axis not in config):
             return True
-        if self.holds(config, wanted) and self._is_too_long(config, measured, wanted):
-            return False
-        return self.size not in measured or self.holds(config, wanted) or not self.holds(config, measured)
-
-    def _is_too_long(self, config: Mapping[str, int], measured: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
-        if self.values_a_thread is None or wanted[self.size] <= measured.get(self.size, 0):
-            return False
-        return wanted[self.size] > self.values_a_thread * _FEWEST_THREADS * config["num_warps"]
+        holds, size = self.holds(config, key), key[self.size]
+        if holds and self.values_a_thread and size > measured.get(self.size, 0):  # noqa: SIM102 - a line each
+            if size > self.values_a_thread * _FEWEST_THREADS * config["num_warps"]:
+                return False
+        return self.size not in measured or holds or not self.holds(config, measured)
 
 
 @dataclass(frozen=True)
@@ -237,9 +235,8 @@ def root_mean_square(tensor: Any) -> Any:
 
 
 def _short(bound: float) -> str:
-    """``1e-03``; in full where that says less."""
-    short = f"{bound:.0e}"
-    return short if float(short) == bound else str(bound)
+    """Return ``1e-03``; in full where that says less."""
+    return text if float(text := f"{bound:.0e}") == bound else str(bound)
 
 
 @dataclass(frozen=True)
@@ -327,8 +324,8 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         for name, derive in (("bytes_moved", _bytes_moved), ("scaled_down", _scaled_down)):
-            given = getattr(self, name)
-            if given is None or isinstance(given, _Derived):  # a copy by dataclasses.replace derives anew
+            function = getattr(self, name)
+            if function is None or isinstance(function, _Derived):  # a copy by dataclasses.replace derives anew
                 object.__setattr__(self, name, _Derived(functools.partial(derive, self)))
 
     def bytes_of(self, problem: Problem) -> int:
@@ -345,7 +342,7 @@ class KernelSpec:
 
     @property
     def check_text(self) -> str:
-        """What is right, as rows say it: ``exact``, or ``tolerance 1e-03 relative + 1e-05 absolute of float64``."""
+        """The check, as rows say it: ``exact``, or ``tolerance 1e-03 relative + 1e-05 absolute of float64``."""
         return f"tolerance {self.tolerance} of float64" if self.check == "tolerance" else self.check
 
     def lookup_key(self, problem: Problem) -> NamedInts:
@@ -363,8 +360,8 @@ class _Derived:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = functools.cache(function)
 
-    def __call__(self, given: Any) -> Any:
-        return self._function(given if isinstance(given, Problem) else NamedInts(given))
+    def __call__(self, subject: Any) -> Any:
+        return self._function(subject if isinstance(subject, Problem) else NamedInts(subject))
 
 
 def _plain(spec: KernelSpec, shape: Mapping[str, int], in_dtype: str) -> Problem:
@@ -374,9 +371,9 @@ def _plain(spec: KernelSpec, shape: Mapping[str, int], in_dtype: str) -> Problem
     return Problem(spec.name, NamedInts(shape), routing, "contiguous", in_dtype, fp8_dtype, scale_mode)
 
 
-def _bytes_moved(spec: KernelSpec, given: Problem | NamedInts) -> int:
+def _bytes_moved(spec: KernelSpec, subject: Problem | NamedInts) -> int:
     """The bytes of all inputs and outputs, but for float32 and int32 beside narrower ones: scales and offsets."""
-    problem = given if isinstance(given, Problem) else _plain(spec, given, spec.in_dtypes[0])
+    problem = subject if isinstance(subject, Problem) else _plain(spec, subject, spec.in_dtypes[0])
     shape = problem.shape
     if math.prod(shape.values()) >= 2**58:  # meta tensors have sizes of 64 bits
         return math.prod(shape.values())
@@ -392,8 +389,8 @@ def _bytes_moved(spec: KernelSpec, given: Problem | NamedInts) -> int:
 def _scaled_down(spec: KernelSpec, problem: Problem) -> Problem:
     most = {**INTERPRETED_SIZES, **spec.interpreted}
     others = sum(dim not in most for dim in problem.shape)
-    other = _INTERPRETED_OTHERS[min(others, len(_INTERPRETED_OTHERS)) - 1]
-    shape = NamedInts([(dim, min(size, most.get(dim, other))) for dim, size in problem.shape.items()])
+    largest = _INTERPRETED_OTHERS[min(others, len(_INTERPRETED_OTHERS)) - 1]
+    shape = NamedInts([(dim, min(size, most.get(dim, largest))) for dim, size in problem.shape.items()])
     return replace(problem, shape=shape)
 
 

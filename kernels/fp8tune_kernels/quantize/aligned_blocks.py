@@ -15,17 +15,6 @@ from triton.language.target_info import is_cuda
 
 from .arithmetic import scale_of
 
-__all__ = [
-    "ALIGNMENT",
-    "Block",
-    "block_at",
-    "inverse_of",
-    "largest_of_both",
-    "largest_of_rows",
-    "load_codes",
-    "scale_of_bits",
-]
-
 ALIGNMENT = 128
 """Of the places at which groups begin."""
 
@@ -73,17 +62,17 @@ def largest_of_rows(values: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def largest_of_both(one: tl.tensor, other: tl.tensor) -> tl.tensor:
-    """The same of two tiles of one shape together: threads meet once."""
+def largest_of_both(left: tl.tensor, right: tl.tensor) -> tl.tensor:
+    """Return :func:`largest_of_rows` of two tiles of a shape together: threads meet once."""
     if is_cuda():
-        return largest_of_rows(_larger(tl.abs(one), tl.abs(other)))
+        return largest_of_rows(_larger(tl.abs(left), tl.abs(right)))
     else:  # noqa: RET505
-        return tl.maximum(largest_of_rows(one), largest_of_rows(other))
+        return tl.maximum(largest_of_rows(left), largest_of_rows(right))
 
 
 @triton.jit
-def _larger(one: tl.tensor, other: tl.tensor) -> tl.tensor:
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+def _larger(left: tl.tensor, right: tl.tensor) -> tl.tensor:
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -20,19 +20,6 @@ from triton.language.target_info import is_cuda
 
 from .. import interpreter
 
-__all__ = [
-    "FP8_MAX",
-    "NAN_CODES",
-    "canonical_nan",
-    "float32_bits",
-    "magnitude",
-    "magnitude_to_float32",
-    "quantize",
-    "reference_cast",
-    "reference_scale",
-    "scale_of",
-]
-
 interpreter.install()
 
 FP8_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in interpreter.TORCH_DTYPES.values()}

@@ -53,8 +53,6 @@ from .tiles import (
     units_of,
 )
 
-__all__ = ["AXES", "invalid", "programs", "quantize_both_ways", "work_for"]
-
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE": (64, 128, 256),
     "BLOCK_SIZE_ITER": (64, 128, 256),

@@ -35,8 +35,6 @@ from .arithmetic import reference_cast, reference_scale
 from .panels import quantize_columns
 from .tiles import Matrix, Options, stride_of_columns
 
-__all__ = ["SPEC", "quantize_colwise"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def colwise_kernel(

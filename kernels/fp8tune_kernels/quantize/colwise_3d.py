@@ -21,8 +21,6 @@ from ..runtime import declare
 from ..runtime.declare import Call, Config
 from . import rowwise_2d, weights
 
-__all__ = ["SPEC", "quantize_colwise_3d"]
-
 
 def launch(config: Config, call: Call) -> None:
     """Launch the kernel of ``rowwise-2d``, whichever experts the columns of a program belong to."""

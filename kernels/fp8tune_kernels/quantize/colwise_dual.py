@@ -26,8 +26,6 @@ from . import colwise, panels
 from .panels import quantize_columns
 from .tiles import Matrix, Options, stride_of_columns
 
-__all__ = ["SPEC", "quantize_colwise_dual"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def colwise_dual_kernel(

@@ -21,8 +21,6 @@ from . import both_ways, colwise_3d, panels, transpose_3d, weights
 from .both_ways import quantize_both_ways
 from .tiles import Matrix, Options
 
-__all__ = ["SPEC", "quantize_colwise_transpose_3d"]
-
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
 def colwise_transpose_3d_kernel(

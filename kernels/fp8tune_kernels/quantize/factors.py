@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..spec import Problem
 
-__all__ = ["check_scales", "factor_of", "random_powers", "reference_factor"]
-
 
 @triton.jit
 def factor_of(scale: tl.tensor) -> tl.tensor:
@@ -34,8 +32,8 @@ def reference_factor(scale: Tensor) -> Tensor:
 def check_scales(name: str, scales: Tensor, count: int, device: torch.device) -> None:
     """Raise ValueError unless ``scales`` are so many contiguous values of float32 on a device."""
     if scales.dtype != torch.float32 or scales.numel() != count or not scales.is_contiguous():
-        given = f"{scales.dtype} of shape {tuple(scales.shape)} and strides {scales.stride()}"
-        raise ValueError(f"{name} is {given}, wanted {count} contiguous values of torch.float32")
+        layout = f"{scales.dtype} of shape {tuple(scales.shape)} and strides {scales.stride()}"
+        raise ValueError(f"{name} is {layout}, wanted {count} contiguous values of torch.float32")
     if scales.device != device:
         raise ValueError(f"{name} is on {scales.device}, wanted {device}")
 

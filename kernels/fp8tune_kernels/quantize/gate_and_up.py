@@ -28,27 +28,6 @@ from .arithmetic import quantize, reference_cast, reference_scale
 from .gated import ACTIVATIONS, LAYOUTS
 from .limits import too_many_shared_bytes, wrong_tile
 
-__all__ = [
-    "DECLARED",
-    "EDGES",
-    "OPTIONS",
-    "Rows",
-    "Source",
-    "X",
-    "bounds",
-    "check_scales_and_bias",
-    "launch",
-    "load_gate_and_up",
-    "problems",
-    "random_inputs",
-    "row_blocks",
-    "scale_of_rows",
-    "split",
-    "store_gate_and_up",
-    "values_of",
-    "wrong_rows",
-]
-
 
 class Source(NamedTuple):
     """A matrix of gate and up."""
@@ -251,8 +230,8 @@ def check_scales_and_bias(x: torch.Tensor, x_scales: torch.Tensor | None, bias: 
     """Raise ValueError unless codes, and they alone, have scales, and no bias, which they include."""
     is_codes = x.dtype in FP8_DTYPES
     if is_codes != (x_scales is not None):
-        wanted = "a scale for each row" if is_codes else "None"
-        raise ValueError(f"x_scales is {'None' if is_codes else 'a tensor'}, wanted {wanted} beside {x.dtype}")
+        needed = "a scale for each row" if is_codes else "None"
+        raise ValueError(f"x_scales is {'None' if is_codes else 'a tensor'}, wanted {needed} beside {x.dtype}")
     if is_codes and bias is not None:
         raise ValueError("bias is a tensor, wanted None: codes of x include it")
 

@@ -25,8 +25,6 @@ from triton.language.target_info import is_cuda
 
 from .. import interpreter
 
-__all__ = ["ACTIVATIONS", "LAYOUTS", "gated", "gated_gradient", "reference_gated", "reference_gated_gradient"]
-
 interpreter.install()
 
 ACTIVATIONS = ("swiglu", "gpt-oss")

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from ..spec import DeviceLimits
 
-__all__ = ["MOST_VALUES", "idle_columns", "too_many_shared_bytes", "values_a_thread", "wrong_tile"]
-
 MOST_VALUES = 128
 """Of a tile, in the registers of a thread."""
 
 
 def values_a_thread(config: Mapping[str, int], elements: int, limits: DeviceLimits) -> int:
-    """How many elements of a tile each thread has."""
+    """Return the elements of a tile that a thread has."""
     return elements // (config["num_warps"] * limits.warp_size)
 
 
@@ -44,6 +42,6 @@ def too_many_shared_bytes(count: int, purpose: str, limits: DeviceLimits) -> str
     return f"{count} bytes {purpose}, {limits.arch} has {room} of shared memory a block" if count > room else None
 
 
-def idle_columns(block: int, columns: int, of: str = "block") -> str | None:
+def idle_columns(block: int, columns: int, tile: str = "block") -> str | None:
     """At least half of the columns of a tile would be outside of the matrix."""
-    return f"{block} columns a {of} for {columns}: half of the threads idle" if block >= 2 * columns else None
+    return f"{block} columns a {tile} for {columns}: half of the threads idle" if block >= 2 * columns else None

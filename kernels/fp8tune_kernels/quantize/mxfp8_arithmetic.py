@@ -37,20 +37,6 @@ from ..runtime import declare
 from ..runtime.declare import Call
 from .arithmetic import FP8_MAX, canonical_nan, reference_cast
 
-__all__ = [
-    "FP8_MAX_BITS",
-    "MX_BLOCK",
-    "SCALE_MODE",
-    "SCALE_MODES",
-    "check_scale_mode",
-    "e8m0_of",
-    "launch_values",
-    "quantize_block",
-    "reference_blocks",
-    "reference_codes",
-    "scales_of",
-]
-
 MX_BLOCK = 32
 """Elements that share a scale."""
 

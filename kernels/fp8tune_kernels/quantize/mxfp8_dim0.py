@@ -34,8 +34,6 @@ from .mxfp8_arithmetic import (
     scales_of,
 )
 
-__all__ = ["ARGUMENTS", "SPEC", "quantize_mxfp8_dim0"]
-
 
 @triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
 def mxfp8_dim0_kernel(

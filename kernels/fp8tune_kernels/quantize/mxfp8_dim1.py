@@ -27,8 +27,6 @@ from .arithmetic import magnitude, magnitude_to_float32
 from .limits import too_many_shared_bytes
 from .mxfp8_arithmetic import SCALE_MODES, e8m0_of, launch_values, quantize_block, reference_blocks, scales_of
 
-__all__ = ["AXES", "SPEC", "quantize_mxfp8_dim1"]
-
 
 @triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
 def mxfp8_dim1_kernel(

@@ -22,8 +22,6 @@ from ..runtime.declare import Call, Config
 from . import mxfp8_dim1
 from .mxfp8_arithmetic import SCALE_MODE, SCALE_MODES, scales_of
 
-__all__ = ["SPEC", "quantize_mxfp8_dim1_3d"]
-
 
 def launch(config: Config, call: Call) -> None:
     """Launch the kernel of ``mxfp8-dim1``, a program per tile of every expert."""

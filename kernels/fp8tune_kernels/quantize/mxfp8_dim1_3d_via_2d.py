@@ -18,8 +18,6 @@ from . import mxfp8_dim1
 from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
 from .mxfp8_dim1_3d import ARGUMENTS, INTERPRETED, KEY, OUTPUTS, PROBLEMS, reference
 
-__all__ = ["SPEC", "quantize_mxfp8_dim1_3d_via_2d"]
-
 
 def launch(config: Config, call: Call) -> None:
     """Cast all experts as one matrix, into memory of its own, and part them by copies."""

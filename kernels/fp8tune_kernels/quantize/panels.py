@@ -56,8 +56,6 @@ from .tiles import (
     units_of,
 )
 
-__all__ = ["AXES", "invalid", "options", "programs", "quantize_columns", "work_for"]
-
 AXES: dict[str, tuple[int, ...]] = {
     "BLOCK_SIZE": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_ITER": (64, 128, 256, 512),
@@ -78,7 +76,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 16
 def quantize_columns(
     matrix: Matrix, work_ptr: tl.tensor, program: tl.tensor, options: Options, num_stages: tl.constexpr
 ) -> None:
-    """What one of :func:`programs` does; ``program`` says which, where each walks columns of its own.
+    """Do the work of one of :func:`programs`; ``program`` says which, if each walks columns of its own.
 
     ``work_ptr``: what :func:`work_for` gave; not used where LEAD is 0.
     """
@@ -105,13 +103,13 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
     first = first_row(matrix, start)
     tiles = tl.cdiv(end - first, options.BLOCK_SIZE_ITER)
 
-    kept_tile = Tile(first, rows, columns, start, end)
-    kept = load_tile(matrix, kept_tile, read_end, "")
+    first_tile = Tile(first, rows, columns, start, end)
+    first_x = load_tile(matrix, first_tile, read_end, "")
     units = 0
     if matrix.ALIGNMENT > 1:
         units = units_before(matrix, group)  # while the tile is on its way
     FOLDED: tl.constexpr = folded_rows(options.BLOCK_SIZE_ITER, options.BLOCK_SIZE, options.num_warps)
-    largest = fold(kept, FOLDED)
+    largest = fold(first_x, FOLDED)
     for number in tl.range(1, tl.where(group < matrix.G, tiles, 0), num_stages=num_stages):
         tile = Tile(first + number * options.BLOCK_SIZE_ITER, rows, columns, start, end)
         x = load_tile(matrix, tile, read_end, "")
@@ -123,8 +121,8 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
 
     scale = of_any_layout(scale)
     q_ptr = q_of_group(matrix, group, units)
-    q = quantize(kept, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
-    store_tile(matrix, q_ptr, kept_tile, q, "")
+    q = quantize(first_x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
+    store_tile(matrix, q_ptr, first_tile, q, "")
     if matrix.ALIGNMENT > 1:
         tiles = tl.cdiv(units_of(matrix, start, end) * matrix.ALIGNMENT, options.BLOCK_SIZE_ITER)
     for number in tl.range(1, tl.where(matrix.q_stride % 16 == 0, tiles, 0), num_stages=num_stages):
@@ -133,9 +131,9 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
         q = quantize(x, scale[None, :], q_ptr.dtype.element_ty, options.FP8_MAX)
         store_tile(matrix, q_ptr, tile, q, "")
     if matrix.ALIGNMENT == 1:
-        store_edges(matrix, q_ptr, kept_tile, end, read_end, scale, options.FP8_MAX)
+        store_edges(matrix, q_ptr, first_tile, end, read_end, scale, options.FP8_MAX)
     else:
-        clear_gap(matrix, q_ptr, kept_tile, first + tiles * options.BLOCK_SIZE_ITER, scale)
+        clear_gap(matrix, q_ptr, first_tile, first + tiles * options.BLOCK_SIZE_ITER, scale)
 
 
 class _Cursor(NamedTuple):
@@ -231,7 +229,7 @@ def _finished_scale(
 def _store_edges_of_panels(
     matrix: Matrix, done_ptr: tl.tensor, amax_ptr: tl.tensor, panels: tl.tensor, options: Options
 ) -> None:
-    """What tiles leave out, panel by panel, when there are no tickets left: as a part of each turn it would cost 60
+    """Store what tiles leave out, by panel, when there are no tickets left: as a part of each turn it would cost 60
     registers a thread, and half of the programs an SM can run. Nothing where all groups begin at multiples of 16.
     """
     uneven = matrix.q_stride % 16

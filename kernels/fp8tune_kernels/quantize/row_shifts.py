@@ -31,8 +31,6 @@ from ..runtime.launching import launch_kernel
 from ..runtime.ops import define
 from .factors import check_scales
 
-__all__ = ["reference_shifts", "shifts_and_scales", "shifts_by_kernel", "shifts_of_rows"]
-
 CONFIG = {"BLOCK_SIZE": 2048, "num_warps": 8}
 """Rows that a program looks at together: 131,072 of one group are 64 times."""
 

@@ -27,8 +27,6 @@ from .arithmetic import magnitude, magnitude_to_float32, quantize, reference_cas
 from .panels import quantize_columns
 from .tiles import Matrix, Options
 
-__all__ = ["SPEC", "quantize_rowwise"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def rowwise_kernel(
@@ -70,8 +68,8 @@ def rowwise_kernel(
     tiles = tl.cdiv(longest, BLOCK_SIZE_ITER)
 
     columns = tl.arange(0, BLOCK_SIZE_ITER)[None, :]
-    kept = tl.load(x_rows + columns, mask=_in_whole_chunks(columns, head, read_tail), other=0.0)
-    largest = _largest_of_chunks(kept)
+    first_x = tl.load(x_rows + columns, mask=_in_whole_chunks(columns, head, read_tail), other=0.0)
+    largest = _largest_of_chunks(first_x)
     for tile in tl.range(1, tl.where(group < G, tiles, 0), num_stages=num_stages):
         tile_columns = tile * BLOCK_SIZE_ITER + columns
         x = tl.load(x_rows + tile_columns, mask=_in_whole_chunks(tile_columns, head, read_tail), other=0.0)
@@ -95,7 +93,7 @@ def rowwise_kernel(
         x = tl.load(x_rows + tile_columns, mask=_in_whole_chunks(tile_columns, head, read_tail), other=0.0)
         q = quantize(x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
         tl.store(q_rows + tile_columns, q, mask=_in_whole_chunks(tile_columns, head, tail))
-    q = quantize(kept, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
+    q = quantize(first_x, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
     tl.store(q_rows + columns, q, mask=_in_whole_chunks(columns, head, tail))
     if shared:
         edge_q = quantize(edges, scale[:, None], q_ptr.dtype.element_ty, FP8_MAX)
@@ -111,7 +109,7 @@ def _largest_of_chunks(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _in_whole_chunks(columns: tl.tensor, head: tl.tensor, tail: tl.tensor) -> tl.tensor:
-    """Whether the chunk of 16 around each column lies in [head, tail): the same for all 16, so accesses stay wide."""
+    """Return True where the chunk of 16 around a column lies in [head, tail): accesses of all 16 stay wide."""
     chunks = columns // 16 * 16
     return (chunks >= head) & (chunks + 16 <= tail)
 

@@ -24,8 +24,6 @@ from ..spec import DeviceLimits
 from .arithmetic import magnitude, magnitude_to_float32, quantize, reference_cast, reference_scale, scale_of
 from .limits import too_many_shared_bytes, wrong_tile
 
-__all__ = ["SPEC", "quantize_rowwise_2d"]
-
 
 @triton.jit(do_not_specialize=["M"])  # it changes every step and must not recompile anything
 def rowwise_2d_kernel(

@@ -30,8 +30,6 @@ from . import both_ways, colwise, panels, rowwise_2d
 from .both_ways import quantize_both_ways
 from .tiles import Matrix, Options, stride_of_columns
 
-__all__ = ["SPEC", "quantize_rowwise_colwise"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def rowwise_colwise_kernel(

@@ -33,8 +33,6 @@ from .arithmetic import quantize, reference_cast, reference_scale, scale_of
 from .factors import factor_of, random_powers, reference_factor
 from .limits import too_many_shared_bytes, wrong_tile
 
-__all__ = ["SPEC", "quantize_rowwise_factored"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # they change every step: neither may recompile anything
 def rowwise_factored_kernel(
@@ -152,7 +150,7 @@ def launch(config: Config, call: Call) -> None:
 
 
 def _tile_of(config: Config, K: int) -> tuple[int, bool, int]:
-    """As :func:`.whole_rows.tile_of`, of a part of a row where TILE is shorter."""
+    """Return :func:`.whole_rows.tile_of`, or that of a part of a row where TILE is shorter."""
     return whole_rows.tile_of(config, K) if config["TILE"] >= K else (config["TILE"], False, 1)
 
 

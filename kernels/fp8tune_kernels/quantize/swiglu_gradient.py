@@ -45,8 +45,6 @@ from .factors import factor_of, random_powers, reference_factor
 from .gate_and_up import Rows, Source, bounds, load_gate_and_up, scale_of_rows, split, store_gate_and_up
 from .gated import ACTIVATIONS, gated_gradient, reference_gated_gradient
 
-__all__ = ["MATRICES", "SPEC", "quantize_swiglu_gradient"]
-
 MATRICES = 3
 """(M, N) that a program reads: gate, up and dh."""
 

@@ -36,8 +36,6 @@ from .arithmetic import quantize, reference_cast
 from .gate_and_up import Rows, Source, load_gate_and_up, scale_of_rows, split, store_gate_and_up
 from .gated import ACTIVATIONS, gated, reference_gated
 
-__all__ = ["MATRICES", "SPEC", "quantize_swiglu_rowwise"]
-
 MATRICES = 2
 """(M, N) that a program reads: gate and up."""
 

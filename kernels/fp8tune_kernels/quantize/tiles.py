@@ -17,27 +17,6 @@ import triton.language as tl
 
 from .arithmetic import magnitude, quantize
 
-__all__ = [
-    "Matrix",
-    "Options",
-    "Tile",
-    "clear_gap",
-    "first_row",
-    "fold",
-    "folded_rows",
-    "group_end",
-    "group_start",
-    "load_tile",
-    "of_any_layout",
-    "q_of_group",
-    "store_edges",
-    "store_tile",
-    "stride_of_columns",
-    "top",
-    "units_before",
-    "units_of",
-]
-
 
 class Matrix(NamedTuple):
     """A matrix whose rows fall into groups, and where the codes and scales of its columns go."""
@@ -55,7 +34,7 @@ class Matrix(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a binary is compiled for."""
+    """Constants that a binary is compiled for."""
 
     FP8_MAX: tl.constexpr
     POWER_OF_TWO: tl.constexpr
@@ -101,24 +80,24 @@ def stride_of_columns(M: tl.tensor, G: tl.tensor, ALIGNMENT: tl.constexpr) -> tl
 
 @triton.jit
 def units_of(matrix: Matrix, start: tl.tensor, end: tl.tensor) -> tl.tensor:
-    """How often the alignment goes into the rows that the codes of a group take."""
+    """Return the multiples of the alignment that the codes of a group take."""
     return tl.maximum(tl.cdiv(end - start, matrix.ALIGNMENT), 1)
 
 
 @triton.jit
 def units_before(matrix: Matrix, group: tl.tensor) -> tl.tensor:
-    """The same of all groups before one."""
+    """Return the units of all groups before a group."""
     units = 0
     for first in tl.range(0, group, 128, num_stages=1):
         groups = first + tl.arange(0, 128)
-        each = units_of(matrix, group_start(matrix, groups), group_end(matrix, groups))
-        units += tl.sum(tl.where(groups < group, each, 0))
+        counts = units_of(matrix, group_start(matrix, groups), group_end(matrix, groups))
+        units += tl.sum(tl.where(groups < group, counts, 0))
     return units
 
 
 @triton.jit
 def q_of_group(matrix: Matrix, group: tl.tensor, units: tl.tensor) -> tl.tensor:
-    """Where the codes of a group are counted from; ``units``: those of :func:`units_before`."""
+    """Return the pointer that the codes of a group are counted from; ``units``: those of :func:`units_before`."""
     if matrix.ALIGNMENT == 1:
         return matrix.q_ptr + group.to(tl.int64) * matrix.q_group_stride
     else:  # noqa: RET505
@@ -127,7 +106,7 @@ def q_of_group(matrix: Matrix, group: tl.tensor, units: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def first_row(matrix: Matrix, start: tl.tensor) -> tl.tensor:
-    """Where the first tile of a group begins: the last multiple of 16 at or before its start, or there if aligned."""
+    """Return the first row of a group's tiles: the last multiple of 16 at or before its start, or that if aligned."""
     if matrix.ALIGNMENT == 1:
         return start // 16 * 16
     else:  # noqa: RET505
@@ -196,7 +175,7 @@ def store_edges(
     scale: tl.tensor,
     FP8_MAX: tl.constexpr,
 ) -> None:
-    """Of rows [first, last) of a group, byte by byte, the chunks of 16 it shares with a neighbour: at most one at
+    """Store rows [first, last) of a group, byte by byte, of the chunks of 16 it shares with a neighbour: at most one at
     either end. All chunks where q_stride is no multiple of 16. Rows from ``read_end`` on become the code of 0."""
     first, _, columns, start, end = tile
     aligned = matrix.q_stride % 16 == 0
@@ -234,13 +213,13 @@ def fold(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def top(folded: tl.tensor) -> tl.tensor:
-    """What :func:`fold` gave -> the maxima of the columns, int32, as atomics take them."""
+    """Return the maxima of the columns of a folded tile, int32, as atomics take them."""
     return tl.max(folded.to(tl.int32), 0)
 
 
 @triton.jit
 def of_any_layout(scale: tl.tensor) -> tl.tensor:
-    """The same scales, of which the compiler can have a second copy in the layout of the store.
+    """Return the scales so that the compiler can have a second copy in the layout of the store.
 
     A scale that comes of a reduction is tied to the layout of the load: the compiler then casts there, and transposes
     the codes through shared memory byte by byte. An identity gather unties it, and the input is transposed instead:

@@ -1,4 +1,4 @@
-"""What the two ``transpose-3d`` kernels share: their contract, its plain torch reference, and the kernel.
+"""The two ``transpose-3d`` kernels share this: their contract, its plain torch reference, and the kernel.
 
     amax[e, k]      = max over n of |w[e, k, n]|
     scales[e, 0, k] = scale of amax[e, k]                      see :mod:`.arithmetic`
@@ -24,8 +24,6 @@ from . import panels
 from .arithmetic import reference_cast, reference_scale
 from .panels import quantize_columns
 from .tiles import Matrix, Options
-
-__all__ = ["EDGES", "OUTPUTS", "launch_columns", "reference"]
 
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run

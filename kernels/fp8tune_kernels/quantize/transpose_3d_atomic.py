@@ -14,8 +14,6 @@ from ..spec import DeviceLimits
 from . import panels, weights
 from .transpose_3d import EDGES, OUTPUTS, launch_columns, reference
 
-__all__ = ["SPEC", "quantize_transpose_3d_atomic"]
-
 
 def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     """Return the hardware reason why a config cannot pay, or None."""

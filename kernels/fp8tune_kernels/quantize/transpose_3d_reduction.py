@@ -16,8 +16,6 @@ from . import weights
 from .limits import idle_columns, too_many_shared_bytes, wrong_tile
 from .transpose_3d import OUTPUTS, launch_columns, reference
 
-__all__ = ["SPEC", "quantize_transpose_3d_reduction"]
-
 
 def launch(config: Config, call: Call) -> None:
     """Launch the kernel with a tile no longer than an expert needs."""

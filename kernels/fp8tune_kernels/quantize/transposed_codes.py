@@ -41,8 +41,6 @@ from .factors import random_powers
 from .limits import idle_columns, wrong_tile
 from .tiles import stride_of_columns
 
-__all__ = ["ALIGNMENT", "AXES", "SPEC", "Tile", "random_codes", "rows_at", "transpose_codes", "transpose_tile"]
-
 MULTIPLE = 16
 """Of K, and of the bytes where codes begin: rows are then read 16 bytes at a time."""
 
@@ -144,7 +142,7 @@ def transposed_codes_kernel(
 
 @triton.jit
 def rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of a row of the transposed codes: its group, the row that it is a copy of, and how many rows are left there.
+    """Return the group of a row of the transposed codes, the row that it is a copy of, and the rows that are left.
 
     One maximum finds the last group before it and where that ends: each further one takes a program's warps a barrier.
     """

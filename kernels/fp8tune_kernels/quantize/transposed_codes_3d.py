@@ -24,8 +24,6 @@ from ..spec import Problem
 from . import transposed_codes, weights
 from .transposed_codes import Tile, random_codes, transpose_tile
 
-__all__ = ["SPEC", "check_codes", "transpose_codes_3d"]
-
 
 @triton.jit(do_not_specialize=["E"])  # so that the binary that few experts check is the one that many run
 def transposed_codes_3d_kernel(

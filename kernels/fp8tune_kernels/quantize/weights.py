@@ -12,8 +12,6 @@ from ..runtime import declare
 from ..runtime.declare import Shape
 from ..spec import NamedInts
 
-__all__ = ["ARGUMENTS", "KEY", "PROBLEMS", "problems_of_16_rows"]
-
 ARGUMENTS = (declare.weights(), declare.FLOAT8_DTYPE, declare.POWER_OF_TWO)
 
 KEY = ("E", "K", "N")

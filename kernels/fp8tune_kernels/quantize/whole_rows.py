@@ -10,15 +10,13 @@ import torch
 from ..arches import ARCHES
 from ..runtime.lookup import running_arch
 
-__all__ = ["EXCHANGED_BYTES", "options", "shared_bytes", "tile_of"]
-
 EXCHANGED_BYTES = 128
 """Of sums and maxima across the warps of a block: at most 32 warps, 4 bytes each."""
 
 
 def tile_of(config: Mapping[str, int], N: int) -> tuple[int, bool, int]:
-    """What a program casts at a time, whole rows: columns of the first tile, whether half as many follow, and rows, as
-    many as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
+    """Return what a program casts at a time: columns of the first tile, whether half as many follow, and rows: as many
+    as TILE elements hold. So no more than a third of the lanes have no column, and most often fewer."""
     power = max(1 << max(N - 1, 0).bit_length(), 32)
     has_rest = power >= max(4 * N / 3, 64)
     return power // 2 if has_rest else power, has_rest, min(max(config["TILE"] // power, 1), config["BLOCK_SIZE_M"])
@@ -33,12 +31,12 @@ def shared_bytes(config: Mapping[str, int], N: int, matrices: int) -> int:
 
 
 def options(config: Mapping[str, int], N: int, matrices: int, device: torch.device) -> dict[str, int]:
-    """The launch options of a config. One that was measured on shorter rows may ask for more shared memory than a block
-    of the device has: it is launched with one stage, and not timed (the ``invalid`` of its spec)."""
-    found = {name: value for name, value in config.items() if name != "TILE"}
-    if found["num_stages"] > 1 and shared_bytes(config, N, matrices) > _room(device):
-        found["num_stages"] = 1
-    return found
+    """Return the launch options of a config. One that was measured on shorter rows may ask for more shared memory than
+    a block has: it is launched with one stage, and not timed (the ``invalid`` of its spec)."""
+    launched = {name: value for name, value in config.items() if name != "TILE"}
+    if launched["num_stages"] > 1 and shared_bytes(config, N, matrices) > _room(device):
+        launched["num_stages"] = 1
+    return launched
 
 
 def _room(device: torch.device) -> int:

@@ -8,8 +8,6 @@ from triton.language.target_info import is_cuda
 
 from .arithmetic import canonical_nan
 
-__all__ = ["shifted_bytes", "words_of_bytes"]
-
 
 @triton.jit
 def words_of_bytes(first: tl.tensor, second: tl.tensor, third: tl.tensor, fourth: tl.tensor) -> tl.tensor:

@@ -4,12 +4,12 @@ A kernel file has its Triton function, ``launch``, ``reference``, edge cases and
 does is generated once per kernel as straight code, because a GPU waits for it: check the arguments, read sizes off
 their shapes, look the config up, allocate the outputs, launch.
 
-Names are shared: a Triton function's ``x_ptr`` is the argument or output ``x``, its ``M`` the size ``M``.
+Names are shared: a Triton function's ``x_ptr`` is the argument or output ``x``, its ``M`` the size ``M``. Functions of
+arguments, sizes and ``device`` *by name* are called with what their parameters name.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,6 @@ from .ops import Tensors, define, is_traced
 
 Config = Mapping[str, int]
 Shape = Mapping[str, int]
-Rows = Callable[[Shape], Iterator[NamedInts]]
-
-FP8_MAX: Mapping[torch.dtype, float] = {dtype: torch.finfo(dtype).max for dtype in checks.FP8_DTYPES}
 
 _binders: dict[Any, Callable[[Call], tuple[Any, Any, Any]]] = {}
 
@@ -61,8 +58,8 @@ class Call(SimpleNamespace):
 def _binder(function: Any, options: Config) -> Callable[[Call], tuple[Any, Any, Any]]:
     """Generate what reads the tensors, sizes and constants of a Triton function, beside its options, from a call."""
     parameters = inspect.signature(function).parameters.values()
-    constants = [each.name for each in parameters if "constexpr" in str(each.annotation)]
-    variables = [each.name for each in parameters if each.name not in constants]
+    constants = [item.name for item in parameters if "constexpr" in str(item.annotation)]
+    variables = [item.name for item in parameters if item.name not in constants]
     groups = (
         [name.removesuffix("_ptr") for name in variables if name.endswith("_ptr")],
         [name for name in variables if not name.endswith("_ptr")],
@@ -75,15 +72,15 @@ def _binder(function: Any, options: Config) -> Callable[[Call], tuple[Any, Any, 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a kernel and of its operator."""
+    """An argument of a kernel and its operator."""
 
     name: str
     schema: str = "Tensor"
     """Type in the operator's schema."""
     dims: tuple[str, ...] = ()
-    """Sizes that the shape has: ``M``, or a multiple such as ``2 * N``. One that is known already must agree."""
+    """Sizes that the shape has: ``M``, or a multiple such as ``2 * N``. A size that is known already must agree."""
     check: str | Callable[..., Any] = ""
-    """A statement, or a function of arguments, sizes and ``device`` by name, before the sizes are read."""
+    """A statement, or a function by name, before the sizes are read."""
     random: Callable[[Problem, str], Any] = lambda problem, device: None
     """(problem, device) -> a seeded value; on device ``meta`` shapes and strides alone."""
     default: int | None = None
@@ -92,22 +89,29 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a kernel."""
+    """An output of a kernel."""
 
     name: str
     dims: tuple[str, ...] = ()
     """Expressions of sizes."""
     dtype: str = "float8_dtype"
-    """An argument, an argument's dtype such as ``q.dtype``, or a name such as ``torch.float32``."""
+    """An expression: an argument, ``q.dtype``, ``torch.float32``."""
     requested_by: str = ""
-    """An argument: without it, if that is None or False, the output has no elements."""
+    """An argument: if that is None or False, the output has no elements."""
     transposed: bool = False
     """True if the last two dims lie in memory as their ``.mT``."""
     allocate: Callable[..., torch.Tensor] | None = None
-    """A function of arguments, sizes and ``device`` by name, for other layouts."""
+    """A function by name, for other layouts."""
 
 
-# Arguments
+def fp8(name: str, *dims: str, **fields: Any) -> Output:
+    """Return an output of FP8 values."""
+    return Output(name, dims, **fields)
+
+
+def float32(name: str, *dims: str, **fields: Any) -> Output:
+    """Return an output of float32 values."""
+    return Output(name, dims, "torch.float32", **fields)
 
 
 def matrix(name: str, rows: str, columns: str, seed: int = 0, *, or_transposed: bool = False) -> Argument:
@@ -135,12 +139,10 @@ def weights(name: str = "w", *, as_stored: bool = False) -> Argument:
     return Argument(name, "Tensor", dims, f"check_weights({name!r}, {name}, as_stored={as_stored})", random)
 
 
-def tensor(name: str, count: str, dtype: str = "float32", *, optional: bool = False, random: Any = None) -> Argument:
+def tensor(name: str, count: str, dtype: str = "float32", *, optional: bool = False, **fields: Any) -> Argument:
     """Return a contiguous tensor with so many values, an expression of sizes, in any shape."""
-    check = f"check_values({name!r}, {name}, {count}, torch.{dtype}, device)"
-    if optional:
-        check = f"if {name} is not None: {check}"
-    fields = {"random": random} if random else {}
+    condition = f"if {name} is not None: " if optional else ""
+    check = f"{condition}check_values({name!r}, {name}, {count}, torch.{dtype}, device)"
     return Argument(name, "Tensor?" if optional else "Tensor", (), check, **fields)
 
 
@@ -151,7 +153,7 @@ def flag(name: str) -> Argument:
 
 def choice(name: str, names: Sequence[str]) -> Argument:
     """Return one of some names; a problem's shape may have its position."""
-    check = f"if {name} not in {tuple(names)!r}: refuse_choice({name!r}, {name}, {tuple(names)!r})"
+    check = f"check_choice({name!r}, {name}, {tuple(names)!r})"
     return Argument(name, "str", (), check, lambda problem, device: names[problem.shape.get(name, 0)])
 
 
@@ -161,9 +163,8 @@ OFFSETS = Argument("offs", "Tensor", ("G",), "check_offsets(offs, device, FIRST)
 FLOAT8_DTYPE = Argument(
     "float8_dtype",
     "ScalarType?",
-    (),
-    "float8_dtype = fp8_dtype_for(device, float8_dtype)",
-    lambda problem, device: dtype_named(problem.fp8_dtype),
+    check="float8_dtype = fp8_dtype_for(device, float8_dtype)",
+    random=lambda problem, device: dtype_named(problem.fp8_dtype),
 )
 """FP8 format of the outputs; None is replaced by that of the arch."""
 
@@ -173,10 +174,9 @@ POWER_OF_TWO = Argument("power_of_two", "bool", random=lambda problem, device: p
 ALIGNMENT = Argument(
     "alignment",
     "int",
-    (),
-    "if alignment != 1: check_alignment(alignment)",
-    lambda problem, device: problem.shape.get("alignment", 1),
-    1,
+    check="check_alignment(alignment)",
+    random=lambda problem, device: problem.shape.get("alignment", 1),
+    default=1,
 )
 """Alignment of the groups in FP8 values: 1, or a power of two from 16 on."""
 
@@ -190,30 +190,16 @@ def check_values(name: str, values: torch.Tensor, count: int, dtype: torch.dtype
         raise ValueError(f"{name} is on {values.device}, wanted {device}")
 
 
-def refuse_choice(name: str, value: str, names: Sequence[str]) -> None:
+def check_choice(name: str, value: str, names: Sequence[str]) -> None:
     """Raise ValueError for a name that is none of some."""
-    raise ValueError(f"{name} is {value!r}, wanted {' or '.join(map(repr, names))}")
+    if value not in names:
+        raise ValueError(f"{name} is {value!r}, wanted {' or '.join(map(repr, names))}")
 
 
-def refuse_size(name: str, size: str, found: int, known: int, first: str) -> None:
-    """Raise ValueError for a shape that disagrees with an earlier one."""
-    raise ValueError(f"{name} has {size}={found}, wanted {size}={known} as {first}")
-
-
-# Outputs
-
-
-def fp8(name: str, *dims: str, **fields: Any) -> Output:
-    """Return an output of FP8 values."""
-    return Output(name, dims, **fields)
-
-
-def float32(name: str, *dims: str, **fields: Any) -> Output:
-    """Return an output of float32 values: scales or sums."""
-    return Output(name, dims, "torch.float32", **fields)
-
-
-# Kernels
+def check_size(name: str, size: str, length: int, known: int, first: str) -> None:
+    """Raise ValueError for a shape that disagrees with an earlier argument's."""
+    if length != known:
+        raise ValueError(f"{name} has {size}={length}, wanted {size}={known} as {first}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,22 +208,22 @@ class Kernel(KernelSpec):
 
     schema: str = ""
     """Arguments and results in the operator's schema."""
-    checked: Mapping[str, Callable[..., Any]] = None  # type: ignore[assignment]
-    """By name: ``gpu``, ``cpu`` and ``fake``, the implementations of the operator; ``run``, without checks."""
+    functions: Mapping[str, Callable[..., Any]] | None = None
+    """``gpu``, ``cpu`` and ``fake``: implementations of the operator. ``run``: ``gpu`` without checks."""
 
     def __call__(self, *inputs: Any, outputs: Tensors | None = None) -> Tensors:
         """Return the outputs on the current device, on inputs that were checked, without a dispatcher."""
         if is_traced(inputs[0]):
             return self.outputs(*inputs) if outputs is None else outputs
         if inputs[0].is_cpu and not interpreter.INTERPRETED:
-            right = self.reference(*inputs)
-            return right if outputs is None else tuple(map(torch.Tensor.copy_, outputs, right))
-        return self.checked["run"](outputs, *inputs)  # type: ignore[no-any-return]
+            results = self.reference(*inputs)
+            return results if outputs is None else tuple(map(torch.Tensor.copy_, outputs, results))
+        return self.functions["run"](outputs, *inputs)  # type: ignore[index, no-any-return]
 
     def define(self, name: str = "", *, replays: bool = False) -> Any:
         """Define the operator, by default ``quantize_NAME``, and return it; ``replays``: see :func:`.ops.define`."""
+        functions = [self.functions[device] for device in ("gpu", "cpu", "fake")]  # type: ignore[index]
         name = name or f"quantize_{self.name.replace('-', '_')}"
-        functions = [self.checked[device] for device in ("gpu", "cpu", "fake")]
         return define(name + self.schema, *functions, makes_codes=True, replays=replays)
 
 
@@ -248,7 +234,7 @@ def kernel(
     outputs: Sequence[Output],
     launch: Callable[[Config, Call], Any],
     reference: Callable[[Call], None],
-    problems: Sequence[Mapping[str, str]] | Rows,
+    problems: Sequence[Mapping[str, str]] | Callable[[Shape], Iterator[NamedInts]],
     edges: Sequence[Declaration],
     inputs: Callable[[Problem, str], Mapping[str, Any]] = lambda problem, device: {},
     check: Callable[..., None] | None = None,
@@ -261,15 +247,14 @@ def kernel(
     """Return the specification of a kernel.
 
     ``launch`` launches exactly one config and writes every output; ``reference`` writes them in plain torch.
-    ``problems``: maps the kernel's sizes to the dims of a layer's row; a mapping per problem, or a function.
-    ``inputs``: random arguments by name that depend on each other. ``check``: a function of arguments, sizes and
-    ``device`` by name that raises ValueError. ``rule``: the ``check`` of :class:`KernelSpec`. ``sizes``: further sizes,
-    likewise. ``unwritten`` and ``constrain``: as in :class:`KernelSpec`, of a call. ``fields``: the other fields of
-    :class:`KernelSpec`.
+    ``problems``: a mapping of the kernel's sizes to dims of a layer's row per problem, or a function of the row.
+    ``inputs``: random arguments that depend on each other, by name. ``check``: a function by name that raises
+    ValueError. ``rule``: the ``check`` of :class:`.spec.KernelSpec`. ``sizes``: functions by name of further sizes.
+    ``unwritten``, ``constrain``: as there, of a call. ``fields``: its other fields.
     """
     names = [argument.name for argument in arguments]
-    namespace = _compiled(arguments, outputs, fields["key"], check, sizes or {}, launch)
-    call_of, empty = namespace["call_of"], namespace["outputs"]
+    scope = _compiled(arguments, outputs, fields["key"], check, sizes or {}, launch)
+    call_of, empty = scope["call_of"], scope["outputs"]
 
     def reference_outputs(*values: Any) -> Tensors:
         results: Tensors = empty(*values)
@@ -277,39 +262,32 @@ def kernel(
         return results
 
     def on_cpu(*values: Any) -> Any:
-        namespace["fake"](*values)  # checks
-        call = call_of(None, *values)
+        call = scope["checked"](*values)
         if OFFSETS in arguments:
             checks.check_ends(call.offs, call.M)
         with torch.no_grad():  # autograd would follow the reference, and fail at its views
             if interpreter.INTERPRETED:
-                return namespace["gpu"](*values)
-            if "float8_dtype" in names:
-                call.float8_dtype = checks.fp8_dtype_for(call.device, call.float8_dtype)
+                return scope["gpu"](*values)
             results = reference_outputs(*[call.__dict__[name] for name in names])
             return results if len(results) > 1 else results[0]
 
     def random_inputs(problem: Problem, device: str) -> tuple[Any, ...]:
         made = inputs(problem, device)
-        return tuple(made[each.name] if each.name in made else each.random(problem, device) for each in arguments)
+        return tuple(made[item.name] if item.name in made else item.random(problem, device) for item in arguments)
 
-    def problems_of(row: Mapping[str, int]) -> Iterator[NamedInts]:
+    def problems_of(row: Shape) -> Iterator[NamedInts]:
         for mapping in problems if isinstance(problems, Sequence) else ():
             yield NamedInts({size: row[dim] for size, dim in mapping.items()})
 
-    schema = ", ".join(
-        f"{each.schema} {each.name}" + ("" if each.default is None else f"={each.default}") for each in arguments
-    )
-    results = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
+    schema = ", ".join(f"{item.schema} {_signature([item])}" for item in arguments)
     derived = {
         "span": SPANS.get(name),
         "check": rule,
         "routed": OFFSETS in arguments,
-        "uses_fp8": "float8_dtype" in names,
+        "uses_fp8": FLOAT8_DTYPE in arguments,
         "scale_modes": SCALE_MODES if POWER_OF_TWO in arguments else (),
     }
-    fields["default"] = NamedInts(fields["default"])
-    spec = Kernel(
+    spec = scope["spec"] = Kernel(
         name=name,
         problems=problems_of if isinstance(problems, Sequence) else problems,
         inputs=random_inputs,
@@ -319,12 +297,16 @@ def kernel(
         edges=declared(*edges),
         unwritten=unwritten and (lambda values, results: unwritten(call_of(results, *values))),
         constrain=constrain and (lambda values: constrain(call_of(None, *values))),
-        schema=f"({schema}) -> {results}",
-        checked={**{function: namespace[function] for function in ("gpu", "fake", "run")}, "cpu": on_cpu},
-        **{**derived, **fields},
+        schema=f"({schema}) -> " + ("Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"),
+        functions={**scope, "cpu": on_cpu},
+        **{**derived, **fields, "default": NamedInts(fields["default"])},
     )
-    namespace["spec"] = spec
     return spec
+
+
+def _signature(arguments: Sequence[Argument]) -> str:
+    """Return parameters with their defaults."""
+    return ", ".join(item.name + (f"={item.default}" if item.default is not None else "") for item in arguments)
 
 
 def _compiled(
@@ -335,97 +317,81 @@ def _compiled(
     sizes: Mapping[str, Callable[..., int]],
     launch: Callable[[Config, Call], Any],
 ) -> dict[str, Any]:
-    """Generate and compile the functions of a call; see :func:`kernel` for the names that its code may use."""
+    """Generate and compile the functions of a call, and return the namespace that they run in."""
     scope: dict[str, Any] = {
         **vars(checks),
-        **{"check_values": check_values, "refuse_choice": refuse_choice, "refuse_size": refuse_size, "torch": torch},
-        **{"Call": Call, "bucket": bucket, "config_for": config_for, "launch": launch, "LARGEST": FP8_MAX},
-        **{"padded_rows": padded_rows, "empty": torch.empty, "empty_strided": torch.empty_strided},
-        **{"IN_DTYPE": {getattr(torch, name): place for place, name in enumerate(DTYPES)}},
-        "FIRST": arguments[0].name,
+        **{function.__name__: function for function in (check_values, check_choice, check_size, bucket, config_for)},
+        **{"Call": Call, "launch": launch, "padded_rows": padded_rows, "torch": torch, "FIRST": arguments[0].name},
+        **{"empty": torch.empty, "empty_strided": torch.empty_strided},
+        "IN_DTYPE": {getattr(torch, name): place for place, name in enumerate(DTYPES)},
+        "LARGEST": {None: None, **{dtype: torch.finfo(dtype).max for dtype in checks.FP8_DTYPES}},
     }
 
     def applied(function: Callable[..., Any], name: str) -> str:
         scope[name] = function
         return f"{name}({', '.join(inspect.signature(function).parameters)})"
 
-    read, read_checked = ([f"device = {arguments[0].name}.device"] for _ in range(2))
-    known: set[str] = set()
-    for argument in arguments:
-        statement = argument.check
-        if callable(statement):
-            statement = applied(statement, f"check_{argument.name}")
-        read_checked += filter(None, [statement])
-        if argument.dims:
-            targets = []
-            for place, (factor, size) in enumerate(map(_parsed, argument.dims)):
-                found = f"{argument.name}.shape[{place}]" + (f" // {factor}" if factor > 1 else "")
-                if size in known:
-                    refusal = f"refuse_size({argument.name!r}, {size!r}, {found}, {size}, FIRST)"
-                    read_checked.append(f"if {found} != {size}: {refusal}")
-                else:
-                    targets.append((size, found, factor))
-                    known.add(size)
-            if len(targets) == len(argument.dims) and all(factor == 1 for *_, factor in targets):
-                lines = [f"{', '.join(argument.dims)}, = {argument.name}.shape"]
-            else:
-                lines = [f"{size} = {found}" for size, found, _ in targets]
-            read += lines
-            read_checked += lines
+    first, known = arguments[0].name, list[str]()
+    lines = [(f"device = {first}.device", True)]  # a statement, and False if it is a check alone
+    for item in arguments:
+        if item.check:
+            lines.append((applied(item.check, f"check_{item.name}") if callable(item.check) else item.check, False))
+        shape, new = f"{item.name}.shape", [dim for dim in item.dims if dim not in known]
+        for place, dim in enumerate(item.dims):
+            factor, _, size = dim.rpartition(" * ")
+            length = f"{shape}[{place}]" + (f" // {factor}" if factor else "")
+            if size in known:
+                lines.append((f"check_size({item.name!r}, {size!r}, {length}, {size}, FIRST)", False))
+            elif len(new) < len(item.dims) or " * " in "".join(item.dims):
+                lines.append((f"{size} = {length}", True))
+        if item.dims and len(new) == len(item.dims) and " * " not in "".join(item.dims):  # all at once is faster
+            lines.append((f"{', '.join(item.dims)}, = {shape}", True))
+        known += [size for dim in new if (size := dim.rpartition(" * ")[2]) not in known]
     for size, function in sizes.items():
-        line = f"{size} = {applied(function, f'size_{size}')}"
-        known.add(size)
-        read.append(line)
-        read_checked.append(line)
+        lines.append((f"{size} = {applied(function, f'size_{size}')}", True))
+        known.append(size)
     if check is not None:
-        read_checked.append(applied(check, "check_call"))
+        lines.append((applied(check, "check_call"), False))
 
-    allocations = [f"{output.name} = {_allocation(output, arguments, applied)}" for output in outputs]
-    names = [*[argument.name for argument in arguments], *sorted(known), "device"]
-    values = {name: name for name in names}
-    values |= {each.name.upper(): each.name for each in arguments if each.schema in ("bool", "int")}
-    if "float8_dtype" in names:
+    read = [line for line, is_needed in lines if is_needed]
+    checked = [line for line, _ in lines]
+    allocate = [f"{item.name} = {_allocation(item, arguments, applied)}" for item in outputs]
+    values = {name: name for name in (*[item.name for item in arguments], *known, "device")}
+    values |= {item.name.upper(): item.name for item in arguments if item.schema in ("bool", "int")}
+    if FLOAT8_DTYPE in arguments:
         values["FP8_MAX"] = "LARGEST[float8_dtype]"
-    made = {output.name: _if_requested(output, arguments, output.name, "None") for output in outputs}
-    call = f"Call({', '.join(f'{name}={value}' for name, value in {**values, **made}.items())})"
-    unchecked = {**values, **({"FP8_MAX": "LARGEST.get(float8_dtype)"} if "FP8_MAX" in values else {})}
-    results = ", ".join(output.name for output in outputs)
-    config = f"config = config_for(spec, ({', '.join(_key_of(name, arguments[0].name) for name in key)},), device)"
-    signature = ", ".join(each.name + (f"={each.default}" if each.default is not None else "") for each in arguments)
-    returned = f"return {results}" if len(outputs) > 1 else f"return ({results},)"
-    run = [config, f"call = {call}", "launch(config, call)"]
+    before = f"Call({', '.join(f'{name}={value}' for name, value in values.items())})"
+    values |= {item.name: _if_requested(item, arguments, item.name, "None") for item in outputs}
+    call = f"Call({', '.join(f'{name}={value}' for name, value in values.items())})"
+    results, signature = ", ".join(item.name for item in outputs), _signature(arguments)
+    keys = ", ".join(_key(name, first) for name in key)
+    run = [f"config = config_for(spec, ({keys},), device)", f"call = {call}", "launch(config, call)"]
     functions = {
+        f"checked({signature})": [*checked, f"return {before}"],
         f"call_of(made, {signature})": [
             *read,
-            f"if made is None: return Call({', '.join(f'{name}={value}' for name, value in unchecked.items())})",
+            f"if made is None: return {before}",
             f"{results}, = made",
             f"return {call}",
         ],
-        f"outputs({signature})": [*read, *allocations, returned],
-        f"fake({signature})": [*read_checked, *allocations, f"return {results}"],
+        f"outputs({signature})": [*read, *allocate, f"return ({results},)"],
+        f"fake({signature})": [*checked, *allocate, f"return {results}"],
+        f"gpu({signature})": [*checked, *allocate, *run, f"return {results}"],
         f"run(made, {signature})": [
             *read,
             "if made is None:",
-            *[f" {line}" for line in allocations],
+            *[f" {line}" for line in allocate],
             f"else: {results}, = made",
             *run,
-            returned,
+            f"return ({results},)",
         ],
-        f"gpu({signature})": [*read_checked, *allocations, *run, f"return {results}"],
     }
-    source = "\n".join(f"def {head}:\n " + "\n ".join(lines) for head, lines in functions.items())
-    exec(compile(source, f"<call of {arguments[0].name}>", "exec"), scope)
+    source = "\n".join(f"def {head}:\n " + "\n ".join(body) for head, body in functions.items())
+    exec(compile(source, f"<calls of {launch.__module__}>", "exec"), scope)
     return scope
 
 
-@functools.cache
-def _parsed(dim: str) -> tuple[int, str]:
-    """Return the factor and the size of an argument's dim: ``2 * N`` is (2, "N")."""
-    factor, _, size = dim.rpartition("*")
-    return int(factor or 1), size.strip()
-
-
-def _key_of(name: str, first: str) -> str:
+def _key(name: str, first: str) -> str:
     """Return the expression of a value of the lookup key."""
     if name == DTYPE_FLAG:
         return f"IN_DTYPE[{first}.dtype]"
@@ -440,7 +406,7 @@ def _if_requested(output: Output, arguments: Sequence[Argument], value: str, oth
     """Return the expression of a value that depends on the argument that requests the output."""
     if not output.requested_by:
         return value
-    is_tensor = any(each.name == output.requested_by and each.schema.startswith("Tensor") for each in arguments)
+    is_tensor = any(item.name == output.requested_by and item.schema == "Tensor?" for item in arguments)
     return f"{value} if {output.requested_by}{' is not None' * is_tensor} else {otherwise}"
 
 
@@ -448,10 +414,9 @@ def _allocation(output: Output, arguments: Sequence[Argument], applied: Callable
     """Return the expression of an uninitialized output."""
     if output.allocate is not None:
         return applied(output.allocate, f"allocate_{output.name}")
-    options = f"dtype={output.dtype}, device=device"
-    shape = ", ".join(output.dims)
+    options, shape = f"dtype={output.dtype}, device=device", ", ".join(output.dims)
     if output.transposed:
         *outer, rows, columns = (f"({dim})" if re.search(r"\W", dim) else dim for dim in output.dims)
-        strides = [*[f"{rows} * {columns}" for _ in outer], "1", rows]
-        return f"empty_strided(({shape}), ({', '.join(strides)}), {options})"
+        strides = ", ".join([*[f"{rows} * {columns}" for _ in outer], "1", rows])
+        return f"empty_strided(({shape}), ({strides}), {options})"
     return _if_requested(output, arguments, f"empty({shape}, {options})", f"empty(0, {options})")
