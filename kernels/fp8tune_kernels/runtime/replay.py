@@ -133,12 +133,16 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             recorders.current = self
-        if not self.failed:
-            try:
-                self._record(func, args, kwargs or {}, result)
-            except _UnrecordableError:
-                self.failed = True
+        self._attempt(self._record, func, args, kwargs or {}, result)
         return result
+
+    def _attempt(self, record: Function, *arguments: Any) -> None:
+        if self.failed:
+            return
+        try:
+            record(*arguments)
+        except _UnrecordableError:
+            self.failed = True
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func in _EMPTY:
@@ -176,25 +180,19 @@ class _Recorder(TorchDispatchMode):
         self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
     ) -> None:
         """Record a launch of a binary."""
-        if self.failed:
-            return
-        try:
-            places = [None if tensor is None else self.place(tensor) for tensor in tensors]
-        except _UnrecordableError:
-            self.failed = True
-            return
+        self._attempt(self._record_launch, launch, programs, tensors, sizes)
+
+    def _record_launch(
+        self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
+    ) -> None:
+        places = [None if tensor is None else self.place(tensor) for tensor in tensors]
         self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
 
     def launch_by_triton(self, function: Function, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch what Triton finds the binary of, or interprets, by torch's operators among others; record it."""
         with _disable_current_modes():
             function(*tensors)
-        if self.failed:
-            return
-        try:
-            self.called(function, tuple(tensors), {})
-        except _UnrecordableError:
-            self.failed = True
+        self._attempt(self.called, function, tuple(tensors), {})
 
     def _add(
         self, instruction: Instruction, uses: Iterable[int], makes: Iterable[int], *, is_needed: bool = True
