@@ -36,12 +36,13 @@ from ..edges import at_most, edge
 from ..groups import padded_rows, taken_rows
 from ..inputs import dtype_named, random_matrix
 from ..runtime import declare
-from ..runtime.checks import FP8_DTYPES
+from ..runtime.checks import FP8_DTYPES, check_columns
 from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, NamedInts, Problem
 from . import grouped_tiles
 from .grouped_tiles import (
     are_multiples,
+    check_dtypes,
     check_products,
     in_bands,
     one_of,
@@ -278,6 +279,12 @@ def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     return grouped_tiles.invalid(config, grouped_tiles.Work(*sizes, "depth", grouped_tiles.element_size(shape)), limits)
 
 
+def check_first(a: torch.Tensor) -> None:
+    """Raise ValueError unless the first operand is one that is multiplied."""
+    check_dtypes(a, a)
+    check_columns("a", a, a.dtype)
+
+
 def check(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -307,7 +314,7 @@ def check(
 SPEC = declare.kernel(
     name="grouped-contraction",
     arguments=(
-        declare.Argument("a", dims=("P", "N"), check='check_columns("a", a, a.dtype)'),
+        declare.Argument("a", dims=("P", "N"), check=check_first),
         declare.Argument("b", dims=("P", "K"), check='check_columns("b", b, a.dtype)'),
         declare.OFFSETS,
         declare.Argument("scale_a", "Tensor?"),

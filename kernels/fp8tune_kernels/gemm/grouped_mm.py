@@ -318,11 +318,13 @@ _forward: Callable[..., list[Tensor]] = step(
     "grouped_mm_forward(Tensor A, Tensor B_t, Tensor offs, Tensor[] codes_B, str recipe, ScalarType? float8_dtype, "
     "bool keeps_a, bool keeps_b) -> Tensor[]",
     _run_forward,
+    replays=True,
 )
 _gradients: Callable[..., list[Tensor]] = step(
     "grouped_mm_gradients(Tensor grad, Tensor[] of_A, Tensor?[] of_B, Tensor offs, str recipe, "
     "ScalarType? float8_dtype, bool wants_A, bool wants_B, bool is_row_major) -> Tensor[]",
     _run_gradients,
+    replays=True,
 )
 
 

@@ -293,26 +293,18 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
     return _Recording(tuple(reversed(instructions)), [None] * count, results, kind)
 
 
-def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return all that the code of a function may depend on: not the values of its tensors."""
-    layout: list[Any] = []
-    for argument in _flat(arguments):
-        if isinstance(argument, torch.Tensor):
-            layout += argument.shape, argument.stride(), argument.dtype, argument.data_ptr() & 15
-        else:
-            layout.append(argument)
-    return (arguments[0].device, *layout)
-
-
-def _flat(arguments: Sequence[Any]) -> list[Any]:
-    """Return arguments, those of lists and named tuples one by one."""
-    flat: list[Any] = []
+def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return all that the code of a function may depend on, not the values of its tensors; and its tensors."""
+    layout: list[Any] = [arguments[0].device]
+    tensors: list[torch.Tensor] = []
     for argument in arguments:
-        if isinstance(argument, (list, tuple)):
-            flat += argument
-        else:
-            flat.append(argument)
-    return flat
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, torch.Tensor):
+                layout += item.shape, item.stride(), item.dtype, item.data_ptr() & 15
+                tensors.append(item)
+            else:
+                layout.append(item)
+    return tuple(layout), tensors
 
 
 def replayed(function: Function) -> Function:
@@ -329,13 +321,13 @@ def replayed(function: Function) -> Function:
     def run(*arguments: Any) -> Any:
         if recorders.current is not None or is_hooked():
             return function(*arguments)
-        layout = _layout(arguments)
+        layout, tensors = _layout(arguments)
         if recording := recordings.get(layout):
-            return recording.replay([item for item in _flat(arguments) if isinstance(item, torch.Tensor)])
+            return recording.replay(tensors)
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
-            recordings[layout], result = _recorded(function, arguments)
+            recordings[layout], result = _recorded(function, arguments, tensors)
             return result
         if len(seen) >= MOST_LAYOUTS:
             seen.clear()
@@ -346,9 +338,10 @@ def replayed(function: Function) -> Function:
     return run
 
 
-def _recorded(function: Function, arguments: tuple[Any, ...]) -> tuple[_Recording | None, Any]:
+def _recorded(
+    function: Function, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+) -> tuple[_Recording | None, Any]:
     """Return a recording of a call, None where it cannot be replayed, and its result."""
-    tensors = [item for item in _flat(arguments) if isinstance(item, torch.Tensor)]
     recorder = _Recorder(tensors)
     recorders.current = recorder
     try:
