@@ -152,7 +152,7 @@ SPEC = declare.kernel(
     name="gather-sum",
     arguments=(
         declare.Argument("rows", dims=("M", "K"), check=check_matrix_of_rows),
-        declare.Argument("row_of", dims=("T", "TOP_K"), check='check_rows("row_of", row_of, device, 2)'),
+        declare.Argument("row_of", dims=("T", "TOP_K"), check='check_row_numbers("row_of", row_of, device, 2)'),
         declare.Argument("bias", "Tensor?"),
         declare.Argument("ids", "Tensor?"),
         declare.Argument("weights", "Tensor?"),

@@ -171,7 +171,9 @@ def check(
         raise ValueError(f"a must be FP8 values, got {a.dtype}")
 
 
-TOKEN_OF_ROW = declare.Argument("token_of_row", dims=("M",), check='check_rows("token_of_row", token_of_row, device)')
+TOKEN_OF_ROW = declare.Argument(
+    "token_of_row", dims=("M",), check='check_row_numbers("token_of_row", token_of_row, device)'
+)
 
 SPEC = declare.kernel(
     name="gathered-rows",

@@ -93,7 +93,7 @@ def check_columns(name: str, operand: torch.Tensor, dtype: torch.dtype) -> None:
         raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {expected}")
 
 
-def check_rows(name: str, rows: torch.Tensor, device: torch.device, dims: int = 1) -> None:
+def check_row_numbers(name: str, rows: torch.Tensor, device: torch.device, dims: int = 1) -> None:
     """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens."""
     if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != device or rows.dim() != dims:
         layout = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
