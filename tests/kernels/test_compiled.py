@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_kernels import variants
 
 from fp8tune_kernels import catalog
-
-KERNELS = tuple(label for kernel in catalog.KERNELS for label in variants(catalog.load(kernel), "sm_90"))
-"""Kernels, input layouts and forms that have a binary of their own."""
 
 TRANSPOSING = (
     "colwise",
@@ -70,43 +66,34 @@ def compiled_for(arch: str) -> str:
     return ran.stdout
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest, compiled: tuple[str, dict[str, Any]]) -> str:
-    if request.param not in compiled[1]:
-        pytest.skip("compiled for sm_90 only")
-    return str(request.param)
+def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]]) -> None:
+    arch, forms = compiled
+    for label, form in forms.items():
+        kernel = label.partition(" ")[0]
+        if kernel == "expert-sort":  # it places numbers one by one
+            continue
+        wide = WIDE[arch][:2] if kernel in ("transposed-codes-3d", "gather-sum") else WIDE[arch]  # which cast nothing
+        for instruction in OF_GEMMS[arch] if kernel in (*catalog.GEMMS, "gathered-rows") else wide:
+            if (arch, label, instruction) not in NARROW:
+                assert re.search(instruction, form["assembly"]), (label, instruction)
 
 
-def test_loads_and_stores_are_wide(compiled: tuple[str, dict[str, Any]], kernel: str) -> None:
-    arch, kernels = compiled
-    if kernel == "expert-sort":
-        pytest.skip("it places numbers one by one")
-    is_gemm = kernel.partition(" ")[0] in (*catalog.GEMMS, "gathered-rows")
-    wide = WIDE[arch][:2] if kernel in ("transposed-codes-3d", "gather-sum") else WIDE[arch]  # which cast nothing
-    for instruction in OF_GEMMS[arch] if is_gemm else wide:
-        if (arch, kernel, instruction) not in NARROW:
-            assert re.search(instruction, kernels[kernel]["assembly"]), instruction
-
-
-def test_sizes_of_1_compile_and_other_numbers_of_rows_compile_nothing(
-    compiled: tuple[str, dict[str, Any]], kernel: str
-) -> None:
+def test_sizes_of_1_compile_and_other_numbers_of_rows_compile_nothing(compiled: tuple[str, dict[str, Any]]) -> None:
     """Triton makes a constant of a size of 1, which has no ``.to()``; the interpreter accepts it."""
-    assert compiled[1][kernel].get("edges", []) == []
-    assert compiled[1][kernel]["binaries"] == 1
+    assert {label: form["edges"] for label, form in compiled[1].items() if form.get("edges")} == {}
+    assert {label for label, form in compiled[1].items() if form["binaries"] != 1} == set()
 
 
-@pytest.mark.parametrize("kernel", TRANSPOSING)
-def test_no_tile_is_transposed_byte_by_byte_through_shared_memory(
-    compiled: tuple[str, dict[str, Any]], kernel: str
-) -> None:
+def test_no_tile_is_transposed_byte_by_byte_through_shared_memory(compiled: tuple[str, dict[str, Any]]) -> None:
     """Chunks of 16 rows that groups share are, once a panel: 8 a thread at most, where a tile takes 36 to 72."""
-    if kernel not in compiled[1]:
-        pytest.skip("compiled for sm_90 only")
-    assembly = compiled[1][kernel]["assembly"]
-    assert len(re.findall(r"st\.shared\.b8|ds_write_b8", assembly)) <= 8
-    assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in assembly) == (compiled[0] == "sm_90")
+    for label in compiled[1].keys() & {*TRANSPOSING}:
+        assembly = compiled[1][label]["assembly"]
+        assert len(re.findall(r"st\.shared\.b8|ds_write_b8", assembly)) <= 8, label
+        assert ("ldmatrix.sync.aligned.m8n8.x4.trans" in assembly) == (compiled[0] == "sm_90"), label
 
 
-def test_on_a_cpu_without_the_interpreter_the_reference_runs(compiled: tuple[str, dict[str, Any]]) -> None:
-    assert compiled[1]["reference on a CPU"]
+def test_all_kernels_are_compiled_and_without_the_interpreter_a_cpu_runs_the_reference(
+    compiled: tuple[str, dict[str, Any]],
+) -> None:
+    """The script exits with 1 if a public function gives other bytes than the reference."""
+    assert compiled[0] != "sm_90" or compiled[1].keys() >= {*catalog.KERNELS}
