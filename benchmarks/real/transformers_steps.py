@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from fp8tune_kernels.gemm.expert_bias import add_bias
+from fp8tune_kernels.gemm.passes import add_bias
 from fp8tune_kernels.transformers_experts import forward, register, weights_once
 
 Sizes = dict[str, Any]

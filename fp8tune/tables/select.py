@@ -18,7 +18,7 @@ from fp8tune.stats.study import Study
 from fp8tune.tables.current import CurrentTable
 from fp8tune.tables.launch_table import Entry, LaunchTable
 from fp8tune_kernels.catalog import SPANS
-from fp8tune_kernels.runtime.nearest import nearest
+from fp8tune_kernels.runtime.chain import nearest
 from fp8tune_kernels.tables import Key, Row
 
 DEVICE_LOSS = 1.02

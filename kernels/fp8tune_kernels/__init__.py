@@ -9,100 +9,82 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .gemm.grouped_contraction import contract_rows
-    from .gemm.grouped_mm import fp8_grouped_mm
-    from .gemm.grouped_mxfp8 import mxfp8_grouped_mm
-    from .gemm.grouped_rows import multiply_rows
-    from .gemm.quantized_weights import QuantizedWeights, quantize_weights
-    from .moe.cast_transpose_3d import cast_and_transpose
-    from .moe.choose_experts import choose_experts
-    from .moe.expert_sort import sort_by_expert
-    from .moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
-    from .moe.gather_sum import sum_rows_of_tokens
-    from .moe.gathered_rows import multiply_gathered_rows
-    from .moe.gathered_transpose import transpose_gathered_codes
-    from .moe.layer import moe_layer
-    from .moe.mlp import fp8_moe_mlp
-    from .moe.shifted_transpose_3d import transpose_codes_to_one_scale
-    from .pinning import PinError, pin, unpin
-    from .quantize.colwise import quantize_colwise
-    from .quantize.colwise_3d import quantize_colwise_3d
-    from .quantize.colwise_dual import quantize_colwise_dual
-    from .quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-    from .quantize.mxfp8_dim0 import quantize_mxfp8_dim0
-    from .quantize.mxfp8_dim1 import quantize_mxfp8_dim1
-    from .quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
-    from .quantize.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d
-    from .quantize.rowwise import quantize_rowwise
-    from .quantize.rowwise_2d import quantize_rowwise_2d
-    from .quantize.rowwise_colwise import quantize_rowwise_colwise
-    from .quantize.rowwise_factored import quantize_rowwise_factored
-    from .quantize.swiglu_gradient import quantize_swiglu_gradient
-    from .quantize.swiglu_rowwise import quantize_swiglu_rowwise
-    from .quantize.transpose_3d_atomic import quantize_transpose_3d_atomic
-    from .quantize.transpose_3d_reduction import quantize_transpose_3d_reduction
-    from .quantize.transposed_codes import transpose_codes
-    from .quantize.transposed_codes_3d import transpose_codes_3d
+    from .gemm.grouped_contraction import contract_rows as contract_rows
+    from .gemm.grouped_mm import fp8_grouped_mm as fp8_grouped_mm
+    from .gemm.grouped_mxfp8 import mxfp8_grouped_mm as mxfp8_grouped_mm
+    from .gemm.grouped_rows import multiply_rows as multiply_rows
+    from .gemm.quantized_weights import QuantizedWeights as QuantizedWeights
+    from .gemm.quantized_weights import quantize_weights as quantize_weights
+    from .moe.cast_transpose_3d import cast_and_transpose as cast_and_transpose
+    from .moe.choose_experts import choose_experts as choose_experts
+    from .moe.expert_sort import sort_by_expert as sort_by_expert
+    from .moe.expert_weights import ExpertWeights as ExpertWeights
+    from .moe.expert_weights import quantize_down as quantize_down
+    from .moe.expert_weights import quantize_gate_up as quantize_gate_up
+    from .moe.gather_sum import sum_rows_of_tokens as sum_rows_of_tokens
+    from .moe.gathered_rows import multiply_gathered_rows as multiply_gathered_rows
+    from .moe.gathered_transpose import transpose_gathered_codes as transpose_gathered_codes
+    from .moe.layer import fp8_moe_mlp as fp8_moe_mlp
+    from .moe.layer import moe_layer as moe_layer
+    from .moe.shifted_transpose_3d import transpose_codes_to_one_scale as transpose_codes_to_one_scale
+    from .pinning import PinError as PinError
+    from .pinning import pin as pin
+    from .pinning import unpin as unpin
+    from .quantize.colwise import quantize_colwise as quantize_colwise
+    from .quantize.colwise_3d import quantize_colwise_3d as quantize_colwise_3d
+    from .quantize.colwise_dual import quantize_colwise_dual as quantize_colwise_dual
+    from .quantize.colwise_transpose_3d import quantize_colwise_transpose_3d as quantize_colwise_transpose_3d
+    from .quantize.mxfp8_dim0 import quantize_mxfp8_dim0 as quantize_mxfp8_dim0
+    from .quantize.mxfp8_dim1 import quantize_mxfp8_dim1 as quantize_mxfp8_dim1
+    from .quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d as quantize_mxfp8_dim1_3d
+    from .quantize.mxfp8_dim1_3d_via_2d import quantize_mxfp8_dim1_3d_via_2d as quantize_mxfp8_dim1_3d_via_2d
+    from .quantize.rowwise import quantize_rowwise as quantize_rowwise
+    from .quantize.rowwise_2d import quantize_rowwise_2d as quantize_rowwise_2d
+    from .quantize.rowwise_colwise import quantize_rowwise_colwise as quantize_rowwise_colwise
+    from .quantize.rowwise_factored import quantize_rowwise_factored as quantize_rowwise_factored
+    from .quantize.swiglu_gradient import quantize_swiglu_gradient as quantize_swiglu_gradient
+    from .quantize.swiglu_rowwise import quantize_swiglu_rowwise as quantize_swiglu_rowwise
+    from .quantize.transpose_3d_atomic import quantize_transpose_3d_atomic as quantize_transpose_3d_atomic
+    from .quantize.transpose_3d_reduction import quantize_transpose_3d_reduction as quantize_transpose_3d_reduction
+    from .quantize.transposed_codes import transpose_codes as transpose_codes
+    from .quantize.transposed_codes_3d import transpose_codes_3d as transpose_codes_3d
 
-__all__ = [
-    "ExpertWeights",
-    "PinError",
-    "QuantizedWeights",
-    "cast_and_transpose",
-    "choose_experts",
-    "contract_rows",
-    "fp8_grouped_mm",
-    "fp8_moe_mlp",
-    "moe_layer",
-    "multiply_gathered_rows",
-    "multiply_rows",
-    "mxfp8_grouped_mm",
-    "pin",
-    "quantize_colwise",
-    "quantize_colwise_3d",
-    "quantize_colwise_dual",
-    "quantize_colwise_transpose_3d",
-    "quantize_down",
-    "quantize_gate_up",
-    "quantize_mxfp8_dim0",
-    "quantize_mxfp8_dim1",
-    "quantize_mxfp8_dim1_3d",
-    "quantize_mxfp8_dim1_3d_via_2d",
-    "quantize_rowwise",
-    "quantize_rowwise_2d",
-    "quantize_rowwise_colwise",
-    "quantize_rowwise_factored",
-    "quantize_swiglu_gradient",
-    "quantize_swiglu_rowwise",
-    "quantize_transpose_3d_atomic",
-    "quantize_transpose_3d_reduction",
-    "quantize_weights",
-    "sort_by_expert",
-    "sum_rows_of_tokens",
-    "transpose_codes",
-    "transpose_codes_3d",
-    "transpose_codes_to_one_scale",
-    "transpose_gathered_codes",
-    "unpin",
-]
+_QUANTIZERS = (
+    "colwise",
+    "colwise_3d",
+    "colwise_dual",
+    "colwise_transpose_3d",
+    "mxfp8_dim0",
+    "mxfp8_dim1",
+    "mxfp8_dim1_3d",
+    "mxfp8_dim1_3d_via_2d",
+    "rowwise",
+    "rowwise_2d",
+    "rowwise_colwise",
+    "rowwise_factored",
+    "swiglu_gradient",
+    "swiglu_rowwise",
+    "transpose_3d_atomic",
+    "transpose_3d_reduction",
+)
 
 _MODULES = {
-    **{name: f"quantize.{name.removeprefix('quantize_')}" for name in __all__},
+    **{f"quantize_{name}": f"quantize.{name}" for name in _QUANTIZERS},
     **dict.fromkeys(("PinError", "pin", "unpin"), "pinning"),
-    "ExpertWeights": "moe.expert_weights",
-    "choose_experts": "moe.choose_experts",
     "cast_and_transpose": "moe.cast_transpose_3d",
+    "choose_experts": "moe.choose_experts",
     "contract_rows": "gemm.grouped_contraction",
+    "ExpertWeights": "moe.expert_weights",
     "fp8_grouped_mm": "gemm.grouped_mm",
-    "fp8_moe_mlp": "moe.mlp",
+    "fp8_moe_mlp": "moe.layer",
     "moe_layer": "moe.layer",
     "multiply_gathered_rows": "moe.gathered_rows",
     "multiply_rows": "gemm.grouped_rows",
     "mxfp8_grouped_mm": "gemm.grouped_mxfp8",
-    "QuantizedWeights": "gemm.quantized_weights",
     "quantize_down": "moe.expert_weights",
     "quantize_gate_up": "moe.expert_weights",
     "quantize_weights": "gemm.quantized_weights",
+    "QuantizedWeights": "gemm.quantized_weights",
     "sort_by_expert": "moe.expert_sort",
     "sum_rows_of_tokens": "moe.gather_sum",
     "transpose_codes": "quantize.transposed_codes",
@@ -110,6 +92,8 @@ _MODULES = {
     "transpose_codes_to_one_scale": "moe.shifted_transpose_3d",
     "transpose_gathered_codes": "moe.gathered_transpose",
 }
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Tensor:
-    """As ``torch.nn.functional.grouped_mm``: rows ``mat_a`` (M, K), weights ``mat_b`` (E, K, N) -> (M, N).
+    """Do as ``torch.nn.functional.grouped_mm``: rows ``mat_a`` (M, K), weights ``mat_b`` (E, K, N) -> (M, N).
 
     Raises what ``fp8_grouped_mm`` raises.
     """
@@ -43,7 +43,7 @@ def _grouped_mm(
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> Tensor:
-    """As ``torch._grouped_mm``: rows ``input`` (M, K), weights ``mat2`` (E, K, N) -> (M, N).
+    """Do as ``torch._grouped_mm``: rows ``input`` (M, K), weights ``mat2`` (E, K, N) -> (M, N).
 
     Raises what ``fp8_grouped_mm`` raises.
     """

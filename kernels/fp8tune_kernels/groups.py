@@ -1,4 +1,4 @@
-"""How token rows spread over groups: the six layouts that grouped kernels are checked and timed on.
+"""Spread of token rows over groups: the six layouts that grouped kernels are checked and timed on.
 
 A layout is a list of end rows, one a group: non-decreasing, the last one M; in ``empty`` the rows of the last eighth
 belong to no group. Python's seeded generator makes them the same on every platform.

@@ -9,8 +9,8 @@ It holds bfloat16 as its bits and computes on these bits. Here each operation on
 to bfloat16, as a GPU does each operation that Triton leaves in bfloat16 (``+``, ``-``, ``*``, comparisons, ``fma``);
 others Triton itself promotes to float32 (``/``, ``tl.maximum``) or refuses (``tl.exp``). ``tl.dot`` multiplies and adds
 in float32. ``tl.sum`` of bfloat16 adds in float32 and rounds once: a GPU rounds each addition, in an order that depends
-on the config. ``tl.maximum`` and ``tl.minimum`` ignore a NaN, and functions of libdevice are torch's: the last bits may
-differ from a GPU's.
+on the config. ``tl.maximum`` and ``tl.minimum`` ignore a NaN. Not repaired: functions of libdevice, which the
+interpreter lacks, and atomic additions to bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import ast
 import functools
 import warnings
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,13 +50,11 @@ def install() -> None:
     interpreter._convert_float = _rounding_like_torch(interpreter._convert_float)
     interpreter._patch_lang_core = _knowing_float8e4b8(interpreter._patch_lang_core)
     interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
-    semantic = interpreter.interpreter_semantic
     _mend_arithmetic(interpreter.InterpreterBuilder)
     interpreter._implicit_cvt = _converting_floats(interpreter._implicit_cvt)
     interpreter._counted = _counted  # kernels see the names of that module
     interpreter.FunctionRewriter.ast_transformer = _counting(interpreter.ASTTransformer)
     interpreter.ReduceOps.sum = _sum_in_float32(interpreter.ReduceOps.sum)
-    _mend_libdevice(semantic)
     quiet()
 
 
@@ -86,8 +83,8 @@ def _rounding_like_torch(convert: Any) -> Any:
         return converted(values, source, target)
 
     def converted(values: Any, source: Any, target: Any) -> Any:
-        given = torch.tensor(values).view(_FLOATS[source]).float()
-        bits = given.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
+        argument = torch.tensor(values).view(_FLOATS[source]).float()
+        bits = argument.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
         return bits.view(f"uint{target.primitive_bitwidth}")
 
     @functools.cache
@@ -142,18 +139,18 @@ def _converting_floats(convert: Any) -> Any:
     from triton.runtime import interpreter
 
     @functools.wraps(convert)
-    def converted(given: Any) -> Any:
-        if isinstance(given, bool):
-            return tl.tensor(interpreter.TensorHandle(np.array([given]), tl.int1), tl.int1)
-        if not isinstance(given, float):
-            return convert(given)
-        return tl.tensor(interpreter.TensorHandle(np.array([given], np.float32), tl.float32), tl.float32)
+    def converted(argument: Any) -> Any:
+        if isinstance(argument, bool):
+            return tl.tensor(interpreter.TensorHandle(np.array([argument]), tl.int1), tl.int1)
+        if not isinstance(argument, float):
+            return convert(argument)
+        return tl.tensor(interpreter.TensorHandle(np.array([argument], np.float32), tl.float32), tl.float32)
 
     return converted
 
 
 class _Count(int):
-    """What a loop counts with: a tensor in compiled kernels, here a Python integer that can be cast as one."""
+    """A loop's count: a tensor in compiled kernels, here a Python integer that can be cast as one."""
 
     def to(self, dtype: Any) -> Any:
         from triton.runtime import interpreter
@@ -162,7 +159,7 @@ class _Count(int):
 
 
 def _counted(counts: Iterable[Any]) -> Iterator[Any]:
-    return (_Count(each) if type(each) is int else each for each in counts)
+    return (_Count(item) if type(item) is int else item for item in counts)
 
 
 def _counting(transformer: type[ast.NodeTransformer]) -> ast.NodeTransformer:
@@ -182,10 +179,10 @@ def _mend_arithmetic(builder: Any) -> None:
     builder.binary_op = _in_float32(builder.binary_op)
     builder.unary_op = _in_float32(builder.unary_op)
     builder.create_fma = _rounded_once
-    builder.create_dot = _of_values(builder.create_dot)
+    dot = builder.create_dot
+    builder.create_dot = lambda self, a, b, *more: dot(self, _widened(a), _widened(b), *more)
     builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
     builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
-    builder.create_atomic_rmw = _adding_bfloat16(builder.create_atomic_rmw)
     builder.get_bf16 = lambda self, value: _handle(np.array([value], np.float32), tl.bfloat16)
 
 
@@ -193,13 +190,13 @@ _HELD_AS_BITS = {tl.bfloat16, *TORCH_DTYPES}
 
 
 def _is_bits(handle: Any) -> bool:
-    """Whether the bits of floating-point values are held; not so the result of comparing them."""
+    """Return True if the bits of floating-point values are held; not so the result of comparing them."""
     held = handle.data.dtype
     return held.kind == "u" and held.itemsize <= 2 and handle.dtype.scalar in _HELD_AS_BITS
 
 
 def _widened(handle: Any) -> Any:
-    """The same values in float32, if their bits are held."""
+    """Return the values in float32, if their bits are held."""
     from triton.runtime import interpreter
 
     if not _is_bits(handle):
@@ -221,11 +218,11 @@ def _in_float32(operate: Any) -> Any:
     """Do an operation on bfloat16 or float8 in float32 and round; on other types as before."""
 
     @functools.wraps(operate)
-    def operation(self: Any, *given: Any) -> Any:
-        first, *others = given
+    def operation(self: Any, *argument: Any) -> Any:
+        first, *others = argument
         if not _is_bits(first):
-            return operate(self, *given)
-        widened = (_widened(each) if hasattr(each, "data") else each for each in others)
+            return operate(self, *argument)
+        widened = (_widened(item) if hasattr(item, "data") else item for item in others)
         return _handle(operate(self, _widened(first), *widened).data, first.dtype.scalar)
 
     return operation
@@ -235,86 +232,19 @@ def _rounded_once(builder: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` in float64, where the product is exact."""
     from triton.runtime import interpreter
 
-    factor, other, term = (_widened(each).data.astype(np.float64) for each in (x, y, z))
-    total = factor * other + term
+    factor, second, term = (_widened(item).data.astype(np.float64) for item in (x, y, z))
+    total = factor * second + term
     if _is_bits(z):
         return _handle(total.astype(np.float32), z.dtype.scalar)
     return interpreter.TensorHandle(total.astype(z.data.dtype), z.dtype.scalar)
 
 
-def _of_values(dot: Any) -> Any:
-    @functools.wraps(dot)
-    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
-        return dot(self, _widened(a), _widened(b), *more)
-
-    return create_dot
-
-
-def _adding_bfloat16(update: Any) -> Any:
-    """Add to bfloat16 in memory one value after the other: two may have one address."""
-    from triton.runtime import interpreter
-
-    @functools.wraps(update)
-    def create_atomic_rmw(self: Any, operation: Any, ptr: Any, value: Any, mask: Any, *more: Any) -> Any:
-        if not _is_bits(value) or operation != interpreter._ir.ATOMIC_OP.FADD:
-            return update(self, operation, ptr, value, mask, *more)
-        at, added, stored = np.broadcast_arrays(ptr.data, value.data, mask.data)
-        before = np.zeros_like(added)
-        always = np.ones(1, dtype=bool)
-        for index in zip(*np.nonzero(stored), strict=True):
-            address, one = at[index].reshape(1), added[index].reshape(1)
-            old = interpreter._interpreter.load(address, always, np.zeros_like(one), one.dtype)
-            total = self.create_fadd(*(interpreter.TensorHandle(each, value.dtype.scalar) for each in (old, one)))
-            interpreter._interpreter.store(address, total.data, always)
-            before[index] = old[0]
-        return interpreter.TensorHandle(before, value.dtype.scalar)
-
-    return create_atomic_rmw
-
-
 def _sum_in_float32(add: Any) -> Any:
     @functools.wraps(add)
-    def total(self: Any, given: Any) -> Any:
-        if not _is_bits(given.handle):
-            return add(self, given)
-        found = np.asarray(np.sum(_widened(given.handle).data, axis=self.axis, keepdims=self.keep_dims))
-        return self.to_tensor(_handle(found, given.dtype).data, given.dtype)
+    def total(self: Any, argument: Any) -> Any:
+        if not _is_bits(argument.handle):
+            return add(self, argument)
+        answer = np.asarray(np.sum(_widened(argument.handle).data, axis=self.axis, keepdims=self.keep_dims))
+        return self.to_tensor(_handle(answer, argument.dtype).data, argument.dtype)
 
     return total
-
-
-# fmt: off
-_LIBDEVICE = (
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "erf", "erfc",
-    "erfinv", "exp", "exp2", "expm1", "floor", "fmod", "hypot", "lgamma", "log", "log10", "log1p", "log2", "nextafter",
-    "pow", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-)
-# fmt: on
-"""Functions of libdevice that torch has under the same name."""
-
-_FAST = {f"fast_{name}f": name for name in ("cos", "exp", "log", "log10", "log2", "pow", "sin", "tan", "tanh")}
-
-
-def _mend_libdevice(semantic: Any) -> None:
-    """Give libdevice's functions torch's values: the interpreter has none. For kernels that are imported later."""
-    names = {**{name: name for name in _LIBDEVICE}, **_FAST, "rint": "round", "nearbyint": "round", "abs": "abs"}
-    for place in ("", "cuda.", "hip."):
-        module = import_module(f"triton.language.extra.{place}libdevice")
-        for name in filter(vars(module).__contains__, names):
-            setattr(module, name, _torchs(name, getattr(torch, names[name]), semantic))
-
-
-def _torchs(name: str, function: Any, semantic: Any) -> Any:
-    from triton.runtime import interpreter
-
-    def call(*given: Any, _semantic: Any = None) -> Any:
-        tensors = [semantic.to_tensor(each) for each in given]
-        if len(tensors) == 2:
-            tensors = list(tl.core.binary_op_type_legalization(*tensors, semantic))
-        like = tensors[0]
-        if like.dtype not in (tl.float32, tl.float64):
-            raise ValueError(f"libdevice's {name} takes float32 or float64, not {like.dtype}")
-        values = function(*(torch.tensor(each.handle.data) for each in tensors)).numpy()
-        return tl.core.tensor(interpreter.TensorHandle(values, like.dtype), like.type)
-
-    return call

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from .gemm.gathered_weights import GatheredWeights, multipliable, quantize_after_all_gather
 from .gemm.grouped_mm import fp8_grouped_mm
-from .moe.layer import moe_layer
-from .moe.mlp import fp8_moe_mlp
+from .moe.layer import fp8_moe_mlp, moe_layer
 
 __all__ = ["grouped_mm_method", "quantize_after_all_gather", "routed_experts_method"]
 

@@ -30,7 +30,8 @@ from fp8tune.plan import grids
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune_kernels import catalog, contract_rows, interpreter, multiply_rows
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT, constrain
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.grouped_contraction import SPEC as CONTRACTION
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.quantize.rowwise_2d import rowwise_2d_kernel
 from fp8tune_kernels.runtime.lookup import running_arch
@@ -253,7 +254,7 @@ def test_products_are_near_float64_with_scales_of_any_value(routing: str) -> Non
     rows = M + G * ALIGNMENT
     a, b = (random_fp8(size, rows, seed).t() for seed, size in enumerate((N, K)))
     scale_a, scale_b = (torch.rand(G * size, device="cuda") + 0.5 for size in (N, K))
-    constrain((a, b, offs, scale_a, scale_b, ALIGNMENT, None))
+    CONTRACTION.constrain((a, b, offs, scale_a, scale_b, ALIGNMENT, None))
     products = [a[s:e].double().t() @ b[s:e].double() for s, e in itertools.pairwise(starts)]
     right = torch.stack(products) / scale_a.view(G, N, 1).double() / scale_b.view(G, 1, K).double()
     assert relative_error(contract_rows(a, b, offs, scale_a, scale_b, ALIGNMENT), right) < 3e-3

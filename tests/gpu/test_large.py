@@ -12,9 +12,9 @@ import torch
 from fp8tune.measure.comparing import EXACT
 from fp8tune_kernels import catalog, sum_rows_of_tokens
 from fp8tune_kernels.arches import default_fp8_dtype
-from fp8tune_kernels.gemm import token_groups
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT, constrain
-from fp8tune_kernels.gemm.token_groups import padded_rows
+from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
+from fp8tune_kernels.gemm.grouped_contraction import SPEC as CONTRACTION
+from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.runtime.lookup import config_for, running_arch
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
@@ -256,7 +256,7 @@ def test_gradients_and_operands_of_more_elements_than_an_int32_counts(rows: int,
     offs = torch.tensor([7] * (G - 1) + [rows], dtype=torch.int32, device="cuda")
     scales = torch.ones(G * N, device="cuda"), torch.ones(G * K, device="cuda")
     inputs = a.t(), b.t(), offs, *scales, ALIGNMENT, None
-    constrain(inputs)
+    CONTRACTION.constrain(inputs)
     place = ALIGNMENT * (G - 1)
     right = (a[-2000:, place:].float() @ b[:, place:].float().t()).bfloat16()
     for out in launched("grouped-contraction", inputs):
@@ -287,14 +287,3 @@ def test_tokens_and_rows_of_more_elements_than_an_int32_counts() -> None:
     out = sum_rows_of_tokens(rows, row_of)
     for at in (0, len(row_of) - 1):
         assert torch.equal(out[at], rows[row_of[at].long()].float().sum(0).bfloat16())
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("whole_gpu")
-def test_padding_of_more_elements_than_an_int32_counts() -> None:
-    x = torch.arange(270_000, device="cuda").remainder(251).to(torch.bfloat16)[:, None].expand(-1, 8192).contiguous()
-    offs = torch.tensor([7, 100_001, 270_000], dtype=torch.int32, device="cuda")
-    padded, padded_offs = token_groups.pad(x, offs)
-    assert padded_offs.tolist() == [16, 16 + 100_000, 16 + 100_000 + 170_000]
-    assert torch.equal(padded[16 + 100_000 : 16 + 100_000 + 169_999], x[100_001:])
-    assert torch.equal(token_groups.unpad(padded, offs, len(x)), x)

@@ -6,7 +6,7 @@ from fp8tune.plan import grids, shapes
 from fp8tune.plan import problems as plan
 from fp8tune_kernels import catalog
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.gemm.grouped_configs import DEFAULT
+from fp8tune_kernels.gemm.grouped_tiles import DEFAULT
 from fp8tune_kernels.spec import DTYPE_FLAG, DTYPES, NamedInts, Problem
 
 ROWS, CONTRACTION = catalog.GEMMS

@@ -325,20 +325,25 @@ def test_a_second_derivative_is_refused_in_one_line(multiply: Any, options: dict
         gradient.float().square().sum().backward()
 
 
-@pytest.mark.parametrize("is_fp8", [True, False])
-def test_the_operators_are_what_torch_library_expects(is_fp8: bool) -> None:
-    given, none, ops = of_integers("ragged", "cpu"), (None,) * 4, torch.ops.fp8tune
-    options = given.offs, None, is_fp8
-    calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (ops.grouped_mm_forward, (given.A, given.B_t, *options, *none)),
-        (ops.grouped_mm_input_gradient, (given.grad, given.B_t, *options, *none)),
-        (ops.grouped_mm_weight_gradient, (given.grad, given.A, *options, *none)),
-    ]
-    for wanted in ((True, True), (True, False), (False, True)):
-        operands = given.A if wanted[1] else None, None, None, given.B_t if wanted[0] else None, None, None
-        calls.append((ops.grouped_mm_gradients, (given.grad, *operands, *options, *wanted, False)))
-    for operator, arguments in calls:
-        torch.library.opcheck(operator, arguments, test_utils=("test_faketensor", "test_aot_dispatch_dynamic"))
+@pytest.mark.parametrize("recipe", ["default", "folded", "bf16"])
+def test_the_operators_are_what_torch_library_expects(recipe: str) -> None:
+    given, ops = of_integers("ragged", "cpu"), torch.ops.fp8tune
+    for keeps in ((False, False), (True, True)):
+        options = given.offs, [], recipe, None, *keeps
+        calls: list[tuple[Any, tuple[Any, ...]]] = [(ops.grouped_mm_forward, (given.A, given.B_t, *options))]
+        _, *kept = ops.grouped_mm_forward(given.A, given.B_t, *options)
+        of_A, of_B = [given.A], [given.B_t]
+        if recipe == "folded":
+            of_A, of_B = kept[:-2], [kept[-2], None, kept[-1]]
+        elif kept:
+            of_A, of_B = kept[:2], kept[2:]
+        for wanted in ((True, True), (True, False), (False, True)):
+            if recipe != "folded" or of_A or not wanted[1]:
+                calls.append(
+                    (ops.grouped_mm_gradients, (given.grad, of_A, of_B, given.offs, recipe, None, *wanted, False))
+                )
+        for operator, arguments in calls:
+            torch.library.opcheck(operator, arguments, test_utils=("test_faketensor", "test_aot_dispatch_dynamic"))
 
 
 # What is saved between the passes

@@ -9,7 +9,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 from fp8tune.interpreter import quick
 from fp8tune_kernels import interpreter, quantize_rowwise_2d
@@ -132,37 +131,6 @@ def test_sums_and_products_are_of_values(dtype: torch.dtype) -> None:
     assert torch.equal(product, a.float() @ b.float())
     assert torch.equal(sums, torch.stack([a.sum(1), a.amax(1)]))
     assert torch.equal(total[0], a.sum())
-
-
-@triton.jit
-def adding_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    tl.atomic_add(out_ptr + at % 2, tl.load(x_ptr + at), mask=at < COUNT - 1)
-
-
-def test_atomic_additions_to_bfloat16_are_of_values() -> None:
-    interpreter.install()
-    out = torch.ones(2, dtype=torch.bfloat16)
-    adding_kernel[(1,)](torch.arange(8).to(torch.bfloat16), out, COUNT=8)
-    assert out.tolist() == [1 + 0 + 2 + 4 + 6, 1 + 1 + 3 + 5]
-
-
-@triton.jit
-def libdevice_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
-    at = tl.arange(0, COUNT)
-    x = tl.load(x_ptr + at)
-    tl.store(out_ptr + at, libdevice.tanh(x))
-    tl.store(out_ptr + COUNT + at, libdevice.pow(x, 2.0))
-    tl.store(out_ptr + 2 * COUNT + at, tl.fma(x, x, x))
-    tl.store(out_ptr + 3 * COUNT + at, tl.maximum(x, float("nan")))
-
-
-def test_functions_of_libdevice_have_torchs_values() -> None:
-    interpreter.install()
-    x, out = torch.linspace(-2, 2, 64), torch.empty(4, 64)
-    libdevice_kernel[(1,)](x, out, COUNT=64)
-    once = (x.double() * x.double() + x.double()).float()
-    assert torch.equal(out, torch.stack([x.tanh(), x**2, once, x]))
 
 
 @triton.jit

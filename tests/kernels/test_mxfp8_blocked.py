@@ -1,9 +1,9 @@
-"""The blocked scale layout of sm_100, byte for byte: the layout element by element, every group layout, the kernels."""
+"""The blocked scale layout of sm_100, byte for byte: element by element, on every group layout."""
 
 import pytest
 import torch
 
-from fp8tune_kernels.gemm import mxfp8_blocked
+from fp8tune_kernels.gemm import grouped_mxfp8
 from fp8tune_kernels.groups import group_ends
 from fp8tune_kernels.spec import ROUTINGS
 
@@ -26,12 +26,6 @@ def blocked_slowly(matrix: list[list[int]]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("shape", [(128, 4), (1, 1), (130, 5), (300, 9), (0, 4)])
-def test_the_reference_is_the_documented_layout(shape: tuple[int, int]) -> None:
-    matrix = codes(*shape)
-    assert mxfp8_blocked.reference_tiles(matrix).tolist() == blocked_slowly(matrix.tolist())
-
-
 def as_groups(blocked: torch.Tensor, groups: list[torch.Tensor]) -> None:
     """The groups' tiles one after the other, then zeros."""
     wanted = [value for group in groups for value in blocked_slowly(group.tolist())]
@@ -45,7 +39,7 @@ def as_groups(blocked: torch.Tensor, groups: list[torch.Tensor]) -> None:
 def test_groups_of_rows(routing: str, M: int, C: int, G: int, device: str) -> None:
     scales, ends = codes(M, C, device=device), group_ends(routing, M, G, 1)
     offs = torch.tensor(ends, dtype=torch.int32, device=device)
-    blocked = mxfp8_blocked.of_row_groups(scales.view(torch.float8_e8m0fnu), offs)
+    blocked = grouped_mxfp8.blocked_rows(scales.view(torch.float8_e8m0fnu), offs)
     assert blocked.shape[0] >= M
     assert blocked.shape[1] % 4 == 0
     assert blocked.is_contiguous()
@@ -58,7 +52,7 @@ def test_groups_of_columns(sizes: list[int], R: int, device: str) -> None:
     ends = torch.tensor(sizes).cumsum(0).tolist()
     scales = codes(R, ends[-1] + 2, device=device)  # two columns of no group
     offs = torch.tensor([32 * end for end in ends], dtype=torch.int32, device=device)
-    blocked = mxfp8_blocked.of_column_groups(scales.view(torch.float8_e8m0fnu), offs)
+    blocked = grouped_mxfp8.blocked_columns(scales.view(torch.float8_e8m0fnu), offs)
     assert blocked.shape[0] == -(-R // 128) * 128
     as_groups(blocked, [scales[:, start:end] for start, end in zip([0, *ends], ends, strict=False)])
 
@@ -66,32 +60,7 @@ def test_groups_of_columns(sizes: list[int], R: int, device: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 130, 5), (2, 128, 4), (1, 7, 1)])
 def test_experts(shape: tuple[int, int, int], device: str) -> None:
     scales = codes(*shape, device=device)
-    blocked = mxfp8_blocked.of_experts(scales.view(torch.float8_e8m0fnu))
+    blocked = grouped_mxfp8.blocked_experts(scales.view(torch.float8_e8m0fnu))
     E, R, C = shape
     assert blocked.shape == (E, -(-R // 128) * 128 * (-(-C // 4) * 4))
     as_groups(blocked, list(scales))
-
-
-def test_kernels_write_what_the_references_do(device: str) -> None:
-    scales, offs = codes(200, 12, device=device), torch.tensor([64, 64, 320], dtype=torch.int32, device=device)
-    operators = torch.ops.fp8tune
-    for name, matrices_of, arguments in (
-        ("row_groups", mxfp8_blocked.row_groups, (scales, offs.clamp(max=200))),
-        ("column_groups", mxfp8_blocked.column_groups, (scales, offs)),
-        ("experts", list, (scales.view(4, 50, 12),)),
-    ):
-        operator = getattr(operators, f"mx_block_{name}")
-        blocked = operator(*arguments)
-        reference = mxfp8_blocked.reference_filled(torch.empty_like(blocked), matrices_of(*arguments))
-        assert torch.equal(blocked, reference)
-        torch.library.opcheck(operator, arguments)
-
-
-def test_wrong_scales_are_refused() -> None:
-    offs = torch.tensor([3], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"^scales is torch\.uint8, wanted"):
-        mxfp8_blocked.of_row_groups(codes(3, 4), offs)
-    with pytest.raises(ValueError, match=r"^scales has shape .*wanted 3 dimensions"):
-        mxfp8_blocked.of_experts(codes(3, 4).view(torch.float8_e8m0fnu))
-    with pytest.raises(ValueError, match=r"^scales has strides"):
-        mxfp8_blocked.of_column_groups(codes(3, 4).t().view(torch.float8_e8m0fnu), offs)

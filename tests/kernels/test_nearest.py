@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp8tune_kernels import catalog
-from fp8tune_kernels.runtime.chain import Step, taken
-from fp8tune_kernels.runtime.nearest import distance, nearest
+from fp8tune_kernels.runtime.chain import Step, distance, nearest, taken
 from fp8tune_kernels.spec import DTYPE_FLAG, FLAGS, LAYOUT_FLAG, Span
 from fp8tune_kernels.tables import Key, Row, Table
 

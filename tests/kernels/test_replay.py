@@ -13,7 +13,6 @@ from fp8tune_kernels import interpreter
 from fp8tune_kernels.moe import choose_experts, fp8_steps
 from fp8tune_kernels.quantize import rowwise_2d
 from fp8tune_kernels.runtime.lookup import forget
-from fp8tune_kernels.runtime.ops import run
 from fp8tune_kernels.runtime.replay import replayed
 
 pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="needs Triton's interpreter")
@@ -42,7 +41,7 @@ def bits(tensors: Any) -> Iterator[tuple[Any, ...]]:
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Launch one kernel, and use some of torch's operators and views."""
-    q, scales = run(rowwise_2d.SPEC, (1, x.shape[1]), (x.t().contiguous().t(), FP8, True))
+    q, scales = rowwise_2d.SPEC(x.t().contiguous().t(), FP8, True)
     return q, scales.squeeze(1), scales.new_ones(3, 2)[1:], q.new_empty(0), (x.float() * 2)[:, 1:].t()
 
 
@@ -130,14 +129,16 @@ def a_layer(seed: int, of: Callable[[str], Any]) -> list[Any]:
     w13, w2 = torch.randn(E, 2 * N, K).bfloat16(), torch.randn(E, K, N).bfloat16()
     x, grad = torch.randn(T, K).bfloat16(), torch.randn(T, K).bfloat16()
     ids, weights = choose_experts.reference(torch.randn(T, E), top_k)
-    none, options = [None] * 6, ("swiglu", "halves", True, True, True, FP8)
-    made = of("_forward")(x, w13, w2, ids, weights, *none, *options)
-    _, offs, row_of, token_of_row, _, q_x, scales_x, q_h, scales_h, _, _, t_13, s_13, t_2, s_2, of_2 = made
-    q, scales, dh = of("_down_gradient")(grad, offs, token_of_row, None, s_2, t_2, of_2, None, True, FP8)
-    d_w2 = of("_down_weight_gradient")(q, scales, q_h, scales_h, offs, token_of_row, False)
-    dy, scales_dy = run(rowwise_2d.SPEC, (1, 2 * N), (dh.repeat(1, 2), FP8, True))
-    dx = of("_input_gradient")(dy, scales_dy, offs, row_of, None, t_13, None)
-    beside = s_13, q_x, scales_x, offs, token_of_row, False, torch.ones(E, 2 * N, K)
+    of_13, of_2 = fp8_steps.Weights(w13), fp8_steps.Weights(w2)
+    gate, keeps = ("swiglu", "halves"), (True, True, True)
+    made = of("_forward")(x, of_13, of_2, (ids, weights), (None, None), gate, keeps, FP8)
+    *order, q_x, scales_x, q_h, scales_h, _, _, t_13, s_13, t_2, s_2, of_2_columns = made[1:]
+    of_2 = fp8_steps.Weights(None, None, s_2, t_2, of_2_columns)
+    q, scales, dh = of("_down_gradient")(grad, order, of_2, True, FP8)
+    d_w2 = of("_down_weight_gradient")(q, scales, q_h, scales_h, order, False)
+    dy, scales_dy = rowwise_2d.SPEC(torch.randn(T * top_k, 2 * N).bfloat16(), FP8, True)
+    dx = of("_input_gradient")(dy, scales_dy, order, fp8_steps.Weights(None, None, s_13, t_13))
+    beside = s_13, q_x, scales_x, order, False, torch.ones(E, 2 * N, K)
     return [*made, q, scales, dh, d_w2, dx, of("_gate_up_weight_gradient")(dy, scales_dy, *beside)]
 
 

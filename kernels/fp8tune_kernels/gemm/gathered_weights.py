@@ -22,11 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from ..catalog import RECIPES
 from ..runtime.checks import IN_DTYPES, fp8_dtype_for
-from ..runtime.ops import OPERATORS
-from .operands import are_multiples
-from .quantized_weights import outputs_for
+from .grouped_tiles import are_multiples
+from .quantized_weights import check_recipe, outputs_for, requantize_into
 
 __all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
 
@@ -40,10 +38,8 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
     """
     from torch.distributed.tensor import DTensor
 
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-
-    found = []
+    check_recipe(recipe)
+    answer = []
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if parameter.dim() != 3 or parameter.dtype not in IN_DTYPES:
@@ -58,10 +54,10 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
                     sharded, data.device_mesh, data.placements, run_check=False, shape=data.shape, stride=data.stride()
                 )
             setattr(owner, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
-            found.append(f"{prefix}.{name}" if prefix else name)
-    if not found:
+            answer.append(f"{prefix}.{name}" if prefix else name)
+    if not answer:
         raise ValueError("module has no parameter (E, N, K) with N and K multiples of 16: nothing to quantize")
-    return found
+    return answer
 
 
 class Multipliable(NamedTuple):
@@ -77,7 +73,7 @@ class Multipliable(NamedTuple):
 
 
 def multipliable(weights: Tensor) -> Any:
-    """What ``fp8_grouped_mm`` takes as ``B_t``, of weights (E, N, K): with their codes where those were gathered.
+    """Return what ``fp8_grouped_mm`` takes as ``B_t``, of weights (E, N, K): with their codes where those were gathered.
 
     Raises RuntimeError if gathered weights have changed in place since.
     """
@@ -102,13 +98,7 @@ class Made:
         """Quantize weights (E, N, K) that were just gathered. A backward pass may have saved the codes: of the same."""
         self.version = weights._version
         with _unsafe_preserve_version_counter(self.codes):
-            requantize_into(self.recipe, weights.detach().as_subclass(Tensor).transpose(1, 2), *self.codes)
-
-
-def requantize_into(recipe: str, weights: Tensor, *codes: Tensor) -> None:
-    """Quantize weights (E, K, N) into codes and scales that are there."""
-    requantize = OPERATORS.requantize_folded_weights if recipe == "folded" else OPERATORS.requantize_weights
-    requantize.default(weights, *codes)
+            requantize_into(self.recipe, weights.detach().as_subclass(Tensor).transpose(1, 2), self.codes)
 
 
 class GatheredWeights(Tensor):
@@ -172,14 +162,14 @@ class ShardedWeights(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Every operation is that of the values."""
-        plain = pytree.tree_map_only(ShardedWeights, lambda each: each.data_of_shard, (args, kwargs or {}))
+        plain = pytree.tree_map_only(ShardedWeights, lambda item: item.data_of_shard, (args, kwargs or {}))
         result = func(*plain[0], **plain[1])
         if func is torch.ops.aten.copy_.default:
             return args[0]
         if func not in _KEPT:
             return result
-        recipe = next(each.recipe for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, ShardedWeights))
-        return pytree.tree_map_only(Tensor, lambda each: ShardedWeights(each, recipe), result)
+        recipe = next(item.recipe for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, ShardedWeights))
+        return pytree.tree_map_only(Tensor, lambda item: ShardedWeights(item, recipe), result)
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
         return ["data_of_shard"], self.recipe
@@ -200,8 +190,8 @@ class ShardedWeights(Tensor):
         """The shard in the dtype that is gathered, padded to as many experts as the first rank has."""
         data = self.data_of_shard
         if data.shape[1:] == outer_size[1:]:
-            each = -(-outer_size[0] // mesh.size())
-            if missing := each - data.shape[0]:
+            share = -(-outer_size[0] // mesh.size())
+            if missing := share - data.shape[0]:
                 data = nn.functional.pad(data, (0, 0, 0, 0, 0, missing))
         return (data.to(mp_policy.param_dtype or data.dtype),), outer_size
 

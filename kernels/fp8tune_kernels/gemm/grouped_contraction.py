@@ -14,7 +14,7 @@
 It is the weight gradient of a grouped GEMM: a is the gradient of its output. N and K are multiples of 16.
 
 Groups of codes begin at multiples of ALIGNMENT rows: each is followed by zeros up to the next multiple, and has at
-least one such piece (:func:`fp8tune_kernels.gemm.grouped_tiles.padded_extents`). The kernel that writes the codes
+least one such piece (:func:`.grouped_tiles.padded_extents`). The kernel that writes the codes
 writes the zeros; tokens are not padded. If pieces of BLOCK_SIZE_K divide the alignment, none holds rows of two groups.
 Else, as with alignment 1 and with bfloat16, the last piece of a group is masked, which costs registers: on an H200 1.3
 to 1.6 times the time.
@@ -24,7 +24,7 @@ Sums are those of :mod:`.grouped_rows`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,23 +32,26 @@ import torch
 import triton
 import triton.language as tl
 
-from ..edges import at_most, declared, edge
-from ..groups import padded_rows
-from ..inputs import dtype_named, offsets, random_matrix
-from ..runtime.checks import FP8_DTYPES, check_offsets
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from . import grouped_configs, grouped_tiles
-from .grouped_tiles import in_bands, one_of, padded_extents, piece, scaled, store_masked
-from .operands import (
+from ..edges import at_most, edge
+from ..groups import padded_rows, taken_rows
+from ..inputs import dtype_named, random_matrix
+from ..runtime import declare
+from ..runtime.checks import FP8_DTYPES, check_columns
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, NamedInts, Problem
+from . import grouped_tiles
+from .grouped_tiles import (
     are_multiples,
-    check_addresses,
     check_dtypes,
-    check_multiples,
-    check_scales,
+    check_products,
+    in_bands,
+    one_of,
+    padded_extents,
+    piece,
     random_operand,
     random_scales,
+    scaled,
+    store_masked,
 )
 
 __all__ = ["ALIGNMENT", "SPEC", "contract_rows"]
@@ -199,150 +202,138 @@ def _pieces(
     return a_piece, b_piece
 
 
-def contract_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    alignment: int = 1,
-    added: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``a[rows of e].t() @ b[rows of e]`` for every expert e: ``out`` as the module says.
-
-    ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. ``added``: what the
-    products are added to; it stays as it is. Raises ValueError, before any launch, for another alignment, and for other
-    shapes, dtypes, strides or devices.
-    """
-    return _operator(a, b, offs, scale_a, scale_b, alignment, added)
+def launch(config: Config, call: Call) -> None:
+    """Launch PROGRAMS programs a multiprocessor."""
+    programs, options = grouped_tiles.programs(config, call.device), grouped_tiles.kernel_options(config)
+    constants = {"GROUPS": grouped_tiles.groups_constant(call.G), "ALIGNED": call.alignment}
+    call.run(grouped_contraction_kernel, programs, options, M=call.P, **constants)
 
 
-def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int,
-    added: torch.Tensor | None = None,
-) -> Tensors:
-    """The same in plain torch, in float32; reads ``offs`` on the host."""
-    (out,) = outputs(a, b, offs, scale_a, scale_b, alignment, added)
-    G, N, K = out.shape
-    with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
-        for group, (start, end) in enumerate(_places(offs, alignment)):
-            product = a[start:end].t().float() @ b[start:end].float()
-            if scale_a is not None and scale_b is not None:
-                of_a, of_b = scale_a.view(G, N, 1)[group], scale_b.view(G, 1, K)[group]
+def reference(call: Call) -> None:
+    """Multiply in float32 in plain torch; reads ``offs`` on the host."""
+    G, N, K = call.G, call.N, call.K
+    with torch.autocast(call.a.device.type, enabled=False):  # a caller's would multiply in its own dtype
+        for group, (start, end) in enumerate(_places(call)):
+            product = call.a[start:end].t().float() @ call.b[start:end].float()
+            if call.scale_a is not None:
+                of_a, of_b = call.scale_a.view(G, N, 1)[group], call.scale_b.view(G, 1, K)[group]
                 product = product * of_a.reciprocal() * of_b.reciprocal()
-            out[group] = product if added is None else product + added[group].float()
-    return (out,)
+            call.out[group] = product if call.added is None else product + call.added[group].float()
 
 
-def _places(offs: torch.Tensor, alignment: int) -> Iterator[tuple[int, int]]:
-    """Where the rows of each group begin and end among the rows of codes."""
+def _places(call: Call) -> Iterator[tuple[int, int]]:
+    """Yield where the rows of each group begin and end among the rows of codes."""
     start, place = 0, 0
-    for end in offs.tolist():
+    for end in call.offs.tolist():
         yield place, place + end - start
-        place += end - start if alignment == 1 else max(1, -(-(end - start) // alignment)) * alignment
+        place += taken_rows(end - start, call.alignment)
         start = end
 
 
-def alignment_of(problem: Problem) -> int:
-    """Of a problem's groups: ``alignment`` of its shape, if it says one; bfloat16 has none."""
-    is_fp8 = dtype_named(problem.in_dtype) in FP8_DTYPES
-    return problem.shape.get("alignment", ALIGNMENT) if is_fp8 else 1
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(a, b, offs, scale_a, scale_b, alignment, added)``; ``added`` in the shape: 1 of bfloat16, 2 of float32."""
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random arguments; ``added`` in the shape is 1 of bfloat16, 2 of float32."""
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    alignment = alignment_of(problem)
-    if dtype_named(problem.in_dtype) in FP8_DTYPES:
+    alignment, rows, is_fp8 = 1, M, dtype_named(problem.in_dtype) in FP8_DTYPES
+    if is_fp8:
+        alignment = problem.shape.get("alignment", ALIGNMENT)
         rows = padded_rows(M, G, alignment) if alignment > 1 else padded_rows(M, 0, 16)
-        a, b = (random_operand(problem, size, rows, device, number).t() for number, size in enumerate((N, K)))
-    else:
-        a, b = (random_operand(problem, M, size, device, number) for number, size in enumerate((N, K)))
+    shapes = [(size, rows) if is_fp8 else (rows, size) for size in (N, K)]
+    a, b = (random_operand(problem, *shape, device, number) for number, shape in enumerate(shapes))
     added = None
     if number := problem.shape.get("added"):
         dtype = ("bfloat16", "float32")[number - 1]
         added = random_matrix(replace(problem, in_dtype=dtype, seed=problem.seed + 2), G * N, K, device).view(G, N, K)
-    given = (a, b, offsets(problem, device), *random_scales(problem, (G * N, G * K), device), alignment, added)
-    constrain(given)
-    return given
+    scale_a, scale_b = random_scales(problem, (G * N, G * K), device)
+    made = {"a": a.t() if is_fp8 else a, "b": b.t() if is_fp8 else b, "scale_a": scale_a, "scale_b": scale_b}
+    made |= {"alignment": alignment, "added": added, "offs": declare.OFFSETS.random(problem, device)}
+    constrain(Call(**made))
+    return made
 
 
-def constrain(inputs: Inputs) -> None:
+def constrain(call: Call) -> None:
     """Write zeros between the groups: what the kernel that makes codes writes there."""
-    a, b, offs, _, _, alignment, _ = inputs
-    if alignment == 1 or a.device.type == "meta":
+    if call.alignment == 1 or call.a.is_meta:
         return
-    keep = torch.zeros(len(a), dtype=torch.bool, device=a.device)
-    for start, end in _places(offs, alignment):
+    keep = torch.zeros(len(call.a), dtype=torch.bool, device=call.a.device)
+    for start, end in _places(call):
         keep[start:end] = True
-    for codes in (a, b):
+    for codes in (call.a, call.b):
         codes.view(torch.uint8)[~keep] = 0
 
 
-def outputs(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *rest: object) -> Tensors:
-    """Uninitialised ``out``."""
-    added = rest[-1]
-    dtype = added.dtype if isinstance(added, torch.Tensor) else torch.bfloat16
-    return (torch.empty(offs.shape[0], a.shape[1], b.shape[1], dtype=dtype, device=a.device),)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch, of PROGRAMS programs a multiprocessor."""
-    a, b, offs, scale_a, scale_b, alignment, added = inputs
-    (M, N), K, G = a.shape, b.shape[1], offs.shape[0]
-    tensors = (a, b, offs, scale_a, scale_b, added, *outputs)
-    constants = (grouped_tiles.groups_constant(G), alignment)
-    launch_kernel(
-        grouped_contraction_kernel,
-        grouped_tiles.programs(config, a.device),
-        tensors,
-        (M, N, K, G),
-        constants,
-        grouped_tiles.kernel_options(config),
-    )
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The weight gradient; none of a layer that the kernel refuses."""
+def problems(row: Shape) -> Iterator[NamedInts]:
+    """Yield the weight gradient; none of a layer that the kernel refuses."""
     if are_multiples(row["N"], row["K"]):
         yield NamedInts(M=row["M"], N=row["N"], K=row["K"], G=row["E"])
 
 
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Rows between groups are not counted: they are this layout's, and no group needs them."""
+def bytes_moved(shape: Shape) -> int:
+    """Return the bytes without those of rows between groups, which no group needs."""
     M, N, K, G = (shape[dim] for dim in "MNKG")
-    return M * (N + K) * grouped_configs.element_size(shape) + 2 * G * N * K
+    return M * (N + K) * grouped_tiles.element_size(shape) + 2 * G * N * K
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
-    work = grouped_configs.Work(
-        shape["G"], shape["N"], shape["K"], shape["M"], "depth", grouped_configs.element_size(shape)
-    )
-    return grouped_configs.invalid(config, work, limits)
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None: see :mod:`.grouped_tiles`."""
+    sizes = shape["G"], shape["N"], shape["K"], shape["M"]
+    return grouped_tiles.invalid(config, grouped_tiles.Work(*sizes, "depth", grouped_tiles.element_size(shape)), limits)
 
 
-SPEC = KernelSpec(
+def check_first(a: torch.Tensor) -> None:
+    """Raise ValueError unless the first operand is one that is multiplied."""
+    check_dtypes(a, a)
+    check_columns("a", a, a.dtype)
+
+
+def check(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    alignment: int,
+    added: torch.Tensor | None,
+    P: int,
+    N: int,
+    K: int,
+    G: int,
+) -> None:
+    """Raise ValueError for operands that the kernel cannot multiply."""
+    check_products(a, b, scale_a, scale_b, G * N, G * K, N=N, K=K)
+    if alignment != 1:
+        if a.dtype == torch.bfloat16 or alignment < 16 or alignment & (alignment - 1):
+            raise ValueError(f"alignment is {alignment}, wanted 1 or, of codes, a power of two from 16 on")
+        if P % alignment or alignment * G > P:
+            raise ValueError(f"a has {P} rows, wanted a multiple of alignment={alignment} and a piece for each group")
+    if added is not None:
+        is_right = added.dtype in (torch.bfloat16, torch.float32) and added.is_contiguous() and added.device == a.device
+        if not is_right or added.shape != (G, N, K):
+            layout = f"{added.dtype} of shape {tuple(added.shape)} and strides {added.stride()} on {added.device}"
+            raise ValueError(f"added must be row-major bfloat16 or float32 {(G, N, K)} on {a.device}, got {layout}")
+
+
+SPEC = declare.kernel(
     name="grouped-contraction",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
-    key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
-    problems=problems,
+    arguments=(
+        declare.Argument("a", dims=("P", "N"), check=check_first),
+        declare.Argument("b", dims=("P", "K"), check='check_columns("b", b, a.dtype)'),
+        declare.OFFSETS,
+        declare.Argument("scale_a", "Tensor?"),
+        declare.Argument("scale_b", "Tensor?"),
+        declare.Argument("alignment", "int"),
+        declare.Argument("added", "Tensor?"),
+    ),
+    outputs=(declare.Output("out", ("G", "N", "K"), "torch.bfloat16 if added is None else added.dtype"),),
+    sizes={"M": lambda P, G, alignment: P if alignment == 1 else P - alignment * G},  # see padded_rows
+    check=check,
     inputs=inputs,
-    outputs=outputs,
+    constrain=constrain,
     launch=launch,
     reference=reference,
-    constrain=constrain,
+    problems=problems,
     bytes_moved=bytes_moved,
     invalid=invalid,
     interpreted={"M": 269, "N": 80, "K": 48, "G": 3},
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
         edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=80, G=4),
@@ -356,62 +347,28 @@ SPEC = KernelSpec(
         edge("added to float32, rows of no group", routing="empty", M=131, N=144, K=272, G=3, added=2),
         edge("several tiles a program", routing="ragged", N=at_most("N", 1040), K=at_most("K", 1040), M=701, G=24),
     ),
-    routed=True,
     layout_sizes={"N": 272, "K": 400, "G": 8},
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
-    check="exact-inputs",
-    flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
+    **grouped_tiles.DECLARED,
 )
 
 
-def key(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, *rest: Any) -> tuple[int, ...]:
-    """The lookup key of inputs. M counts as rounded up to the alignment: ``offs`` is not read."""
-    *_, alignment, _ = rest
-    rows = a.shape[0] if alignment == 1 else a.shape[0] - alignment * offs.shape[0]  # see padded_rows
-    dtype = DTYPES.index(str(a.dtype).removeprefix("torch."))
-    return bucket(rows), a.shape[1], b.shape[1], offs.shape[0], dtype
-
-
-def _arguments(
+def contract_rows(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    alignment: int = 1,  # torch leaves out what is the schema's default
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    alignment: int = 1,
     added: torch.Tensor | None = None,
-) -> Inputs:
-    check_dtypes(a, b)
-    is_fp8 = a.dtype != torch.bfloat16
-    for name, operand in (("a", a), ("b", b)):
-        lies = operand.t() if is_fp8 and operand.dim() == 2 else operand
-        if operand.dim() != 2 or not lies.is_contiguous():
-            wanted = "column-major codes" if is_fp8 else "row-major bfloat16"
-            raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {wanted}")
-    if a.shape[0] != b.shape[0]:
-        raise ValueError(f"b has {b.shape[0]} rows, wanted {a.shape[0]} as a")
-    check_offsets(offs, a.device, "a")
-    G, N, K = offs.shape[0], a.shape[1], b.shape[1]
-    check_multiples("a and b", N=N, K=K)
-    check_scales(a, scale_a, scale_b, G * N, G * K)
-    check_addresses(a=a, b=b)
-    _check_alignment(alignment, is_fp8, a.shape[0], G)
-    if added is not None:
-        is_right = added.dtype in (torch.bfloat16, torch.float32) and added.is_contiguous() and added.device == a.device
-        if not is_right or added.shape != (G, N, K):
-            layout = f"{added.dtype} of shape {tuple(added.shape)} and strides {added.stride()} on {added.device}"
-            raise ValueError(f"added must be row-major bfloat16 or float32 {(G, N, K)} on {a.device}, got {layout}")
-    return a, b, offs, scale_a, scale_b, alignment, added
+) -> torch.Tensor:
+    """Return ``a[rows of e].t() @ b[rows of e]`` for every expert e: ``out`` as the module says.
+
+    ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. ``added``: what the
+    products are added to; it stays as it is. Raises ValueError, before any launch, for another alignment, and for other
+    shapes, dtypes, strides or devices.
+    """
+    return _operator(a, b, offs, scale_a, scale_b, alignment, added)  # type: ignore[no-any-return]
 
 
-def _check_alignment(alignment: int, is_fp8: bool, rows: int, groups: int) -> None:
-    """Raise ValueError unless so many rows hold groups of an alignment."""
-    if alignment == 1:
-        return
-    if not is_fp8 or alignment < 16 or alignment & (alignment - 1):
-        raise ValueError(f"alignment is {alignment}, wanted 1 or, of codes, a power of two from 16 on")
-    if rows % alignment or rows < alignment * groups:
-        raise ValueError(f"a has {rows} rows, wanted a multiple of alignment={alignment} and a piece for each group")
-
-
-_operator = register(SPEC, contract_rows, _arguments, key)
+_operator = SPEC.define("contract_rows")

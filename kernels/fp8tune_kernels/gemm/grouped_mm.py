@@ -1,50 +1,51 @@
 """FP8 grouped GEMM with its gradients: drop-in for ``torch._grouped_mm`` of token rows and expert weights.
 
-    forward            out    = A @ B_t           ``rowwise-2d`` of A,       ``colwise-3d`` of B_t
-    input gradient     grad_A = grad @ B          ``rowwise-2d`` of grad,    ``transpose-3d-atomic`` of B_t
-    weight gradient    grad_B = grad.t() @ A      ``colwise-dual`` of both: one scale a column of each group
-
     A     (M, K), row-major, bfloat16, float16 or float32: the rows of expert after expert
     B_t   (E, K, N), strides (K*N, 1, K): weights that lie as (E, N, K), given as ``weights.transpose(1, 2)``; or
           row-major, as gpt-oss keeps them: no copy is made of them either
     offs  (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups of any size, also none
     out   (M, N), bfloat16; zeros in rows past ``offs[-1]``, as in A's gradient
-    bias  (E, N): added to the rows of each expert, in the GEMM's bfloat16 result (:mod:`.expert_bias`)
+    bias  (E, N): added to the rows of each expert, in the GEMM's bfloat16 result
 
-Each operand is quantized along the dim that its GEMM contracts, with power-of-two scales. Forward and backward are one
-operator each (:mod:`.grouped_mm_operators`), which ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture:
-none waits for the device.
+A recipe says how often an operand is cast. All scales are powers of two. Bytes that move in a step, and that are held
+between the passes, for an element of bfloat16:
 
-The backward pass is given A and B_t as they were, or, named in ``keep_fp8``, the codes that it multiplies: one read
-quantizes an operand both ways, and grad too where A is kept. Bytes that move in a step, and that are held between the
-passes, for an element of bfloat16:
+            by default                      where kept                 folded
+    A       3 rowwise-2d + 3 colwise        4 rowwise-colwise          3 rowwise-2d + 2 transposed-codes
+    grad    3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)   3 rowwise-factored + 2 transposed-codes
+    B_t     3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d     3 colwise-3d + 2 transposed-codes-3d
+    held    2 of A, 0 of the parameter      1 of A, 1 of B_t           1 of A, 1 of B_t
 
-             by default                      where kept                  held by default, where kept
-    A        3 rowwise-2d + 3 colwise        4 rowwise-colwise           2, 1
-    grad     3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)    0, 0
-    B_t      3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d      0 as it is the parameter, 1
+They hold where L2 (about 32 MiB on an H100) has a whole group or expert, but for the folded recipe, which reads its
+inputs once. That casts each operand along its rows: A = Aq / s, B[e] = Bq[e] / w[e], a w an output column, and the
+gradient once w is folded into it: grad = Gq / r * w. So
 
-They hold where L2 (about 32 MiB on an H100) has a whole group or expert: 4 MiB at 1,024 x 2,048, 224 at
-16,384 x 7,168. Where it has not, 6 bytes move either way.
+    out    = A @ B_t          = (Aq @ Bq_t) / s / w                      as by default, to the same bytes
+    grad_A = grad @ B         = (Gq @ Bq) / r                            Bq: the codes of B_t, transposed
+    grad_B = grad.t() @ A     = w / least * (Gq * shift).t() @ Aq        shift = least / (r s): quantize/row_shifts.py
+
+Folding scales is published (inclusionAI/linghe). What it costs: grad_B has a scale a row where the default has one a
+group and column. A value that is small in its row, such as in a channel beside outliers, has fewer bits there, and so
+have shifted codes that become subnormal. And the casts take no row's largest value for less than 1e-12: of gradients
+divided by w, that is one of about 1e-13 undivided.
+
+Forward and backward are one operator each, which ``torch.compile(fullgraph=True)`` traces and CUDA graphs capture: none
+waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..catalog import RECIPES
-from ..quantize.colwise_transpose_3d import quantize_colwise_transpose_3d
-from ..quantize.rowwise_colwise import quantize_rowwise_colwise
-from ..runtime.checks import check_matrix, check_offsets, check_weights
+from ..runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
 from ..runtime.once import differentiable_once
-from .expert_bias import add_bias, check_bias
-from .folded_mm import folded_grouped_mm
-from .grouped_contraction import ALIGNMENT
-from .grouped_mm_operators import forward, gradients
+from ..runtime.ops import is_traced, step
+from . import passes
 from .precision import PRECISIONS, is_fp8_product
 from .shards import on_shards
 
@@ -61,11 +62,6 @@ GEMM_MULTIPLE = 16
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-Quantized = tuple[Tensor | None, ...]
-"""Codes and scales, of rows and of columns, or of the forward pass and of the input gradient; or None four times."""
-
-NONE: Quantized = (None, None, None, None)
-
 
 @on_shards
 def fp8_grouped_mm(
@@ -81,7 +77,7 @@ def fp8_grouped_mm(
     precision: str = "fp8",
     recipe: str | None = None,
 ) -> Tensor:
-    """``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
+    """Return ``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
     ``B_t`` may be a snapshot by :func:`fp8tune_kernels.quantize_weights`; gradients reach its weights.
     ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
@@ -91,8 +87,8 @@ def fp8_grouped_mm(
     :mod:`fp8tune_kernels.gemm.precision` expects to take less time for these shapes. ``"auto"`` is FP8 for weights that
     were quantized before, operands that are kept, and other dtypes than bfloat16.
     ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
-    and folds their scales into the casts of the gradient (:mod:`.folded_mm`). The result is the same bytes, gradients
-    are not. None is what ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
+    and folds their scales into the casts of the gradient. The result is the same bytes, gradients are not. None is what
+    ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
     below about 1e-13 lose precision and at 1e-15 vanish, by default from 1e-17: scale the loss by a power of two.
     ``float8_dtype`` None is the format of the running arch (e4m3fnuz on gfx942, else e4m3fn). Under autocast A and B_t
     are cast to its dtype first. On a CPU the GEMMs are a loop over groups on the same codes.
@@ -117,114 +113,219 @@ def fp8_grouped_mm(
     A, B_t, offs = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
-    if _is_folded(recipe, precision, keep_fp8):
-        if B_t.is_contiguous():
-            raise ValueError("B_t is row-major, wanted weights.transpose(1, 2): the folded recipe has no other kernel")
-        return finished(folded_grouped_mm(A, B_t, offs, float8_dtype, *codes_B), offs, bias, out_dtype)
-    keep_A, keep_B = _kept(keep_fp8, A, B_t)
-    is_fp8 = _is_fp8(precision, A, B_t, bool(keep_fp8), is_quantized)
-    if precision == "bf16":
+    recipe = _recipe(recipe, precision, keep_fp8, A, B_t, is_quantized)
+    is_recorded = torch.is_grad_enabled()
+    keeps_a, keeps_b = is_recorded and B_t.requires_grad, is_recorded and A.requires_grad
+    if recipe == "bf16":
         A, B_t = A.to(torch.bfloat16), B_t.to(torch.bfloat16)
-    out = _apply(A, B_t, offs, float8_dtype, is_fp8, keep_A, keep_B, *(codes_B if is_fp8 else ()))
+    elif recipe == "default":
+        keeps_a, keeps_b = keeps_a and "A" in keep_fp8, keeps_b and "B_t" in keep_fp8
+    out = _apply(A, B_t, offs, _Options(recipe, float8_dtype, keeps_a, keeps_b), *codes_B)
     return finished(out, offs, bias, out_dtype)
 
 
-def _is_folded(recipe: str | None, precision: str, keep_fp8: Collection[str]) -> bool:
-    """Whether the recipe is the folded one."""
+def _recipe(
+    recipe: str | None, precision: str, keep_fp8: Collection[str], A: Tensor, B_t: Tensor, is_quantized: bool
+) -> str:
+    """Return ``default``, ``folded`` or ``bf16``."""
     if recipe not in (None, *RECIPES):
         raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-    if recipe != "folded":
-        return False
-    if precision != "fp8":
-        raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
-    if keep_fp8:
-        raise ValueError("keep_fp8 has names, wanted none: the folded recipe keeps all it needs in FP8")
-    return True
-
-
-def _kept(keep_fp8: Collection[str], A: Tensor, B_t: Tensor) -> tuple[bool, bool]:
-    """Whether to keep codes of A for the weight gradient, and of B_t for the input gradient."""
-    if not keep_fp8:
-        return False, False
-    if unknown := set(keep_fp8) - {"A", "B_t"}:
-        raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
-    if not torch.is_grad_enabled():
-        return False, False
-    return "A" in keep_fp8 and B_t.requires_grad, "B_t" in keep_fp8 and A.requires_grad
-
-
-def _is_fp8(precision: str, A: Tensor, B_t: Tensor, are_kept: bool, is_quantized: bool) -> bool:
-    """Decide in which precision to multiply."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
+    if recipe == "folded":
+        if precision != "fp8":
+            raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
+        if keep_fp8:
+            raise ValueError("keep_fp8 has names, wanted none: the folded recipe keeps all it needs in FP8")
+        if B_t.is_contiguous():
+            raise ValueError("B_t is row-major, wanted weights.transpose(1, 2): the folded recipe has no other kernel")
+        return recipe
+    if keep_fp8 and (unknown := set(keep_fp8) - {"A", "B_t"}):
+        raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
+    if precision == "fp8":
+        return "default"
+    if is_quantized or keep_fp8:
+        if precision == "bf16":
+            name = "B_t that was quantized" if is_quantized else "keep_fp8"
+            raise ValueError(f"precision is 'bf16', wanted 'fp8' or 'auto' with {name}")
+        return "default"
     if precision == "auto":
-        if is_quantized or are_kept or not A.dtype == B_t.dtype == torch.bfloat16:
-            return True
         (M, K), (E, _, N) = A.shape, B_t.shape
-        return is_fp8_product(M, K, N, E, A.device)
-    if precision == "bf16" and (is_quantized or are_kept):
-        name = "B_t that was quantized" if is_quantized else "keep_fp8"
-        raise ValueError(f"precision is 'bf16', wanted 'fp8' or 'auto' with {name}")
-    return precision == "fp8"
+        if not A.dtype == B_t.dtype == torch.bfloat16 or is_fp8_product(M, K, N, E, A.device):
+            return "default"
+    return "bf16"
 
 
-class _Fp8GroupedMM(torch.autograd.Function):
-    """The three passes. Saves operands, or codes and scales.
+class _Options(NamedTuple):
+    recipe: str
+    float8_dtype: torch.dtype | None
+    keeps_a: bool
+    """FP8 values of A for the weight gradient; in the folded recipe True if there is to be one."""
+    keeps_b: bool
+
+
+class _GroupedMM(torch.autograd.Function):
+    """Two operators. Saves operands, or FP8 values and scales.
 
     ``codes_B``: of B_t, for the forward pass and for the input gradient, where they were made before.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        A: Tensor,
-        B_t: Tensor,
-        offs: Tensor,
-        float8_dtype: torch.dtype | None,
-        is_fp8: bool,
-        keep_A: bool,
-        keep_B: bool,
-        *codes_B: Tensor,
-    ) -> Tensor:
-        of_A: Quantized = NONE
-        of_B: Quantized = codes_B if len(codes_B) else NONE  # a compiler knows no truth of a tuple of tensors
-        if keep_B and not len(codes_B):
-            of_B = _both_ways(B_t, float8_dtype)
-        if keep_A:
-            of_A = quantize_rowwise_colwise(A, offs, float8_dtype=float8_dtype, alignment=ALIGNMENT)
-        held_B = None if of_B[2] is not None else B_t
-        ctx.save_for_backward(None if keep_A else A, *of_A[2:], held_B, *of_B[2:], offs)
-        ctx.float8_dtype, ctx.is_fp8 = float8_dtype, is_fp8
-        ctx.dtypes, ctx.is_row_major = (A.dtype, B_t.dtype), B_t.is_contiguous()
-        return forward(A, B_t, offs, float8_dtype, is_fp8, *of_A[:2], *of_B[:2])
+    def forward(ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, options: _Options, *codes_B: Tensor) -> Tensor:
+        recipe, _, keeps_a, keeps_b = options
+        out, *made = _forward(A, B_t, offs, codes_B[:2], *options)
+        of_A: Any = made[:2] if keeps_a and recipe != "bf16" else (A,)
+        of_B: Any = (B_t,)
+        if recipe == "folded":
+            of_A = of_A if keeps_a else ()
+            transposed = codes_B[2] if len(codes_B) and keeps_b else None  # a compiler knows no truth of a tuple
+            q_B = None if len(codes_B) or not keeps_b else made[-2]
+            of_B = q_B, transposed, codes_B[1] if len(codes_B) else made[-1]
+        elif len(codes_B):
+            of_B = codes_B[2:]
+        elif keeps_b and recipe == "default":
+            of_B = made[-2:]
+        ctx.save_for_backward(*of_A, *of_B, offs)
+        ctx.options, ctx.count, ctx.dtypes = options, len(of_A), (A.dtype, B_t.dtype)
+        ctx.is_row_major = B_t.is_contiguous()
+        return out
 
     @staticmethod
     @differentiable_once("fp8_grouped_mm")
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wants_A, wants_B, *others = ctx.needs_input_grad
-        options = ctx.float8_dtype, ctx.is_fp8, wants_A, wants_B, ctx.is_row_major
-        found = gradients(grad.contiguous(), *ctx.saved_tensors, *options)
-        dtype_A, dtype_B = ctx.dtypes
-        grad_A = _as(found[0], dtype_A) if wants_A else None
-        grad_B = _as(found[-1], dtype_B) if wants_B else None
+        *saved, offs = ctx.saved_tensors
+        recipe, float8_dtype = ctx.options[:2]
+        of_A, of_B, wants = saved[: ctx.count], saved[ctx.count :], (wants_A, wants_B)
+        gradients = _gradients(grad.contiguous(), of_A, of_B, offs, recipe, float8_dtype, *wants, ctx.is_row_major)
+        grad_A = gradients[0].to(ctx.dtypes[0]) if wants_A else None
+        grad_B = gradients[-1].to(ctx.dtypes[1]) if wants_B else None
         if grad_B is not None and not ctx.is_row_major:
             grad_B = grad_B.transpose(1, 2)  # the strides of B_t
         return grad_A, grad_B, *(None for _ in others)
 
 
-def _both_ways(B_t: Tensor, float8_dtype: torch.dtype | None) -> Quantized:
-    """Return FP8 values and scales for the forward pass and for the input gradient, by one read."""
-    if not B_t.is_contiguous():
-        return quantize_colwise_transpose_3d(B_t, float8_dtype=float8_dtype)
-    along_N, scales_N, along_K, scales_K = quantize_colwise_transpose_3d(B_t.mT, float8_dtype=float8_dtype)
-    return along_K, scales_K, along_N, scales_N
+_apply: Callable[..., Tensor] = _GroupedMM.apply
 
 
-def _as(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    return gradient if dtype == torch.bfloat16 else gradient.to(dtype)
+def _run_forward(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    codes_B: list[Tensor],
+    recipe: str,
+    float8_dtype: torch.dtype | None,
+    keeps_a: bool,
+    keeps_b: bool,
+) -> list[Tensor]:
+    """Return the product, (M, N); then FP8 values and scales that are kept: of A, and of B_t unless they are given."""
+    if offs.is_cpu and not is_traced(offs):
+        check_ends(offs, A.shape[0])
+    if recipe == "bf16":
+        return [passes.multiply_bf16(A, B_t, offs)]
+    dtype, held = fp8_dtype_for(A.device, float8_dtype), list[Tensor]()
+    if keeps_a and recipe == "default":
+        rows, columns = passes.quantize_rows_and_columns(A, offs, dtype)
+        held += columns
+    else:
+        rows = passes.quantize_rows(A, dtype)
+        held += rows if keeps_a else ()
+    if len(codes_B):
+        weights = codes_B[0], codes_B[1]
+    elif keeps_b and recipe == "default":
+        weights, transposed = passes.quantize_both_ways(B_t.mT, dtype)
+        held += transposed
+    else:
+        weights = passes.quantize_stored(B_t.mT, dtype)
+        held += weights if recipe == "folded" else ()
+    return [passes.multiply(rows, weights, offs), *held]
 
 
-_apply: Callable[..., Tensor] = _Fp8GroupedMM.apply
+def _run_gradients(
+    grad: Tensor,
+    of_A: list[Tensor],
+    of_B: list[Tensor | None],
+    offs: Tensor,
+    recipe: str,
+    float8_dtype: torch.dtype | None,
+    wants_A: bool,
+    wants_B: bool,
+    is_row_major: bool,
+) -> list[Tensor]:
+    """Return the gradients that are wanted: of A, (M, K), and of the weights as they lie, (E, N, K) or (E, K, N).
+
+    ``of_A``, ``of_B``: operands, or FP8 values and scales that were kept.
+    """
+    if recipe == "folded":
+        return _folded_gradients(grad, of_A, of_B, offs, wants_A, wants_B)
+    B, gradients = of_B[0], list[Tensor]()
+    assert B is not None
+    if recipe == "bf16":
+        if wants_A:
+            gradients.append(passes.multiply_bf16(grad, B.mT, offs))
+        if wants_B:
+            gradients.append(passes.contract_bf16(*_ordered(grad, of_A[0], is_row_major), offs))
+        return gradients
+    dtype = fp8_dtype_for(grad.device, float8_dtype)
+    rows, columns = None, None
+    if len(of_A) == 2 and wants_A and wants_B:
+        rows, columns = passes.quantize_rows_and_columns(grad, offs, dtype)
+    if wants_A:
+        weights: Any = of_B if len(of_B) == 2 else passes.quantize_stored(B, dtype)
+        gradients.append(passes.multiply(rows or passes.quantize_rows(grad, dtype), weights, offs))
+        del rows, weights  # or the other gradient has them beside its own
+    if wants_B:
+        if len(of_A) == 1:
+            columns, columns_A = passes.quantize_both_columns(grad, of_A[0], offs, dtype)
+        else:
+            columns, columns_A = columns or passes.quantize_columns(grad, offs, dtype), (of_A[0], of_A[1])
+        gradients.append(passes.contract(*_ordered(columns, columns_A, is_row_major), offs, grad.shape[0]))
+    return gradients
+
+
+def _ordered(of_grad: Any, of_A: Any, is_row_major: bool) -> Any:
+    return (of_A, of_grad) if is_row_major else (of_grad, of_A)
+
+
+def _folded_gradients(
+    grad: Tensor, of_A: list[Tensor], of_B: list[Tensor | None], offs: Tensor, wants_A: bool, wants_B: bool
+) -> list[Tensor]:
+    q_B, transposed_B, scales_B = of_B
+    assert scales_B is not None
+    codes = next(codes for codes in (*of_A[:1], transposed_B, q_B) if codes is not None)
+    (M, N), E = grad.shape, offs.shape[0]
+    K = codes.shape[2] if codes is transposed_B else codes.shape[1]
+    q, scales = passes.quantize_folded(grad, offs, scales_B, codes.dtype)
+    gradients = []
+    if wants_B:
+        shifts, of_columns, ones = passes.shifts_of(scales, of_A[1], offs, scales_B, N, K)
+    else:
+        ones = torch.ones(E * K, device=grad.device)  # a GEMM of codes takes scales of both operands
+    if wants_A:
+        if transposed_B is None:
+            assert q_B is not None
+            transposed_B = passes.transpose_stored(q_B)
+        gradients.append(passes.multiply((q, scales), (transposed_B, ones.view(E, 1, K)), offs))
+        del transposed_B  # what the other gradient would have beside its own
+    if wants_B:
+        shifted = passes.transpose_rows(q, offs, shifts)
+        columns_A = passes.transpose_rows(of_A[0], offs, None)
+        gradients.append(passes.contract((shifted, of_columns), (columns_A, ones), offs, M))
+    return gradients
+
+
+_forward: Callable[..., list[Tensor]] = step(
+    "grouped_mm_forward(Tensor A, Tensor B_t, Tensor offs, Tensor[] codes_B, str recipe, ScalarType? float8_dtype, "
+    "bool keeps_a, bool keeps_b) -> Tensor[]",
+    _run_forward,
+    replays=True,
+)
+_gradients: Callable[..., list[Tensor]] = step(
+    "grouped_mm_gradients(Tensor grad, Tensor[] of_A, Tensor?[] of_B, Tensor offs, str recipe, "
+    "ScalarType? float8_dtype, bool wants_A, bool wants_B, bool is_row_major) -> Tensor[]",
+    _run_gradients,
+    replays=True,
+)
 
 
 def checked_operands(
@@ -237,7 +338,7 @@ def checked_operands(
     *,
     are_weights_read: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A and, if it is read, B_t in the dtype of the autocast region around the call, if there is one; and ``offs``.
+    """Return A and, if it is read, B_t in the dtype of the autocast region around the call, if any; and ``offs``.
 
     Raises ValueError, naming the argument, for what no scaled grouped GEMM takes, such as other K and N than multiples.
     """
@@ -261,12 +362,17 @@ def checked_operands(
     if out_dtype not in (None, *OUT_DTYPES):
         raise ValueError(f"out_dtype is {out_dtype}, wanted None, {', '.join(map(str, OUT_DTYPES))}")
     if bias is not None:
-        check_bias(bias, B_t)
+        if bias.shape != (E, N):
+            raise ValueError(f"bias has shape {tuple(bias.shape)}, wanted ({E}, {N}): a row for each expert of B_t")
+        if not bias.is_floating_point():
+            raise ValueError(f"bias is {bias.dtype}, wanted a floating-point dtype")
+        if bias.device != B_t.device:
+            raise ValueError(f"bias is on {bias.device}, wanted {B_t.device} as B_t")
     return A, B_t, offs
 
 
 def finished(out: Tensor, offs: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    """What a caller gets of the GEMM's bfloat16 result: with the bias added, and cast."""
+    """Return what a caller gets of the GEMM's bfloat16 result: with the bias added, and cast."""
     if bias is not None:
-        out = add_bias(out, bias, offs)
+        out = passes.add_bias(out, bias, offs)
     return out if out_dtype is None else out.to(out_dtype)

@@ -22,20 +22,29 @@ cores nothing is known here: nobody ran the kernels there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import at_most, declared, edge
-from ..inputs import offsets
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
-from . import grouped_configs, grouped_tiles
-from .grouped_tiles import extents, in_bands, one_of, piece, scaled, store_masked
-from .operands import are_multiples, check_operands, random_operand, random_scales
+from ..edges import at_most, edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, NamedInts, Problem
+from . import grouped_tiles
+from .grouped_tiles import (
+    are_multiples,
+    check_products,
+    extents,
+    in_bands,
+    one_of,
+    piece,
+    random_operand,
+    random_scales,
+    scaled,
+    store_masked,
+)
 
 __all__ = ["SPEC", "multiply_rows", "zero_rows"]
 
@@ -119,6 +128,103 @@ def zero_rows(
         store_masked(out_ptr, N, rows, columns, M, N, zeros)
 
 
+def launch(config: Config, call: Call) -> None:
+    """Launch PROGRAMS programs a multiprocessor."""
+    programs = grouped_tiles.programs(config, call.device) if call.M * call.N else 0
+    options = grouped_tiles.kernel_options(config)
+    call.run(grouped_rows_kernel, programs, options, GROUPS=grouped_tiles.groups_constant(call.G))
+
+
+def reference(call: Call) -> None:
+    """Multiply in float32 in plain torch; reads ``offs`` on the host."""
+    start, a, b, G = 0, call.a, call.b, call.G
+    call.out.zero_()
+    with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
+        for group, end in enumerate(call.offs.tolist()):
+            product = a[start:end].float() @ b[group].float().t()
+            if call.scale_a is not None:
+                of_rows, of_columns = call.scale_a.view(-1, 1)[start:end], call.scale_b.view(G, -1)[group]
+                product = product * of_rows.reciprocal() * of_columns.reciprocal()
+            call.out[start:end] = product
+            start = end
+
+
+def inputs(problem: Problem, device: str) -> dict[str, torch.Tensor | None]:
+    """Return random operands and scales."""
+    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
+    scale_a, scale_b = random_scales(problem, (M, (G, N)), device)
+    b = random_operand(problem, G * N, K, device, 1).view(G, N, K)
+    return {"a": random_operand(problem, M, K, device), "b": b, "scale_a": scale_a, "scale_b": scale_b}
+
+
+def problems(row: Shape) -> Iterator[NamedInts]:
+    """Yield the forward pass, then the input gradient; none of a layer that the kernel refuses."""
+    N, K = row["N"], row["K"]
+    if are_multiples(N, K):
+        yield NamedInts(M=row["M"], N=N, K=K, G=row["E"])
+        yield NamedInts(M=row["M"], N=K, K=N, G=row["E"])
+
+
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None: see :mod:`.grouped_tiles`."""
+    work = grouped_tiles.Work(shape["G"], shape["M"], shape["N"], shape["K"], "down", grouped_tiles.element_size(shape))
+    return grouped_tiles.invalid(config, work, limits)
+
+
+def check(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    N: int,
+    K: int,
+    G: int,
+) -> None:
+    """Raise ValueError for operands that the kernel cannot multiply."""
+    check_products(a, b, scale_a, scale_b, a.shape[0], G * N, N=N, K=K)
+
+
+OPERANDS = (
+    declare.Argument("a", dims=("M", "K"), check='check_shape("a", a, 2)'),
+    declare.Argument("b", dims=("G", "N", "K"), check='check_shape("b", b, 3)'),
+)
+SCALES = (declare.Argument("scale_a", "Tensor?"), declare.Argument("scale_b", "Tensor?"))
+EDGES = (
+    edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
+    edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
+    edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
+    edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
+    edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
+    edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
+)
+DECLARED = {
+    **grouped_tiles.DECLARED,
+    "problems": problems,
+    "invalid": invalid,
+    "interpreted": {"M": 157, "N": 80, "K": 144, "G": 3},
+}
+"""Fields that the kernel shares with the one that gathers its rows."""
+
+SPEC = declare.kernel(
+    name="grouped-rows",
+    arguments=(*OPERANDS, declare.OFFSETS, *SCALES),
+    outputs=(declare.Output("out", ("M", "N"), "torch.bfloat16"),),
+    check=check,
+    inputs=inputs,
+    launch=launch,
+    reference=reference,
+    edges=(
+        *EDGES,
+        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=48, G=3),
+        edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
+        edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=144, G=5),
+    ),
+    layout_sizes={"N": 272, "K": 400, "G": 8},
+    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
+    **DECLARED,
+)
+
+
 def multiply_rows(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -126,122 +232,12 @@ def multiply_rows(
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``a[rows of e] @ b[e].t()`` for every expert e: ``out`` as the module says.
+    """Return ``a[rows of e] @ b[e].t()`` for every expert e: ``out`` as the module says.
 
     Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
     at 16 bytes, and for scales beside bfloat16 or none beside FP8.
     """
-    return _operator(a, b, offs, scale_a, scale_b)
+    return _operator(a, b, offs, scale_a, scale_b)  # type: ignore[no-any-return]
 
 
-def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> Tensors:
-    """The same in plain torch, in float32; reads ``offs`` on the host."""
-    (out,) = outputs(a, b, offs, scale_a, scale_b)
-    out.zero_()
-    start = 0
-    if scale_a is not None and scale_b is not None:
-        scale_a, scale_b = scale_a.view(-1), scale_b.view(len(b), -1)
-    with torch.autocast(a.device.type, enabled=False):  # a caller's would multiply in its own dtype
-        for group, end in enumerate(offs.tolist()):
-            product = a[start:end].float() @ b[group].float().t()
-            if scale_a is not None and scale_b is not None:
-                product = product * scale_a[start:end, None].reciprocal() * scale_b[group].reciprocal()
-            out[start:end] = product
-            start = end
-    return (out,)
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """``(a, b, offs, scale_a, scale_b)`` of a problem."""
-    M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    a = random_operand(problem, M, K, device)
-    b = random_operand(problem, G * N, K, device, 1).view(G, N, K)
-    scales = random_scales(problem, (M, (G, N)), device)
-    return a, b, offsets(problem, device), *scales
-
-
-def outputs(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> Tensors:
-    """Uninitialised ``out``."""
-    return (torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device),)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """One launch, of PROGRAMS programs a multiprocessor."""
-    a, b, offs, scale_a, scale_b = inputs
-    (M, K), (G, N, _) = a.shape, b.shape
-    if not M * N:
-        return
-    tensors = (a, b, offs, scale_a, scale_b, *outputs)
-    constants = (grouped_tiles.groups_constant(G),)
-    options = grouped_tiles.kernel_options(config)
-    launch_kernel(
-        grouped_rows_kernel, grouped_tiles.programs(config, a.device), tensors, (M, N, K, G), constants, options
-    )
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """The forward pass, then the input gradient; none of a layer that the kernel refuses."""
-    N, K = row["N"], row["K"]
-    if are_multiples(N, K):
-        yield NamedInts(M=row["M"], N=N, K=K, G=row["E"])
-        yield NamedInts(M=row["M"], N=K, K=N, G=row["E"])
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """See :mod:`fp8tune_kernels.gemm.grouped_configs`."""
-    work = grouped_configs.Work(
-        shape["G"], shape["M"], shape["N"], shape["K"], "down", grouped_configs.element_size(shape)
-    )
-    return grouped_configs.invalid(config, work, limits)
-
-
-SPEC = KernelSpec(
-    name="grouped-rows",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
-    key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    invalid=invalid,
-    interpreted={"M": 157, "N": 80, "K": 144, "G": 3},
-    edges=declared(
-        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
-        edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
-        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
-        edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=48, G=3),
-        edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
-        edge("a row less than a tile", routing="balanced", M=510, N=48, K=16, G=2),
-        edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
-        edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=144, G=5),
-    ),
-    routed=True,
-    layout_sizes={"N": 272, "K": 400, "G": 8},
-    in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz", "bfloat16"),
-    check="exact-inputs",
-    flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
-)
-
-
-def key(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
-    """The lookup key of inputs."""
-    M, K = a.shape
-    return bucket(M), b.shape[1], K, b.shape[0], DTYPES.index(str(a.dtype).removeprefix("torch."))
-
-
-def _arguments(*given: torch.Tensor | None) -> Inputs:
-    check_operands(*given)  # type: ignore[arg-type]  # the first three are there
-    return given
-
-
-_operator = register(SPEC, multiply_rows, _arguments, key)
+_operator = SPEC.define("multiply_rows")

@@ -11,34 +11,43 @@ bfloat16 those of torch. The device of the operands is the current one. On a CPU
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from ..quantize import colwise, colwise_3d, colwise_dual, rowwise_2d, transpose_3d_atomic
+from .. import interpreter
+from ..quantize import (
+    colwise,
+    colwise_3d,
+    colwise_dual,
+    colwise_transpose_3d,
+    rowwise_2d,
+    rowwise_colwise,
+    rowwise_factored,
+    transpose_3d_atomic,
+    transposed_codes,
+    transposed_codes_3d,
+)
+from ..quantize.row_shifts import shifts_and_scales
+from ..runtime.launching import launch_kernel
 from ..runtime.lookup import running_arch
-from ..runtime.ops import run
-from ..spec import DTYPES, bucket
-from . import grouped_contraction, grouped_rows, token_groups
+from ..runtime.ops import is_traced
+from . import grouped_contraction, grouped_rows
 from .grouped_contraction import ALIGNMENT
 
-__all__ = [
-    "Quantized",
-    "contract",
-    "contract_bf16",
-    "multiply",
-    "multiply_bf16",
-    "quantize_both_columns",
-    "quantize_columns",
-    "quantize_rows",
-    "quantize_stored",
-]
+__all__ = ["Quantized", "add_bias", "contract", "contract_bf16", "multiply", "multiply_bf16", "rows_of_experts"]
 
 Quantized = tuple[Tensor, Tensor]
 """FP8 values and scales."""
 
-_DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
-
 _ZEROS_EMPTY_GROUPS = ("sm_90",)
 """Arches where ``torch._grouped_mm`` writes zeros for a group without rows (pytorch/pytorch#172439: not sm_100)."""
+
+ZEROS = {"BLOCK_SIZE": 4096, "num_warps": 4}
+PROGRAMS = 132
+"""Programs of a kernel that most often has nothing to do: an H200's multiprocessors."""
+
+interpreter.install()
 
 
 # Casts
@@ -46,22 +55,34 @@ _ZEROS_EMPTY_GROUPS = ("sm_90",)
 
 def quantize_rows(x: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return FP8 values of a matrix with a scale per row."""
-    q, scales = run(rowwise_2d.SPEC, (bucket(x.shape[0]), x.shape[1]), (x, float8_dtype, True))
+    q, scales = rowwise_2d.SPEC(x, float8_dtype, True)
     return q, scales
 
 
 def quantize_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return FP8 values of rows with a scale per column of each group, as :func:`contract` takes them."""
-    key = bucket(x.shape[0]), x.shape[1], offs.shape[0]
-    q, scales = run(colwise.SPEC, key, (x, offs, float8_dtype, True, ALIGNMENT))
+    q, scales = colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
     return q, scales
 
 
 def quantize_both_columns(a: Tensor, b: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
-    """Return :func:`quantize_columns` of two matrices of one dtype, by one launch."""
-    key = bucket(a.shape[0]), a.shape[1], b.shape[1], offs.shape[0]
-    q_a, scales_a, q_b, scales_b = run(colwise_dual.SPEC, key, (a, b, offs, float8_dtype, True, ALIGNMENT))
+    """Return :func:`quantize_columns` of two matrices, of one dtype by one launch."""
+    if a.dtype != b.dtype:  # float32 is quantized from float32
+        return quantize_columns(a, offs, float8_dtype), quantize_columns(b, offs, float8_dtype)
+    q_a, scales_a, q_b, scales_b = colwise_dual.SPEC(a, b, offs, float8_dtype, True, ALIGNMENT)
     return (q_a, scales_a), (q_b, scales_b)
+
+
+def quantize_rows_and_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
+    """Return :func:`quantize_rows` and :func:`quantize_columns`, by one read."""
+    q, scales, of_columns, column_scales = rowwise_colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
+    return (q, scales), (of_columns, column_scales)
+
+
+def quantize_folded(grad: Tensor, offs: Tensor, scales_b: Tensor, float8_dtype: torch.dtype) -> Quantized:
+    """Return :func:`quantize_rows` of a gradient that is multiplied by the scales of weights (E, 1, N) first."""
+    q, scales = rowwise_factored.SPEC(grad, offs, scales_b, float8_dtype, True)
+    return q, scales
 
 
 def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
@@ -70,13 +91,40 @@ def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
     Weights lie row-major, or are ``.mT`` of row-major weights; the values lie as :func:`multiply` takes them.
     """
     if w.is_contiguous():
-        view = w.mT
-        q, scales = run(colwise_3d.SPEC, tuple(view.shape), (view, float8_dtype, True))
+        q, scales = colwise_3d.SPEC(w.mT, float8_dtype, True)
     else:
         # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64
         # small ones
-        q, scales = run(transpose_3d_atomic.SPEC, tuple(w.shape), (w, float8_dtype, True))
+        q, scales = transpose_3d_atomic.SPEC(w, float8_dtype, True)
     return q, scales
+
+
+def quantize_both_ways(w: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
+    """Return :func:`quantize_stored` of weights and of ``w.mT``, by one read."""
+    view = w.mT if w.is_contiguous() else w
+    q, scales, transposed, scales_transposed = colwise_transpose_3d.SPEC(view, float8_dtype, True)
+    both = (q, scales), (transposed, scales_transposed)
+    return both if w.is_contiguous() else both[::-1]
+
+
+def transpose_stored(q: Tensor) -> Tensor:
+    """Return the FP8 values of :func:`quantize_stored`, transposed in memory; their scales stay those of rows."""
+    return transposed_codes_3d.SPEC(q)[0]
+
+
+def transpose_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
+    """Return FP8 values of rows, each shifted, as :func:`contract` takes them."""
+    return transposed_codes.SPEC(q, offs, shifts)[0]
+
+
+def shifts_of(
+    scales: Tensor, others: Tensor, offs: Tensor, column_scales: Tensor | None, N: int, K: int, *tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return shifts of rows to one scale per group, and the scales of both operands: see :mod:`..row_shifts`."""
+    if is_traced(scales):
+        G = offs.shape[0]
+        return scales.new_empty(scales.numel()), scales.new_empty(G * N), scales.new_empty(G * K)
+    return shifts_and_scales(scales, others, offs, column_scales, N, K, *tokens)
 
 
 # Products
@@ -85,10 +133,7 @@ def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
 def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
     """Return the product of rows with a scale per row and weights (E, X, Y), strides (X*Y, 1, X), scales (E, 1, Y)."""
     (a, scales_a), (b, scales_b) = rows, weights
-    (M, X), (E, _, Y) = a.shape, b.shape
-    key = bucket(M), Y, X, E, _DTYPE_FLAGS[a.dtype]
-    (out,) = run(grouped_rows.SPEC, key, (a, b.mT, offs, scales_a, scales_b))
-    return out
+    return grouped_rows.SPEC(a, b.mT, offs, scales_a, scales_b)[0]
 
 
 def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Tensor | None = None) -> Tensor:
@@ -97,33 +142,100 @@ def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Ten
     ``out``: bfloat16 or float32 to add the product to, and to return.
     """
     (a, scales_a), (b, scales_b) = of_a, of_b
-    if not rows:
+    if not is_traced(a) and not rows:
         zeros = torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         return zeros if out is None else out
-    key = bucket(rows), a.shape[1], b.shape[1], offs.shape[0], _DTYPE_FLAGS[a.dtype]
     inputs = a, b, offs, scales_a, scales_b, ALIGNMENT, out
-    (product,) = run(grouped_contraction.SPEC, key, inputs, None if out is None else (out,))
-    return product
+    return grouped_contraction.SPEC(*inputs, outputs=None if out is None else (out,))[0]
 
 
 def multiply_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
     """Return the product of rows and weights (E, X, Y), stored either way."""
+    if is_traced(rows) or not rows.shape[0]:
+        return rows.new_empty(rows.shape[0], weights.shape[2])
     if rows.is_cpu:
-        return grouped_rows.reference(rows, weights.mT, offs, None, None)[0]
-    if not rows.shape[0]:
-        return rows.new_empty(0, weights.shape[2])
+        return grouped_rows.SPEC.reference(rows, weights.mT, offs, None, None)[0]
     out = torch._grouped_mm(rows, weights, offs=offs)
-    token_groups.zero_rows(out, offs)  # torch leaves rows past the last group unwritten
+    zero_rows(out, offs)  # torch leaves rows past the last group unwritten
     return out
 
 
 def contract_bf16(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     """Return the product over rows."""
-    if not a.shape[0]:
+    if is_traced(a) or not a.shape[0]:
         return a.new_zeros(offs.shape[0], a.shape[1], b.shape[1])
     if a.is_cpu:
-        return grouped_contraction.reference(a, b, offs, None, None, 1)[0]
+        return grouped_contraction.SPEC.reference(a, b, offs, None, None, 1, None)[0]
     out = torch._grouped_mm(a.t(), b, offs=offs)
     if running_arch(a.device) not in _ZEROS_EMPTY_GROUPS:
-        token_groups.zero_empty_groups(out, offs)
+        zero_empty_groups(out, offs)
     return out
+
+
+@triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
+def zero_rows_kernel(
+    x_ptr: tl.tensor,  # (M, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    M: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Share the blocks of elements past the last group among the programs."""
+    first = tl.load(offs_ptr + G - 1)
+    x_ptr += first.to(tl.int64) * K
+    count = (M - first).to(tl.int64) * K
+    for block in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_SIZE), tl.num_programs(0)):
+        places = block.to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+        tl.store(x_ptr + places, tl.zeros((BLOCK_SIZE,), x_ptr.dtype.element_ty), mask=places < count)
+
+
+@triton.jit(do_not_specialize=["G"])
+def zero_empty_groups_kernel(
+    x_ptr: tl.tensor,  # (G, N, K), row-major
+    offs_ptr: tl.tensor,  # (G,)
+    N: tl.tensor,
+    K: tl.tensor,
+    G: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Share a group's blocks among every G-th program; do nothing where the group has rows."""
+    group = tl.program_id(0) % G
+    start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
+    if tl.load(offs_ptr + group) <= start:
+        count = tl.cast(N, tl.int64) * K
+        x_ptr += group * count
+        for block in tl.range(tl.program_id(0) // G, tl.cdiv(count, BLOCK_SIZE), tl.num_programs(0) // G):
+            places = block.to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+            tl.store(x_ptr + places, tl.zeros((BLOCK_SIZE,), x_ptr.dtype.element_ty), mask=places < count)
+
+
+def zero_rows(x: Tensor, offs: Tensor) -> None:
+    """Write zeros into the rows of ``x`` past the last group, which are few."""
+    launch_kernel(zero_rows_kernel, PROGRAMS, (x, offs), (*x.shape, offs.shape[0]), (), ZEROS)
+
+
+def zero_empty_groups(x: Tensor, offs: Tensor) -> None:
+    """Write zeros into ``x``, (G, N, K), where a group has no row."""
+    G, N, K = x.shape
+    launch_kernel(zero_empty_groups_kernel, 16 * G, (x, offs), (N, K, G), (), ZEROS)
+
+
+# Bias of each expert
+
+
+def add_bias(out: Tensor, bias: Tensor, offs: Tensor) -> Tensor:
+    """Return ``out`` (M, N) with ``bias`` (E, N), in its dtype, on the rows of each group; rows past the last stay.
+
+    A product with a matrix that has a single one in each row: it is exact, its gradient is the sum over each group in
+    one GEMM, and no value of ``offs`` is read on the host. An index by expert would sort all rows in its backward pass.
+    """
+    rows = rows_of_experts(out.shape[0], offs, out.dtype)
+    return torch.addmm(out, rows, bias.to(out.dtype)).to(out.dtype)  # autocast may have another
+
+
+def rows_of_experts(rows: int, offs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (rows, E): 1 where a row is of an expert's group, else 0."""
+    row = torch.arange(rows, device=offs.device, dtype=offs.dtype).unsqueeze(1)
+    starts = torch.nn.functional.pad(offs[:-1], (1, 0))
+    return ((row >= starts) & (row < offs)).to(dtype)

@@ -22,20 +22,30 @@ from torch import Tensor
 from torch._compile import _disable_dynamo  # as torch.compiler.disable, which takes a second to import
 from torch.autograd.graph import increment_version
 
-from .. import interpreter
 from ..catalog import RECIPES
 from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
 from ..runtime.checks import check_weights, fp8_dtype_for
-from ..runtime.lookup import config_for
 from ..runtime.ops import define
-from ..spec import KernelSpec
-from .fingerprint import Fingerprint, change_message
-from .operands import check_multiples
+from .grouped_tiles import check_multiples
 
-__all__ = ["QuantizedWeights", "as_stored", "outputs_for", "quantize_weights", "snapshot"]
+__all__ = [
+    "Fingerprint",
+    "QuantizedWeights",
+    "as_stored",
+    "check_recipe",
+    "outputs_for",
+    "quantize_weights",
+    "snapshot",
+]
 
 Codes = tuple[Tensor, Tensor]
 """FP8 values and scales."""
+
+SAMPLES = 2**16
+"""Elements of a weight that are compared, at least 256 of each expert. In bfloat16 a small step of an optimizer changes
+few elements: where it changes one in a thousand, the probability to miss it is exp(-65)."""
+
+SAMPLES_OF_EXPERT = 256
 
 
 @_disable_dynamo  # addresses are read here
@@ -63,8 +73,7 @@ def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: s
     """Quantize weights that messages call ``name``. Raises what :func:`quantize_weights` raises."""
     if float8_dtype not in (None, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
+    check_recipe(recipe)
     if layout not in ("ENK", "EKN"):
         raise ValueError(f"layout is {layout!r}, wanted 'ENK' or 'EKN'")
     if layout == "EKN" and recipe == "folded":
@@ -73,6 +82,82 @@ def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: s
         raise ValueError(f"w has strides {w.stride()}, wanted row-major for layout 'EKN'")
     w = as_stored(w)
     return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout, name)
+
+
+def check_recipe(recipe: str) -> None:
+    """Raise ValueError for no recipe of ``fp8_grouped_mm``."""
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
+
+
+class Fingerprint:
+    """Sampled elements of weights, the version that torch counts, and the dtype that the weights were cast to."""
+
+    name: str
+    """Name of the weights in messages."""
+    dtype: torch.dtype
+    """Dtype they were quantized from: that of the weights, or of the autocast region."""
+
+    def __init__(self, w: Tensor, name: str) -> None:
+        """Take the fingerprint of weights (E, N, K) that lie row-major, or of their transposed view."""
+        self.name, self._w, self._sampled = name, w, w.new_empty(0)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the fingerprint of the weights as they are now, into the same memory."""
+        self.dtype, self._kind = cast_dtype(self._w), _kind(self._w)
+        self._identity = self._w._version, self._w.data_ptr()
+        with torch.no_grad(), torch.inference_mode(False):
+            sampled = self._sample()
+            if (sampled.dtype, sampled.shape) != (self._sampled.dtype, self._sampled.shape):  # the weights were cast
+                self._sampled = sampled.clone()
+            self._sampled.copy_(sampled)
+
+    def is_of(self, w: Tensor) -> bool:
+        """Return True if ``w`` is the parameter that was quantized."""
+        return w is self._w
+
+    def changed(self) -> Tensor:
+        """Return a boolean on the device: sampled elements differ from those of the fingerprint."""
+        with torch.inference_mode(False):
+            if self._kind != _kind(self._w):
+                return torch.ones((), dtype=torch.bool, device=self._w.device)
+            return (self._sample() != self._sampled).any()
+
+    def check_use(self) -> None:
+        """Raise RuntimeError if the weights are known to have changed, or are cast to another dtype here."""
+        if (dtype := cast_dtype(self._w)) != self.dtype:
+            made = f"{self.name} was quantized from {self.dtype} and would be cast to {dtype} here"
+            raise RuntimeError(f"{made}: quantize it in that autocast region, or give weights_once that dtype")
+        if not torch.compiler.is_compiling() and (self._w._version, self._w.data_ptr()) != self._identity:
+            raise RuntimeError(change_message([self.name]))
+
+    def _sample(self) -> Tensor:
+        """Return elements of every expert at equal distances, as integers: bits are compared, NaN is a value."""
+        experts = (self._w if self._w.is_contiguous() else self._w.mT).detach().flatten(1)
+        count, size = experts.shape
+        expected = max(-(-SAMPLES // count), SAMPLES_OF_EXPERT)
+        distance = max(size // expected, 1) - 1 | 1  # odd: rows are multiples of 16, and one column would be all
+        bits = torch.int16 if experts.element_size() == 2 else torch.int32
+        return experts.view(bits)[:, ::distance]
+
+
+def change_message(names: list[str]) -> str:
+    """Say which weights changed while their FP8 values were in use."""
+    more = f" and {len(names) - 1} more" if names[1:] else ""
+    effect = "so FP8 results are of old weights: change weights after the with block ends"
+    return f"{names[0]}{more} changed after quantization, {effect}"
+
+
+def cast_dtype(w: Tensor) -> torch.dtype:
+    """Return what ``fp8_grouped_mm`` would quantize from here: the autocast region's dtype, or that of ``w``."""
+    if not w.is_meta and torch.is_autocast_enabled(w.device.type):
+        return torch.get_autocast_dtype(w.device.type)
+    return w.dtype
+
+
+def _kind(w: Tensor) -> tuple[Any, ...]:
+    return w.shape, w.dtype, w.device
 
 
 class QuantizedWeights:
@@ -96,10 +181,9 @@ class QuantizedWeights:
     def __init__(self, w: Tensor, float8_dtype: torch.dtype, recipe: str, layout: str, name: str) -> None:
         self.float8_dtype, self.recipe, self.layout, self._w = float8_dtype, recipe, layout, w
         with torch.inference_mode(False):  # autograd saves the values
-            tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
+            self._tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
         self.fingerprint = Fingerprint(w, name)
-        self.nbytes = sum(tensor.nbytes for tensor in tensors)
-        self._tensors = tensors
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
         self.requantize()
 
     @property
@@ -129,10 +213,8 @@ class QuantizedWeights:
         if not self._tensors:
             raise RuntimeError(f"{self.name} is used after its with block ended: quantize it anew")
         self.fingerprint.check_use()
-        if self.layout == "ENK":
-            return self._tensors
-        q, scales, transposed, scales_of_transposed = self._tensors  # as quantized of the transposed view
-        return transposed, scales_of_transposed, q, scales
+        # weights that lie as (E, K, N) are quantized by their transposed view
+        return self._tensors if self.layout == "ENK" else (*self._tensors[2:], *self._tensors[:2])
 
     @property
     def name(self) -> str:
@@ -144,21 +226,13 @@ class QuantizedWeights:
         """Dtype they were quantized from: that of the weights, or of the autocast region."""
         return self.fingerprint.dtype
 
-    def is_of(self, w: Tensor) -> bool:
-        """Return True if ``w`` is the parameter that was quantized."""
-        return w is self._w
-
     def check(self) -> None:
         """Raise RuntimeError if sampled elements of the weights differ from when they were quantized.
 
         Waits for the device.
         """
-        if self.changed().item():
+        if self.fingerprint.changed().item():
             raise RuntimeError(change_message([self.name]))
-
-    def changed(self) -> Tensor:
-        """Return a boolean on the device: sampled elements differ from when the weights were quantized."""
-        return self.fingerprint.changed()
 
     @_disable_dynamo
     def requantize(self) -> None:
@@ -170,7 +244,7 @@ class QuantizedWeights:
             raise RuntimeError(f"{self.name} is {tuple(w.shape)} on {w.device} now, was {before}: quantize it anew")
         self.fingerprint.renew()
         with torch.no_grad(), torch.inference_mode(False):
-            _requantize[self.recipe](w.to(self.dtype), *tensors)
+            requantize_into(self.recipe, w.to(self.dtype), tensors)
             increment_version(tensors)  # a backward pass that saved the old values raises
 
     def __enter__(self) -> Self:
@@ -201,8 +275,8 @@ def as_stored(w: Tensor) -> Tensor:
     is_stored = w.is_contiguous()
     if not is_stored and w.dim() == 3 and not w.mT.is_contiguous():
         _, rows, columns = w.shape
-        wanted = f"({rows * columns}, {columns}, 1), row-major (E, N, K), or its view weights.transpose(1, 2)"
-        raise ValueError(f"w has strides {w.stride()}, wanted {wanted}")
+        expected = f"({rows * columns}, {columns}, 1), row-major (E, N, K), or its view weights.transpose(1, 2)"
+        raise ValueError(f"w has strides {w.stride()}, wanted {expected}")
     check_weights("w", w, as_stored=is_stored)
     if w.is_inference():
         raise ValueError("w was made in inference mode, and has no version to tell its changes by: make it outside")
@@ -216,47 +290,39 @@ def as_stored(w: Tensor) -> Tensor:
 
 
 def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Uninitialised codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
+    """Return uninitialized codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
     if recipe == "default":
         return colwise_transpose_3d.SPEC.outputs(w, float8_dtype, True)
     q, scales = colwise_3d.SPEC.outputs(w, float8_dtype, True)
     return q, scales, *transposed_codes_3d.SPEC.outputs(q)
 
 
-def _quantize(w: Tensor, *outputs: Tensor) -> None:
+def requantize_into(recipe: str, w: Tensor, codes: tuple[Tensor, ...]) -> None:
+    """Quantize weights (E, K, N) into codes and scales that are there."""
+    (_requantize_folded if recipe == "folded" else _requantize)(w, *codes)
+
+
+def _run(w: Tensor, *outputs: Tensor) -> None:
     check_weights("w", w)
-    _run(colwise_transpose_3d.SPEC, (w, outputs[0].dtype, True), outputs)
+    colwise_transpose_3d.SPEC(w, outputs[0].dtype, True, outputs=outputs)
 
 
-def _quantize_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
+def _run_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:
     check_weights("w", w)
-    _run(colwise_3d.SPEC, (w, q.dtype, True), (q, scales))
-    _run(transposed_codes_3d.SPEC, (q,), (transposed,))
+    colwise_3d.SPEC(w, q.dtype, True, outputs=(q, scales))
+    transposed_codes_3d.SPEC(q, outputs=(transposed,))
 
 
-def _run(spec: KernelSpec, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-    """A kernel into memory that is there."""
-    w = inputs[0]
-    if not w.is_cpu or interpreter.INTERPRETED:
-        E, K, N = w.shape
-        spec.launch(config_for(spec, (E, K, N), w.device), inputs, outputs)
-        return
-    for output, made in zip(outputs, spec.reference(*inputs), strict=True):
-        output.copy_(made)
-
-
-_requantize: dict[str, Callable[..., None]] = {
-    "default": define(
-        "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
-        "Tensor(d!) scales_transposed) -> ()",
-        _quantize,
-        _quantize,
-        lambda *_: None,
-    ),
-    "folded": define(
-        "requantize_folded_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed) -> ()",
-        _quantize_folded,
-        _quantize_folded,
-        lambda *_: None,
-    ),
-}
+_requantize: Callable[..., None] = define(
+    "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
+    "Tensor(d!) scales_transposed) -> ()",
+    _run,
+    _run,
+    lambda *_: None,
+)
+_requantize_folded: Callable[..., None] = define(
+    "requantize_folded_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed) -> ()",
+    _run_folded,
+    _run_folded,
+    lambda *_: None,
+)

@@ -44,7 +44,7 @@ PLAIN = (Tensor, Parameter)
 
 
 class Rule(NamedTuple):
-    """How operands and results lie on one dim of a mesh."""
+    """Placements of operands and results on one dim of a mesh."""
 
     rows: Placement
     weights: Placement
@@ -118,7 +118,7 @@ def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor
 
 
 def _are_own(A: DTensor, B_t: DTensor, offs: Tensor, by_expert: Sequence[int]) -> bool:
-    """Whether each rank has the rows of its own experts, and their ends."""
+    """Return True if each rank has the rows of its own experts, and their ends."""
     from torch.distributed.tensor import DTensor
 
     if not all(A.placements[dim].is_shard(0) for dim in by_expert):
@@ -147,10 +147,10 @@ def _rule(a: Placement, b: Placement, *, are_own: bool) -> Rule:
     return Rule(replicated, replicated, replicated, replicated, replicated)
 
 
-def local_shard(x: DTensor, wanted: Sequence[Placement], grads: Sequence[Placement]) -> Tensor:
+def local_shard(x: DTensor, expected: Sequence[Placement], grads: Sequence[Placement]) -> Tensor:
     """Return this rank's shard of ``x`` in placements ``wanted``; its gradient will lie as ``grads`` say."""
-    if x.placements != tuple(wanted):
-        x = x.redistribute(x.device_mesh, wanted)
+    if x.placements != tuple(expected):
+        x = x.redistribute(x.device_mesh, expected)
     return x.to_local(grad_placements=grads)
 
 
@@ -158,9 +158,9 @@ def range_of_shard(size: int, mesh: DeviceMesh, dims: Sequence[int]) -> tuple[in
     """Return the first element that this rank has of a tensor's dim, and how many: dims of the mesh cut it in turn."""
     first = 0
     for dim in dims:
-        each = -(-size // mesh.size(dim))
-        start = min(mesh.get_local_rank(dim) * each, size)
-        first, size = first + start, min(each, size - start)
+        share = -(-size // mesh.size(dim))
+        start = min(mesh.get_local_rank(dim) * share, size)
+        first, size = first + start, min(share, size - start)
     return first, size
 
 

@@ -2,130 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..gemm import passes
-from ..gemm.expert_bias import add_bias
-from .fp8_steps import order_outputs, sorted_by_expert, step, sum_of_rows
+from ..runtime.ops import step
+from .fp8_steps import Given, Maybe, Order, sorted_by_expert, sum_of_rows
 from .gated_bf16 import activate, activation_gradient
 
-__all__ = ["activation_gradients", "forward", "gate_up", "token_gradients"]
 
-
-def _gate_up(x: Tensor, w13: Tensor, b13: Tensor | None, offs: Tensor, token_of_row: Tensor) -> Tensor:
+def _gate_up(x: Tensor, w13: Tensor, b13: Maybe, offs: Tensor, token_of_row: Tensor) -> Tensor:
     """Return gate and up, (M, 2N)."""
     y = passes.multiply_bf16(x.index_select(0, token_of_row), w13.mT, offs)
-    return y if b13 is None else add_bias(y, b13, offs)
-
-
-def _fake_gate_up(x: Tensor, w13: Tensor, b13: Tensor | None, offs: Tensor, token_of_row: Tensor) -> Tensor:
-    return x.new_empty(token_of_row.shape[0], w13.shape[1])
+    return y if b13 is None else passes.add_bias(y, b13, offs)
 
 
 def _forward(
-    x: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    b13: Tensor | None,
-    b2: Tensor | None,
-    activation: str,
-    layout: str,
+    x: Tensor, w13: Tensor, w2: Tensor, choice: Sequence[Tensor], biases: Given, gate: Sequence[str]
 ) -> list[Tensor]:
-    """Return the output; the order of rows; gate and up."""
-    offs, row_of, token_of_row, row_weights = sorted_by_expert(ids, weights, w13.shape[0])
-    y = _gate_up(x, w13, b13, offs, token_of_row)
-    h = activate(y, row_weights, offs, activation, layout)
-    rows = passes.multiply_bf16(h, w2.mT, offs)
+    """Return the output; the order of rows; gate and up. ``choice``: ids and weights."""
+    (ids, weights), (b13, b2) = choice, biases
+    order = sorted_by_expert(ids, weights, w13.shape[0])
+    y = _gate_up(x, w13, b13, order.offs, order.token_of_row)
+    h = activate(y, order.row_weights, order.offs, *gate)
+    rows = passes.multiply_bf16(h, w2.mT, order.offs)
     del h
-    return [sum_of_rows(rows, row_of, b2, ids, weights), offs, row_of, token_of_row, row_weights, y]
-
-
-def _fake_forward(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, weights: Tensor, *rest: Any) -> list[Tensor]:
-    order = order_outputs(ids, weights, w13.shape[0])
-    return [torch.empty_like(x), *order, x.new_empty(order[2].shape[0], w13.shape[1])]
+    return [sum_of_rows(rows, order.row_of, b2, ids, weights), *order, y]
 
 
 def _activation_gradients(
-    grad: Tensor,
-    y: Tensor,
-    w2: Tensor,
-    offs: Tensor,
-    token_of_row: Tensor,
-    row_weights: Tensor,
-    activation: str,
-    layout: str,
-    wants_2: bool,
+    grad: Tensor, y: Tensor, w2: Tensor, order_: Sequence[Tensor], gate: Sequence[str], wants_2: bool
 ) -> list[Tensor]:
     """Return the gradients of gate and up, of the rows' weights and, if wanted, of w2."""
-    grad_rows = grad.index_select(0, token_of_row)
-    dh = passes.multiply_bf16(grad_rows, w2, offs)
-    dy, h, d_weights = activation_gradient(y, dh, row_weights, offs, activation, layout)
+    order = Order(*order_)
+    grad_rows = grad.index_select(0, order.token_of_row)
+    dh = passes.multiply_bf16(grad_rows, w2, order.offs)
+    dy, h, d_weights = activation_gradient(y, dh, order.row_weights, order.offs, *gate)
     del dh
-    return [dy, d_weights, *([passes.contract_bf16(grad_rows, h, offs)] if wants_2 else [])]
+    return [dy, d_weights, *([passes.contract_bf16(grad_rows, h, order.offs)] if wants_2 else [])]
 
 
-def _fake_activation_gradients(
-    grad: Tensor, y: Tensor, w2: Tensor, offs: Tensor, token_of_row: Tensor, row_weights: Tensor, *rest: Any
-) -> list[Tensor]:
-    d_w2 = [w2.new_empty(w2.shape)] if rest[-1] else []
-    return [torch.empty_like(y), torch.empty_like(row_weights), *d_w2]
-
-
-def _token_gradients(
-    dy: Tensor,
-    x: Tensor | None,
-    w13: Tensor | None,
-    offs: Tensor,
-    row_of: Tensor,
-    token_of_row: Tensor,
-) -> list[Tensor]:
+def _token_gradients(dy: Tensor, x: Maybe, w13: Maybe, order_: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient of x, if w13 is given, and that of w13, if x is given."""
-    result = []
+    order, result = Order(*order_), list[Tensor]()
     if w13 is not None:
-        result.append(sum_of_rows(passes.multiply_bf16(dy, w13, offs), row_of))
+        result.append(sum_of_rows(passes.multiply_bf16(dy, w13, order.offs), order.row_of))
     if x is not None:
-        rows = x.index_select(0, token_of_row)
-        result.append(passes.contract_bf16(dy, rows, offs))
-    return result
-
-
-def _fake_token_gradients(
-    dy: Tensor, x: Tensor | None, w13: Tensor | None, offs: Tensor, row_of: Tensor, token_of_row: Tensor
-) -> list[Tensor]:
-    result = []
-    if w13 is not None:
-        result.append(dy.new_empty(row_of.shape[0], w13.shape[2]))
-    if x is not None:
-        result.append(dy.new_empty(offs.shape[0], dy.shape[1], x.shape[1]))
+        result.append(passes.contract_bf16(dy, x.index_select(0, order.token_of_row), order.offs))
     return result
 
 
 gate_up: Callable[..., Tensor] = step(
     "moe_bf16_gate_up(Tensor x, Tensor w13, Tensor? b13, Tensor offs, Tensor token_of_row) -> Tensor",
     _gate_up,
-    _fake_gate_up,
+    replays=True,
 )
 forward: Callable[..., list[Tensor]] = step(
-    "moe_bf16_forward(Tensor x, Tensor w13, Tensor w2, Tensor ids, Tensor weights, Tensor? b13, Tensor? b2, "
-    "str activation, str layout) -> Tensor[]",
+    "moe_bf16_forward(Tensor x, Tensor w13, Tensor w2, Tensor[] choice, Tensor?[] biases, str[] gate) -> Tensor[]",
     _forward,
-    _fake_forward,
+    replays=True,
 )
 activation_gradients: Callable[..., list[Tensor]] = step(
-    "moe_bf16_activation_gradients(Tensor grad, Tensor y, Tensor w2, Tensor offs, Tensor token_of_row, "
-    "Tensor row_weights, str activation, str layout, bool wants_2) -> Tensor[]",
+    "moe_bf16_activation_gradients(Tensor grad, Tensor y, Tensor w2, Tensor[] order, str[] gate, bool wants_2) "
+    "-> Tensor[]",
     _activation_gradients,
-    _fake_activation_gradients,
+    replays=True,
 )
 token_gradients: Callable[..., list[Tensor]] = step(
-    "moe_bf16_token_gradients(Tensor dy, Tensor? x, Tensor? w13, Tensor offs, Tensor row_of, Tensor token_of_row) "
-    "-> Tensor[]",
+    "moe_bf16_token_gradients(Tensor dy, Tensor? x, Tensor? w13, Tensor[] order) -> Tensor[]",
     _token_gradients,
-    _fake_token_gradients,
+    replays=True,
 )

@@ -19,27 +19,26 @@ its rows have one scale, else a stripe of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge, past_half
-from ..inputs import dtype_named, random_matrix
+from ..edges import edge, past_half
+from ..inputs import dtype_named
 from ..quantize import colwise_3d, transposed_codes_3d
-from ..quantize.arithmetic import FP8_MAX, magnitude, magnitude_to_float32, quantize, scale_of
+from ..quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
 from ..quantize.factors import random_powers
 from ..quantize.limits import MOST_VALUES, idle_columns, wrong_tile
 from ..quantize.words import shifted_bytes, words_of_bytes
-from ..runtime.checks import check_weights, fp8_dtype_for
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, NamedInts, Problem
 from . import shifted_transpose_3d
 
-__all__ = ["SPEC", "cast_and_transpose", "key"]
+__all__ = ["SPEC", "cast_and_transpose"]
 
 STRIPE = 4
 """Tiles of rows of a unit that is no whole expert."""
@@ -212,56 +211,39 @@ def _inverse_of(scale: tl.tensor) -> tl.tensor:
     return tl.where(scale > 0, inverse, tl.where(scale == 0, float("inf"), scale))
 
 
-def cast_and_transpose(
-    w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``(q, scales, transposed, of_columns)`` as the module describes them.
-
-    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
-    """
-    return _operator(w, one_scale, float8_dtype)
-
-
-def reference(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Tensors:
-    """Cast and transpose in plain torch."""
-    q, scales = colwise_3d.SPEC.reference(w.mT, float8_dtype, True)
-    if one_scale:
-        return q, scales, *shifted_transpose_3d.reference(q, scales)
-    return q, scales, *transposed_codes_3d.SPEC.reference(q), scales.new_empty(0)
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(w, one_scale, float8_dtype)``."""
-    E, N, K = (problem.shape[dim] for dim in "ENK")
-    w = random_matrix(problem, E * N, K, device).view(E, N, K) * random_powers(problem, (E, 1, 1), device, 0, 6)
-    w = w.to(dtype_named(problem.in_dtype))  # experts differ in their least scale
-    return w, bool(problem.shape["one_scale"]), dtype_named(problem.fp8_dtype)
-
-
-def outputs(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> Tensors:
-    """Return uninitialized ``q``, ``scales``, ``transposed`` and ``of_columns``."""
-    q, scales = colwise_3d.SPEC.outputs(w.mT, float8_dtype, True)
-    of_columns = scales.new_empty((w.shape[0], w.shape[2]) if one_scale else (0,))
-    return q, scales, *transposed_codes_3d.SPEC.outputs(q), of_columns
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+def launch(config: Config, call: Call) -> None:
     """Launch one program per task, on a state of zeros."""
-    (w, one_scale, _), (q, scales, transposed, of_columns) = inputs, outputs
-    E, N, K = w.shape
-    if not w.numel():
+    E, N, K = call.E, call.N, call.K
+    if not E * N * K:
         return
     tiles = -(-N // config["BLOCK_SIZE_M"])
-    tiles = tiles if one_scale else min(tiles, STRIPE)
-    units = E * -(-N // (tiles * config["BLOCK_SIZE_M"]))
+    tiles = tiles if call.one_scale else min(tiles, STRIPE)
+    units, width = E * -(-N // (tiles * config["BLOCK_SIZE_M"])), width_of(K)
     tile = {**config, "ROWS": rows_of(config, K)}
     tasks = tiles * (config["BLOCK_SIZE_M"] // tile["ROWS"] + -(-K // config["BLOCK_SIZE_K"]))
-    state = torch.zeros(1 + units + E, dtype=torch.int32, device=w.device)
-    tensors = (w, q, transposed, scales, of_columns if one_scale else None, state)
-    width = width_of(K)
-    constants = (FP8_MAX[q.dtype], width, width >= K)
+    state = torch.zeros(1 + units + E, dtype=torch.int32, device=call.device)
+    constants = {"WIDTH": width, "ONE_PASS": width >= K}
     programs = (units + config["LAG"]) * tasks
-    launch_kernel(cast_transpose_3d_kernel, programs, tensors, (E, N, K, tiles), constants, tile)
+    call.run(cast_transpose_3d_kernel, programs, tile, state=state, tiles=tiles, **constants)
+
+
+def reference(call: Call) -> None:
+    """Cast and transpose in plain torch."""
+    q, scales = colwise_3d.SPEC.reference(call.w.mT, call.float8_dtype, True)
+    if call.one_scale:
+        transposed, of_columns = shifted_transpose_3d.SPEC.reference(q, scales)
+        call.of_columns.copy_(of_columns)
+    else:
+        (transposed,) = transposed_codes_3d.SPEC.reference(q)
+    call.scales.copy_(scales)
+    for result, codes in ((call.q, q), (call.transposed, transposed)):
+        result.view(torch.uint8).copy_(codes.view(torch.uint8))
+
+
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random weights whose experts differ in their least scale."""
+    w = WEIGHTS.random(problem, device) * random_powers(problem, (problem.shape["E"], 1, 1), device, 0, 6)
+    return {"w": w.to(dtype_named(problem.in_dtype))}
 
 
 def width_of(K: int) -> int:
@@ -269,13 +251,13 @@ def width_of(K: int) -> int:
     return min(1 << max(K - 1, 0).bit_length(), MOST_COLUMNS)
 
 
-def rows_of(config: Mapping[str, int], K: int) -> int:
+def rows_of(config: Config, K: int) -> int:
     """Return how many rows a program casts: ROWS, or fewer where their values do not fit in registers."""
     most = config["num_warps"] * 32 * MOST_VALUES // width_of(K)
     return min(config["ROWS"], 1 << max(most, 1).bit_length() - 1)
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
+def problems(row: Shape) -> Iterator[NamedInts]:
     """Yield the weights of a row's layer with a scale per row, as those of gate and up, and with one scale, as of down.
 
     A row with ``one_scale`` has the latter alone.
@@ -285,7 +267,7 @@ def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
             yield NamedInts(E=row["E"], N=row["N"], K=row["K"], one_scale=one_scale)
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
     if config == DEFAULT:
         return None
@@ -298,10 +280,28 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
     )
 
 
-DEFAULT = NamedInts(ROWS=8, BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, LAG=8, num_warps=4, num_stages=1)
+def check(N: int) -> None:
+    """Raise ValueError unless columns of the codes are whole words."""
+    if N % 16:
+        raise ValueError(f"w must have a multiple of 16 rows, got N={N}")
 
-SPEC = KernelSpec(
+
+DEFAULT = {"ROWS": 8, "BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 128, "LAG": 8, "num_warps": 4, "num_stages": 1}
+WEIGHTS = declare.weights(as_stored=True)
+
+SPEC = declare.kernel(
     name="cast-transpose-3d",
+    arguments=(WEIGHTS, declare.flag("one_scale"), declare.FLOAT8_DTYPE),
+    outputs=(
+        declare.fp8("q", "E", "K", "N", transposed=True),
+        declare.float32("scales", "E", "1", "N"),
+        declare.fp8("transposed", "E", "N", "K", transposed=True),
+        declare.float32("of_columns", "E", "K", requested_by="one_scale"),
+    ),
+    check=check,
+    inputs=inputs,
+    launch=launch,
+    reference=reference,
     axes={
         "ROWS": (1, 2, 4, 8, 16),
         "BLOCK_SIZE_M": (128,),
@@ -313,13 +313,9 @@ SPEC = KernelSpec(
     default=DEFAULT,
     key=("E", "K", "N", "one_scale"),
     problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
     interpreted={"E": 2, "N": 144, "K": 101},  # no block divides either; an expert has several tiles
     invalid=invalid,
-    edges=declared(
+    edges=(
         edge("a block and 16 more, NaN", "nan", E=2, N=272, K=80),
         edge("a few rows, infinity", "infinite", E=2, N=48, K=272),
         edge("zeros", "zeros", E=1, N=16, K=48),
@@ -329,21 +325,17 @@ SPEC = KernelSpec(
         edge("rows that are read twice, one scale", E=2, N=48, K=MOST_COLUMNS + 65, one_scale=1),
         edge("a scale a row", E=3, N=272, K=80, one_scale=0),
     ),
-    uses_fp8=True,
 )
 
 
-def _arguments(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype | None) -> Inputs:
-    check_weights("w", w, as_stored=True)
-    if w.shape[1] % 16:
-        raise ValueError(f"w must have a multiple of 16 rows, got N={w.shape[1]}")
-    return w, one_scale, fp8_dtype_for(w.device, float8_dtype)
+def cast_and_transpose(
+    w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``(q, scales, transposed, of_columns)`` as the module describes them.
+
+    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
+    """
+    return _operator(w, one_scale, float8_dtype)  # type: ignore[no-any-return]
 
 
-def key(w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    E, N, K = w.shape
-    return E, K, N, int(one_scale)
-
-
-_operator = register(SPEC, cast_and_transpose, _arguments, key)
+_operator = SPEC.define("cast_and_transpose")

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import interpreter
 from ..runtime.launching import launch_kernel
 from ..runtime.once import differentiable_once
-from ..runtime.ops import define
+from ..runtime.ops import is_traced, step
 from .shards import choose_on_shards
 
 __all__ = ["choose_experts"]
@@ -126,20 +126,26 @@ class _ChooseExperts(torch.autograd.Function):
 
 
 def _run(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    ids, weights = _fake(logits, top_k)
+    """Choose on any device; the sorted logits in plain torch where Triton has no GPU."""
     T, E = logits.shape
-    programs, bins = -(-T // CONFIG["ROWS"]), 1 << (E - 1).bit_length()
-    if programs:
-        launch_kernel(choose_kernel, programs, (logits, ids, weights), (T, E), (top_k, bins), CONFIG)
+    if logits.is_cpu and not interpreter.INTERPRETED and not is_traced(logits):
+        return reference(logits, top_k)
+    ids, weights = logits.new_empty(T, top_k, dtype=torch.int32), logits.new_empty(T, top_k, dtype=torch.float32)
+    if not is_traced(logits) and (programs := -(-T // CONFIG["ROWS"])):
+        constants = top_k, 1 << (E - 1).bit_length()
+        launch_kernel(choose_kernel, programs, (logits, ids, weights), (T, E), constants, CONFIG)
     return ids, weights
 
 
 def _run_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> Tensor:
-    out, (T, top_k) = _fake_gradient(grad, ids, weights, experts), ids.shape
-    programs, bins = -(-T // CONFIG["ROWS"]), 1 << (experts - 1).bit_length()
-    if programs:
-        tensors = (ids, weights, grad, out)
-        launch_kernel(choose_gradient_kernel, programs, tensors, (T, experts), (top_k, bins), CONFIG)
+    T, top_k = ids.shape
+    if grad.is_cpu and not interpreter.INTERPRETED and not is_traced(grad):
+        of_chosen = weights * (grad.float() - (weights * grad.float()).sum(1, keepdim=True))
+        return of_chosen.new_zeros(T, experts).scatter_(1, ids.long(), of_chosen)
+    out = weights.new_empty(T, experts)
+    if not is_traced(grad) and (programs := -(-T // CONFIG["ROWS"])):
+        constants = top_k, 1 << (experts - 1).bit_length()
+        launch_kernel(choose_gradient_kernel, programs, (ids, weights, grad, out), (T, experts), constants, CONFIG)
     return out
 
 
@@ -149,40 +155,12 @@ def reference(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return ids[:, :top_k].int(), values[:, :top_k].softmax(1)
 
 
-def reference_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> Tensor:
-    """Compute the gradient of the logits in plain torch."""
-    grad = grad.float()
-    of_chosen = weights * (grad - (weights * grad).sum(1, keepdim=True))
-    return of_chosen.new_zeros(len(ids), experts).scatter_(1, ids.long(), of_chosen)
-
-
-def _fake(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    shape = logits.shape[0], top_k
-    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
-
-
-def _fake_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> Tensor:
-    return weights.new_empty(ids.shape[0], experts)
-
-
-def _on_cpu(run: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments: (run if interpreter.INTERPRETED else plain)(*arguments)
-
-
 _apply: Callable[..., tuple[Tensor, Tensor]] = _ChooseExperts.apply
-_choose: Callable[..., tuple[Tensor, Tensor]] = define(
-    "choose_experts(Tensor logits, int top_k) -> (Tensor, Tensor)",
-    _run,
-    _on_cpu(_run, reference),
-    _fake,
-    makes_codes=True,
-    replays=True,
+_choose: Callable[..., tuple[Tensor, Tensor]] = step(
+    "choose_experts(Tensor logits, int top_k) -> (Tensor, Tensor)", _run, replays=True
 )
-_gradient: Callable[..., Tensor] = define(
+_gradient: Callable[..., Tensor] = step(
     "choose_experts_gradient(Tensor grad, Tensor ids, Tensor weights, int experts) -> Tensor",
     _run_gradient,
-    _on_cpu(_run_gradient, reference_gradient),
-    _fake_gradient,
-    makes_codes=True,
     replays=True,
 )

@@ -14,19 +14,19 @@ Three launches: count the experts of each block of pairs, add the counts up per 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from .. import interpreter
-from ..edges import declared, edge
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..edges import edge
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, Problem
 
-__all__ = ["SPEC", "TOP_K", "sort_by_expert"]
+__all__ = ["SPEC", "TOP_K", "check_choice", "sort_by_expert"]
 
 interpreter.install()
 
@@ -119,80 +119,45 @@ def place_kernel(
     tl.store(row_weights_ptr + row, weights.to(tl.float32), mask=inside)
 
 
-def sort_by_expert(
-    ids: torch.Tensor, weights: torch.Tensor, experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``(offs, row_of, token_of_row, row_weights)`` as the module describes them.
+def launch(config: Config, call: Call) -> None:
+    """Launch three kernels; for no pairs, fill ``offs`` with zeros."""
+    if not call.M:
+        call.offs.zero_()
+        return
+    blocks, E = -(-call.M // config["BLOCK_SIZE"]), call.G
+    counts, totals = call.offs.new_empty(E + 1, blocks), call.offs.new_empty(E + 1)
+    bins = max(LEAST_BINS, 1 << (E + 1).bit_length())  # also holds other devices, and lanes past the last pair
+    call.run(count_kernel, blocks, config, counts=counts, N=call.M, E=E, BINS=bins)
+    call.run(scan_kernel, E + 1, {"num_warps": 4}, totals=totals, BLOCKS=blocks, WIDTH=SCAN_WIDTH)
+    call.run(place_kernel, blocks, config)
 
-    Raises ValueError, before any launch, for ids that are not contiguous int32 or int64 (T, TOP_K), and for weights of
-    another shape or device.
-    """
-    return _operator(ids, weights, experts)
 
-
-def reference(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> Tensors:
+def reference(call: Call) -> None:
     """Sort in plain torch."""
-    pairs = ids.reshape(-1)
-    local, order = torch.where((pairs < 0) | (pairs >= experts), experts, pairs).sort(stable=True)
-    last = torch.arange(experts, dtype=local.dtype, device=ids.device)
-    rows = torch.arange(len(order), dtype=torch.int32, device=ids.device)
-    row_of = torch.empty_like(rows).scatter_(0, order, rows).view(ids.shape)
-    offs = torch.searchsorted(local, last, right=True, out_int32=True)
-    return offs, row_of, (order // ids.shape[1]).int(), weights.reshape(-1)[order].float()
+    pairs, E = call.ids.reshape(-1), call.experts
+    local, order = torch.where((pairs < 0) | (pairs >= E), E, pairs).sort(stable=True)
+    last = torch.arange(E, dtype=local.dtype, device=call.device)
+    rows = torch.arange(len(order), dtype=torch.int32, device=call.device)
+    call.row_of.view(-1).scatter_(0, order, rows)
+    call.offs.copy_(torch.searchsorted(local, last, right=True))
+    call.token_of_row.copy_(order // call.TOP_K)
+    call.row_weights.copy_(call.weights.reshape(-1)[order])
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(ids, weights, experts)``. With ``absent`` in the shape, some ids are past the last expert, or -1."""
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random arguments. With ``absent`` in the shape, some ids are past the last expert, or -1."""
     experts, top_k = problem.shape["G"], problem.shape.get("TOP_K", TOP_K)
     shape = (-(-problem.shape["M"] // top_k), top_k)
     if torch.device(device).type == "meta":
-        return torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, device=device), experts
+        ids, weights = torch.empty(shape, dtype=torch.int32, device=device), torch.empty(shape, device=device)
+        return {"ids": ids, "weights": weights, "experts": experts}
     generator = torch.Generator(device).manual_seed(problem.seed)
     least, most = (-1, experts + 2) if problem.shape.get("absent") else (0, experts)
     ids = torch.randint(least, most, shape, dtype=torch.int32, device=device, generator=generator)
-    return ids, torch.randn(shape, device=device, generator=generator), experts
+    return {"ids": ids, "weights": torch.randn(shape, device=device, generator=generator), "experts": experts}
 
 
-def outputs(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> Tensors:
-    """Return uninitialized ``offs``, ``row_of``, ``token_of_row`` and ``row_weights``."""
-    rows = ids.shape[0] * ids.shape[1]
-    return (
-        ids.new_empty(experts, dtype=torch.int32),
-        ids.new_empty(ids.shape, dtype=torch.int32),
-        ids.new_empty(rows, dtype=torch.int32),
-        ids.new_empty(rows, dtype=torch.float32),
-    )
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """Launch three kernels; for no pairs, fill ``offs`` with zeros."""
-    ids, weights, experts = inputs
-    offs, row_of, token_of_row, row_weights = outputs
-    N, top_k = row_of.numel(), ids.shape[1]
-    if not N:
-        offs.zero_()
-        return
-    blocks = -(-N // config["BLOCK_SIZE"])
-    bins = bins_for(experts)
-    counts, totals = offs.new_empty(experts + 1, blocks), offs.new_empty(experts + 1)
-    launch_kernel(count_kernel, blocks, (ids, counts), (N, experts), (bins,), config)
-    scan = {"num_warps": 4}
-    launch_kernel(scan_kernel, experts + 1, (counts, totals), (blocks,), (SCAN_WIDTH,), scan)
-    tensors = (ids, weights, counts, totals, offs, row_of, token_of_row, row_weights)
-    launch_kernel(place_kernel, blocks, tensors, (N, experts), (top_k, bins), config)
-
-
-def bins_for(experts: int) -> int:
-    """Return the power of two that holds all experts, those of other devices, and the lanes past the last pair."""
-    return max(LEAST_BINS, 1 << (experts + 1).bit_length())
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the pairs of a row's layer: M is tokens times top-k."""
-    yield NamedInts(M=row["M"], G=row["E"])
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     """Return the hardware reason why a config cannot pay, or None."""
     threads = config["num_warps"] * limits.warp_size
     if threads > limits.max_threads_per_block:
@@ -200,21 +165,57 @@ def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceL
     return None
 
 
-SPEC = KernelSpec(
+def check_choice(ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """Raise ValueError unless ids and weights are the experts of tokens and their weights."""
+    check_ids(ids)
+    if weights.shape != ids.shape or not weights.is_floating_point() or not weights.is_contiguous():
+        layout = f"{weights.dtype} of shape {tuple(weights.shape)}, strides {weights.stride()}"
+        raise ValueError(f"topk_weights must be contiguous floating-point values {tuple(ids.shape)}, got {layout}")
+    if weights.device != ids.device:
+        raise ValueError(f"topk_weights must be on {ids.device} like topk_ids, got {weights.device}")
+
+
+def check_ids(ids: torch.Tensor) -> None:
+    """Raise ValueError unless ids are those of the experts of tokens."""
+    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous() or not ids.shape[1]:
+        layout = f"{ids.dtype} of shape {tuple(ids.shape)}, strides {ids.stride()}"
+        raise ValueError(f"topk_ids must be contiguous int32 or int64 (T, top_k), got {layout}")
+
+
+def check(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> None:
+    """Raise ValueError for arguments that the kernels cannot take."""
+    check_choice(ids, weights)
+    if experts < 1:
+        raise ValueError(f"experts must be at least 1, got {experts}")
+
+
+SPEC = declare.kernel(
     name="expert-sort",
-    axes={"BLOCK_SIZE": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1,)},
-    default=NamedInts(BLOCK_SIZE=32, num_warps=4, num_stages=1),
-    key=("M_bucket", "G"),
-    problems=problems,
+    arguments=(
+        declare.Argument("ids", dims=("T", "TOP_K"), check=check_ids),
+        declare.Argument("weights"),
+        declare.Argument("experts", "int"),
+    ),
+    outputs=(
+        declare.Output("offs", ("experts",), "torch.int32"),
+        declare.Output("row_of", ("T", "TOP_K"), "torch.int32"),
+        declare.Output("token_of_row", ("T * TOP_K",), "torch.int32"),
+        declare.float32("row_weights", "T * TOP_K"),
+    ),
+    sizes={"M": lambda T, TOP_K: T * TOP_K, "G": lambda experts: experts},
+    check=check,
     inputs=inputs,
-    outputs=outputs,
     launch=launch,
     reference=reference,
+    axes={"BLOCK_SIZE": (16, 32, 64, 128), "num_warps": (1, 2, 4, 8), "num_stages": (1,)},
+    default={"BLOCK_SIZE": 32, "num_warps": 4, "num_stages": 1},
+    key=("M_bucket", "G"),
+    problems=({"M": "M", "G": "E"},),  # M is tokens times top-k
     invalid=invalid,
     interpreted={"M": 157, "G": 3},
     # ids and weights are read by two launches, but need to be read once: 8 bytes a pair, 12 written
     bytes_moved=lambda shape: 20 * shape["M"] + 4 * shape["G"],
-    edges=declared(
+    edges=(
         edge("one token", M=2, G=3, TOP_K=2),
         edge("a block and one more pair", M=129, G=5, TOP_K=1),
         edge("experts of other devices", M=1030, G=7, TOP_K=5, absent=1),
@@ -225,28 +226,15 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> Inputs:
-    check_choice(ids, weights)
-    if experts < 1:
-        raise ValueError(f"experts must be at least 1, got {experts}")
-    return ids, weights, experts
+def sort_by_expert(
+    ids: torch.Tensor, weights: torch.Tensor, experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return ``(offs, row_of, token_of_row, row_weights)`` as the module describes them.
+
+    Raises ValueError, before any launch, for ids that are not contiguous int32 or int64 (T, TOP_K), and for weights of
+    another shape or device.
+    """
+    return _operator(ids, weights, experts)  # type: ignore[no-any-return]
 
 
-def check_choice(ids: torch.Tensor, weights: torch.Tensor) -> None:
-    """Raise ValueError unless ids and weights are the experts of tokens and their weights."""
-    if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous() or not ids.shape[1]:
-        layout = f"{ids.dtype} of shape {tuple(ids.shape)}, strides {ids.stride()}"
-        raise ValueError(f"topk_ids must be contiguous int32 or int64 (T, top_k), got {layout}")
-    if weights.shape != ids.shape or not weights.is_floating_point() or not weights.is_contiguous():
-        layout = f"{weights.dtype} of shape {tuple(weights.shape)}, strides {weights.stride()}"
-        raise ValueError(f"topk_weights must be contiguous floating-point values {tuple(ids.shape)}, got {layout}")
-    if weights.device != ids.device:
-        raise ValueError(f"topk_weights must be on {ids.device} like topk_ids, got {weights.device}")
-
-
-def key(ids: torch.Tensor, weights: torch.Tensor, experts: int) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    return bucket(ids.shape[0] * ids.shape[1]), experts
-
-
-_operator = register(SPEC, sort_by_expert, _arguments, key)
+_operator = SPEC.define("sort_by_expert")

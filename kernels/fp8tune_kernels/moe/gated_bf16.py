@@ -27,6 +27,7 @@ from ..quantize.gated import (
     reference_gated_gradient,
 )
 from ..runtime.launching import launch_kernel
+from ..runtime.ops import is_traced
 
 __all__ = ["activate", "activation_gradient"]
 
@@ -109,6 +110,8 @@ def activate(y: Tensor, weights: Tensor, offs: Tensor, activation: str, layout: 
     """Return ``h``, (M, N), bfloat16; without a dispatcher, for operators that launch several kernels."""
     M, N = y.shape[0], y.shape[1] // 2
     number = ACTIVATIONS.index(activation)
+    if is_traced(y):
+        return y.new_empty(M, N)
     if y.is_cpu and not interpreter.INTERPRETED:
         h = reference_gated(*split(y, layout), number) * weights[:, None]
         return _cleared(h.to(torch.bfloat16), offs)
@@ -126,6 +129,8 @@ def activation_gradient(
     M, N = dh.shape
     number = ACTIVATIONS.index(activation)
     dy = torch.empty_like(y)
+    if is_traced(y):
+        return dy, torch.empty_like(dh), torch.empty_like(weights)
     if y.is_cpu and not interpreter.INTERPRETED:
         wide = _cleared(dh.float(), offs)
         d_gate, d_up, h = reference_gated_gradient(*split(y, layout), wide * weights[:, None], number)

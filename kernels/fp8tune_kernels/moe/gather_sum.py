@@ -14,27 +14,27 @@ It ends the forward pass, and the backward pass of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from .. import interpreter
-from ..edges import declared, edge, past_half
+from ..edges import edge, past_half
 from ..inputs import random_matrix
 from ..quantize.limits import idle_columns, wrong_tile
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, Problem
 from .expert_sort import TOP_K
 
 __all__ = ["SPEC", "sum_rows_of_tokens"]
 
 interpreter.install()
 
-DEFAULT = NamedInts(BLOCK_SIZE_T=1, BLOCK_SIZE_K=1024, num_warps=4, num_stages=1)
+DEFAULT = {"BLOCK_SIZE_T": 1, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 1}
 
 
 @triton.jit(do_not_specialize=["T", "E"])  # T changes every step and must not cause a recompilation
@@ -72,6 +72,119 @@ def gather_sum_kernel(
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+def launch(config: Config, call: Call) -> None:
+    """Launch one program per tile of the output."""
+    programs = -(-call.T // config["BLOCK_SIZE_T"]) * -(-call.K // config["BLOCK_SIZE_K"])
+    call.run(gather_sum_kernel, programs, config, E=0 if call.bias is None else call.bias.shape[0])
+
+
+def reference(call: Call) -> None:
+    """Sum in plain torch, in the same order."""
+    total, bias = torch.zeros_like(call.out, dtype=torch.float32), call.bias
+    for k in range(call.TOP_K):
+        total += call.rows[call.row_of[:, k].long()].float()
+        if bias is not None:
+            expert = call.ids[:, k].long()
+            is_here = (expert >= 0) & (expert < len(bias))
+            term = call.weights[:, k, None] * bias[expert.clamp(0, len(bias) - 1)].float()
+            total += torch.where(is_here[:, None], term, 0.0)
+    call.out.copy_(total)
+
+
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random arguments; with ``bias`` in the shape, a bias of 5 experts."""
+    top_k = problem.shape.get("TOP_K", TOP_K)
+    tokens, K, experts = -(-problem.shape["M"] // top_k), problem.shape["K"], 5
+    made: dict[str, Any] = {"rows": random_matrix(problem, tokens * top_k, K, device)}
+    if torch.device(device).type == "meta":
+        made["row_of"] = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
+    else:
+        generator = torch.Generator(device).manual_seed(problem.seed)
+        row_of = torch.randperm(tokens * top_k, device=device, generator=generator).int()
+        made["row_of"] = row_of.view(tokens, top_k)
+    if problem.shape.get("bias"):
+        made["bias"] = random_matrix(replace(problem, seed=problem.seed + 1), experts, K, device)
+        made["ids"] = made["row_of"] % (experts + 2) - 1
+        of_weights = replace(problem, seed=problem.seed + 2, in_dtype="float32")
+        made["weights"] = random_matrix(of_weights, tokens, top_k, device)
+    return made
+
+
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
+    """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
+    if config == DEFAULT:
+        return None
+    tile = config["BLOCK_SIZE_T"] * config["BLOCK_SIZE_K"]
+    few = "too few for one 8-byte load of bfloat16"
+    return wrong_tile(config, tile, limits, least=4, too_few=few) or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
+
+
+def bytes_moved(shape: Shape) -> int:
+    """Return the bytes of all rows, read once, and of the tokens, written once."""
+    top_k = shape.get("TOP_K", TOP_K)
+    return 2 * -(-shape["M"] // top_k) * (top_k + 1) * shape["K"]
+
+
+def check(
+    rows: torch.Tensor,
+    row_of: torch.Tensor,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor | None,
+    weights: torch.Tensor | None,
+) -> None:
+    """Raise ValueError for arguments that do not belong together."""
+    if row_of.numel() != len(rows):
+        raise ValueError(f"row_of must have shape (T, TOP_K) with {len(rows)} elements, got {tuple(row_of.shape)}")
+    if (bias is None) != (ids is None) or (bias is None) != (weights is None):
+        raise ValueError("bias, ids and weights must be given together")
+    if bias is not None and (bias.shape[1:] != rows.shape[1:] or bias.dtype != rows.dtype or not bias.is_contiguous()):
+        raise ValueError(f"bias must be row-major (E, {rows.shape[1]}) of {rows.dtype}, got {bias.dtype} {bias.shape}")
+
+
+def check_matrix_of_rows(rows: torch.Tensor) -> None:
+    """Raise ValueError unless rows are those of a GEMM."""
+    if rows.dim() != 2 or rows.dtype != torch.bfloat16 or not rows.is_contiguous():
+        layout = f"{rows.dtype} of shape {tuple(rows.shape)}, strides {rows.stride()}"
+        raise ValueError(f"rows must be row-major (M, K) of torch.bfloat16, got {layout}")
+
+
+SPEC = declare.kernel(
+    name="gather-sum",
+    arguments=(
+        declare.Argument("rows", dims=("M", "K"), check=check_matrix_of_rows),
+        declare.Argument("row_of", dims=("T", "TOP_K"), check='check_row_numbers("row_of", row_of, device, 2)'),
+        declare.Argument("bias", "Tensor?"),
+        declare.Argument("ids", "Tensor?"),
+        declare.Argument("weights", "Tensor?"),
+    ),
+    outputs=(declare.Output("out", ("T", "K"), "torch.bfloat16"),),
+    check=check,
+    inputs=inputs,
+    launch=launch,
+    reference=reference,
+    axes={
+        "BLOCK_SIZE_T": (1, 2, 4, 8),
+        "BLOCK_SIZE_K": (256, 512, 1024, 2048, 4096),
+        "num_warps": (1, 2, 4, 8),
+        "num_stages": (1,),
+    },
+    default=DEFAULT,
+    key=("M_bucket", "K"),
+    problems=({"M": "M", "K": "K"}, {"M": "M", "K": "N"}),  # rows of the input gradient, and of the output
+    invalid=invalid,
+    interpreted={"M": 157, "K": 101},
+    bytes_moved=bytes_moved,
+    edges=(
+        edge("one token, huge values", "huge", M=3, K=48, TOP_K=3),
+        edge("a block and one more, infinity", "infinite", M=9, K=past_half("K", 16), TOP_K=1),
+        edge("a prime, NaN", "nan", M=268, K=272, TOP_K=4),
+        edge("one column, tiny values", "tiny", M=66, K=1, TOP_K=6),
+        edge("a block of columns and one more past an aligned address", offset=1, M=26, K=past_half("K"), TOP_K=2),
+        edge("a bias", "integers", M=131, K=272, TOP_K=5, bias=1),
+    ),
+)
+
+
 def sum_rows_of_tokens(
     rows: torch.Tensor,
     row_of: torch.Tensor,
@@ -83,142 +196,7 @@ def sum_rows_of_tokens(
 
     Raises ValueError, before any launch, for other shapes, dtypes, strides or devices.
     """
-    return _operator(rows, row_of, bias, ids, weights)
+    return _operator(rows, row_of, bias, ids, weights)  # type: ignore[no-any-return]
 
 
-def reference(
-    rows: torch.Tensor,
-    row_of: torch.Tensor,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor | None,
-    weights: torch.Tensor | None,
-) -> Tensors:
-    """Sum in plain torch, in the same order."""
-    total = rows.new_zeros(row_of.shape[0], rows.shape[1], dtype=torch.float32)
-    for k in range(row_of.shape[1]):
-        total += rows[row_of[:, k].long()].float()
-        if bias is not None and ids is not None and weights is not None:
-            expert = ids[:, k].long()
-            is_here = (expert >= 0) & (expert < len(bias))
-            term = weights[:, k, None] * bias[expert.clamp(0, len(bias) - 1)].float()
-            total += torch.where(is_here[:, None], term, 0.0)
-    return (total.to(torch.bfloat16),)
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(rows, row_of, bias, ids, weights)``; with ``bias`` in the shape, a bias of 5 experts."""
-    top_k = problem.shape.get("TOP_K", TOP_K)
-    tokens, K = -(-problem.shape["M"] // top_k), problem.shape["K"]
-    rows = random_matrix(problem, tokens * top_k, K, device)
-    has_bias, experts = bool(problem.shape.get("bias")), 5
-    if torch.device(device).type == "meta":
-        row_of = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
-        beside = (rows.new_empty(experts, K), torch.empty_like(row_of), rows.new_empty(tokens, top_k).float())
-        return rows, row_of, *(beside if has_bias else (None, None, None))
-    generator = torch.Generator(device).manual_seed(problem.seed)
-    row_of = torch.randperm(tokens * top_k, device=device, generator=generator).int().view(tokens, top_k)
-    if not has_bias:
-        return rows, row_of, None, None, None
-    bias = random_matrix(replace(problem, seed=problem.seed + 1), experts, K, device)
-    weights = random_matrix(replace(problem, seed=problem.seed + 2, in_dtype="float32"), tokens, top_k, device)
-    return rows, row_of, bias, row_of % (experts + 2) - 1, weights
-
-
-def outputs(rows: torch.Tensor, row_of: torch.Tensor, *beside: torch.Tensor | None) -> Tensors:
-    """Return uninitialized ``out``."""
-    return (rows.new_empty(row_of.shape[0], rows.shape[1], dtype=torch.bfloat16),)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """Launch one program per tile of the output."""
-    rows, row_of, bias, ids, weights = inputs
-    (out,) = outputs
-    (T, K), experts = out.shape, 0 if bias is None else bias.shape[0]
-    if programs := -(-T // config["BLOCK_SIZE_T"]) * -(-K // config["BLOCK_SIZE_K"]):
-        tensors = (rows, row_of, bias, ids, weights, out)
-        launch_kernel(gather_sum_kernel, programs, tensors, (T, K, experts), (row_of.shape[1],), config)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the rows of the output, (M, N), and of the input gradient, (M, K)."""
-    yield NamedInts(M=row["M"], K=row["K"])
-    yield NamedInts(M=row["M"], K=row["N"])
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """Return the hardware reason why a config cannot pay, or None. The default has to run, not to pay."""
-    if config == DEFAULT:
-        return None
-    tile = config["BLOCK_SIZE_T"] * config["BLOCK_SIZE_K"]
-    few = "too few for one 8-byte load of bfloat16"
-    return wrong_tile(config, tile, limits, least=4, too_few=few) or idle_columns(config["BLOCK_SIZE_K"], shape["K"])
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
-    """Return the bytes of all rows, read once, and of the tokens, written once."""
-    top_k = shape.get("TOP_K", TOP_K)
-    tokens = -(-shape["M"] // top_k)
-    return 2 * tokens * (top_k + 1) * shape["K"]
-
-
-SPEC = KernelSpec(
-    name="gather-sum",
-    axes={
-        "BLOCK_SIZE_T": (1, 2, 4, 8),
-        "BLOCK_SIZE_K": (256, 512, 1024, 2048, 4096),
-        "num_warps": (1, 2, 4, 8),
-        "num_stages": (1,),
-    },
-    default=DEFAULT,
-    key=("M_bucket", "K"),
-    problems=problems,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
-    invalid=invalid,
-    interpreted={"M": 157, "K": 101},
-    bytes_moved=bytes_moved,
-    edges=declared(
-        edge("one token, huge values", "huge", M=3, K=48, TOP_K=3),
-        edge("a block and one more, infinity", "infinite", M=9, K=past_half("K", 16), TOP_K=1),
-        edge("a prime, NaN", "nan", M=268, K=272, TOP_K=4),
-        edge("one column, tiny values", "tiny", M=66, K=1, TOP_K=6),
-        edge("a block of columns and one more past an aligned address", offset=1, M=26, K=past_half("K"), TOP_K=2),
-        edge("a bias", "integers", M=131, K=272, TOP_K=5, bias=1),
-    ),
-)
-
-
-def _arguments(
-    rows: torch.Tensor,
-    row_of: torch.Tensor,
-    bias: torch.Tensor | None,
-    ids: torch.Tensor | None,
-    weights: torch.Tensor | None,
-) -> Inputs:
-    if rows.dim() != 2 or rows.dtype != torch.bfloat16 or not rows.is_contiguous():
-        layout = f"{rows.dtype} of shape {tuple(rows.shape)}, strides {rows.stride()}"
-        raise ValueError(f"rows must be row-major (M, K) of torch.bfloat16, got {layout}")
-    check_rows("row_of", row_of, rows)
-    if row_of.dim() != 2 or row_of.numel() != len(rows):
-        raise ValueError(f"row_of must have shape (T, TOP_K) with {len(rows)} elements, got {tuple(row_of.shape)}")
-    if (bias is None) != (ids is None) or (bias is None) != (weights is None):
-        raise ValueError("bias, ids and weights must be given together")
-    if bias is not None and (bias.shape[1:] != rows.shape[1:] or bias.dtype != rows.dtype or not bias.is_contiguous()):
-        raise ValueError(f"bias must be row-major (E, {rows.shape[1]}) of {rows.dtype}, got {bias.dtype} {bias.shape}")
-    return rows, row_of, bias, ids, weights
-
-
-def check_rows(name: str, rows: torch.Tensor, beside: torch.Tensor) -> None:
-    """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens, on the device of another."""
-    if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != beside.device:
-        raise ValueError(f"{name} must be contiguous int32 on {beside.device}, got {rows.dtype} on {rows.device}")
-
-
-def key(rows: torch.Tensor, row_of: torch.Tensor, *beside: torch.Tensor | None) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    return bucket(rows.shape[0]), rows.shape[1]
-
-
-_operator = register(SPEC, sum_rows_of_tokens, _arguments, key)
+_operator = SPEC.define("sum_rows_of_tokens")

@@ -17,28 +17,29 @@ It is :mod:`fp8tune_kernels.gemm.grouped_rows` on rows that were never copied: p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import at_most, declared, edge
-from ..gemm import grouped_configs, grouped_rows, grouped_tiles
-from ..gemm.grouped_tiles import extents, in_bands, one_of, piece, store_masked
-from ..gemm.operands import are_multiples, check_operands, random_operand, random_scales
-from ..inputs import offsets
+from ..edges import at_most, edge
+from ..gemm import grouped_rows, grouped_tiles
+from ..gemm.grouped_tiles import (
+    check_products,
+    extents,
+    in_bands,
+    one_of,
+    piece,
+    random_operand,
+    random_scales,
+    store_masked,
+)
 from ..quantize.aligned_blocks import inverse_of
-from ..quantize.arithmetic import FP8_MAX
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register, run
-from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import Problem
 from .expert_sort import TOP_K
-from .gather_sum import check_rows
 
-__all__ = ["SPEC", "multiply_gathered_rows", "random_tokens", "run_gathered_rows"]
-
-_DTYPE_FLAGS = {getattr(torch, name): flag for flag, name in enumerate(DTYPES)}
+__all__ = ["SPEC", "TOKEN_OF_ROW", "multiply_gathered_rows", "random_tokens"]
 
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
@@ -113,44 +114,29 @@ def gathered_rows_kernel(
     grouped_rows.zero_rows(out_ptr, one_of(groups.start, groups.group == G), M, N, lanes_m, lanes_n)
 
 
-def multiply_gathered_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    token_of_row: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``a[token_of_row[rows of e]] @ b[e].t()`` for every expert e: ``out`` as the module describes it.
-
-    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
-    at 16 bytes, for another dtype than FP8, and for a scale that is missing.
-    """
-    return _operator(a, b, offs, token_of_row, scale_a, scale_b)
+def launch(config: Config, call: Call) -> None:
+    """Launch PROGRAMS programs a multiprocessor."""
+    programs = grouped_tiles.programs(config, call.device) if call.M * call.N else 0
+    constants = {"GROUPS": grouped_tiles.groups_constant(call.G), "IS_EVEN": call.K % config["BLOCK_SIZE_K"] == 0}
+    call.run(gathered_rows_kernel, programs, grouped_tiles.kernel_options(config), **constants)
 
 
-def reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    token_of_row: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> Tensors:
+def reference(call: Call) -> None:
     """Multiply copied rows in plain torch; read ``offs`` on the host."""
-    tokens = token_of_row.long()
-    rows = a[tokens] if a.dtype == torch.bfloat16 else a.view(torch.uint8)[tokens].view(a.dtype)
-    return grouped_rows.reference(rows, b, offs, None if scale_a is None else scale_a.view(-1)[tokens], scale_b)
+    tokens = call.token_of_row.long()
+    rows = call.a.view(torch.uint8)[tokens].view(call.a.dtype)
+    scales = call.scale_a.view(-1)[tokens], call.scale_b
+    call.out.copy_(grouped_rows.SPEC.reference(rows, call.b, call.offs, *scales)[0])
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(a, b, offs, token_of_row, scale_a, scale_b)``; a row's token is random, ascending in its group."""
+def inputs(problem: Problem, device: str) -> dict[str, torch.Tensor | None]:
+    """Return random operands and scales of tokens; a row's token is random, ascending in its group."""
     M, N, K, G = (problem.shape[dim] for dim in "MNKG")
-    T = -(-M // TOP_K)
-    a = random_operand(problem, T, K, device)
+    T, offs = -(-M // TOP_K), declare.OFFSETS.random(problem, device)
+    scale_a, scale_b = random_scales(problem, (T, (G, N)), device)
+    made = {"a": random_operand(problem, T, K, device), "offs": offs, "scale_a": scale_a, "scale_b": scale_b}
     b = random_operand(problem, G * N, K, device, 1).view(G, N, K)
-    offs = offsets(problem, device)
-    return a, b, offs, random_tokens(offs, M, T, problem.seed), *random_scales(problem, (T, (G, N)), device)
+    return {**made, "b": b, "token_of_row": random_tokens(offs, M, T, problem.seed)}
 
 
 def random_tokens(offs: torch.Tensor, M: int, T: int, seed: int) -> torch.Tensor:
@@ -164,103 +150,72 @@ def random_tokens(offs: torch.Tensor, M: int, T: int, seed: int) -> torch.Tensor
     return (group * max(T, 1) + tokens).sort().values.sub_(group * max(T, 1)).int()
 
 
-def outputs(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *scales: torch.Tensor | None
-) -> Tensors:
-    """Return uninitialized ``out``."""
-    return (a.new_empty(token_of_row.shape[0], b.shape[1], dtype=torch.bfloat16),)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """Launch PROGRAMS programs a multiprocessor."""
-    a, b, offs, token_of_row, scale_a, scale_b = inputs
-    M, (G, N, K) = token_of_row.shape[0], b.shape
-    if not M * N:
-        return
-    tensors = (a, b, offs, token_of_row, scale_a, scale_b, *outputs)
-    constants = (grouped_tiles.groups_constant(G), K % config["BLOCK_SIZE_K"] == 0)
-    programs, options = grouped_tiles.programs(config, a.device), grouped_tiles.kernel_options(config)
-    launch_kernel(gathered_rows_kernel, programs, tensors, (M, N, K, G), constants, options)
-
-
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the GEMM gate-up and the gradient of the activation; nothing for sizes that the kernel refuses."""
-    N, K = row["N"], row["K"]
-    if are_multiples(N, K):
-        yield NamedInts(M=row["M"], N=N, K=K, G=row["E"])
-        yield NamedInts(M=row["M"], N=K, K=N, G=row["E"])
-
-
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
-    """Return the hardware reason why a config cannot pay, or None: that of grouped-rows."""
-    return grouped_rows.invalid(config, shape, limits)
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
+def bytes_moved(shape: Shape) -> int:
     """Return the bytes of each token, of the weights and of the output, once."""
     M, N, K, G = (shape[dim] for dim in "MNKG")
-    return (-(-M // TOP_K) + G * N) * K * grouped_configs.element_size(shape) + 2 * M * N
+    return (-(-M // TOP_K) + G * N) * K * grouped_tiles.element_size(shape) + 2 * M * N
 
 
-SPEC = KernelSpec(
+def check(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    N: int,
+    K: int,
+    G: int,
+) -> None:
+    """Raise ValueError for operands that the kernel cannot multiply."""
+    check_products(a, b, scale_a, scale_b, a.shape[0], G * N, N=N, K=K)
+    if a.dtype == torch.bfloat16:  # its tiles take twice the shared memory of those that were measured
+        raise ValueError(f"a must be FP8 values, got {a.dtype}")
+
+
+TOKEN_OF_ROW = declare.Argument(
+    "token_of_row", dims=("M",), check='check_row_numbers("token_of_row", token_of_row, device)'
+)
+
+SPEC = declare.kernel(
     name="gathered-rows",
-    axes=grouped_configs.AXES,
-    configs=grouped_configs.CONFIGS,
-    default=grouped_configs.DEFAULT,
-    key=("M_bucket", "N", "K", "G", DTYPE_FLAG),
-    problems=problems,
+    arguments=(
+        declare.Argument("a", dims=("T", "K"), check='check_shape("a", a, 2)'),
+        grouped_rows.OPERANDS[1],
+        declare.OFFSETS,
+        TOKEN_OF_ROW,
+        *grouped_rows.SCALES,
+    ),
+    outputs=(declare.Output("out", ("M", "N"), "torch.bfloat16"),),
+    check=check,
     inputs=inputs,
-    outputs=outputs,
     launch=launch,
     reference=reference,
-    invalid=invalid,
-    interpreted={"M": 157, "N": 80, "K": 144, "G": 3},
     bytes_moved=bytes_moved,
-    edges=declared(
-        edge("one row, huge values", "huge", routing="ragged", M=1, N=48, K=80, G=3),
-        edge("a tile and one more", routing="balanced", M=513, N=272, K=144, G=1),
-        edge("rows of no group, NaN", "nan", routing="empty", M=277, N=48, K=16, G=4),
-        edge("a prime, infinity", "infinite", routing="ragged", M=67, N=80, K=16, G=3),
+    edges=(
+        *grouped_rows.EDGES,
         edge("empty groups, zeros", "zeros", routing="empty", M=37, N=272, K=128, G=3),
-        edge("the least columns, tiny values", "tiny", routing="ragged", M=67, N=16, K=16, G=2),
         edge("a row less than a tile", routing="balanced", M=510, N=48, K=256, G=2),
-        edge("a long sum", routing="ragged", M=67, N=48, K=4112, G=2),
         edge("several tiles a program", routing="ragged", M=at_most("M", 8191), N=at_most("N", 2048), K=128, G=5),
     ),
-    routed=True,
     layout_sizes={"N": 272, "K": 384, "G": 8},  # of K a multiple of each block: the binary that is timed
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
-    check="exact-inputs",
-    flops=lambda shape: 2 * shape["M"] * shape["N"] * shape["K"],
+    **grouped_rows.DECLARED,
 )
 
 
-def key(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *scales: torch.Tensor | None
-) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    G, N, K = b.shape
-    return bucket(token_of_row.shape[0]), N, K, G, _DTYPE_FLAGS[a.dtype]
-
-
-def run_gathered_rows(*inputs: torch.Tensor | None) -> torch.Tensor:
-    """Multiply inputs that were checked, without a dispatcher; for operators that launch several kernels."""
-    return run(SPEC, key(*inputs), inputs)[0]  # type: ignore[arg-type]
-
-
-def _arguments(
+def multiply_gathered_rows(
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
     token_of_row: torch.Tensor,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-) -> Inputs:
-    check_operands(a, b, offs, scale_a, scale_b)
-    check_rows("token_of_row", token_of_row, a)
-    if a.dtype not in FP8_MAX:  # tiles of bfloat16 take twice the shared memory of those that were measured
-        raise ValueError(f"a must be FP8 values, got {a.dtype}")
-    return a, b, offs, token_of_row, scale_a, scale_b
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return ``a[token_of_row[rows of e]] @ b[e].t()`` for every expert e: ``out`` as the module describes it.
+
+    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
+    at 16 bytes, for another dtype than FP8, and for a scale that is missing.
+    """
+    return _operator(a, b, offs, token_of_row, scale_a, scale_b)  # type: ignore[no-any-return]
 
 
-_operator = register(SPEC, multiply_gathered_rows, _arguments, key, rows_of=lambda inputs: inputs[3].shape[0])
+_operator = SPEC.define("multiply_gathered_rows")

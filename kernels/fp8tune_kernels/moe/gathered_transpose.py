@@ -15,33 +15,26 @@ It is ``transposed-codes`` on rows that were never copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
-from ..groups import padded_rows
-from ..inputs import offsets
-from ..quantize import colwise, transposed_codes
+from ..edges import edge
+from ..quantize import transposed_codes
 from ..quantize.arithmetic import FP8_MAX
-from ..quantize.factors import check_scales, random_powers
+from ..quantize.factors import random_powers
 from ..quantize.tiles import stride_of_columns
-from ..quantize.transposed_codes import random_codes, rows_at
+from ..quantize.transposed_codes import check_codes, random_codes, rows_at
 from ..quantize.words import shifted_bytes, words_of_bytes
-from ..runtime.checks import check_offsets
-from ..runtime.declare import Call
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import DeviceLimits, KernelSpec, NamedInts, Problem, bucket
+from ..runtime import declare
+from ..runtime.declare import Call, Config, Shape
+from ..spec import DeviceLimits, Problem
 from .expert_sort import TOP_K
-from .gather_sum import check_rows
-from .gathered_rows import random_tokens
+from .gathered_rows import TOKEN_OF_ROW, random_tokens
 
 __all__ = ["SPEC", "transpose_gathered_codes"]
-
 
 HELD = "HELD_MIB"
 """Axis: of the tokens, what programs that run together read. They read all rows in a slab of columns before the next
@@ -112,71 +105,42 @@ def _codes(tile: _Tile, rows: tl.tensor, columns: tl.tensor, FP8_MAX: tl.constex
         return shifted_bytes(codes, shift[:, None], dtype, FP8_MAX)
 
 
-def transpose_gathered_codes(
-    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``out`` as the module describes it.
-
-    Raises ValueError, before any launch, for what is not row-major FP8, and for other offs, tokens or shifts.
-    """
-    return _operator(q, offs, token_of_row, shifts)
-
-
-def reference(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Tensors:
-    """Copy and transpose in plain torch; read ``offs`` on the host."""
-    rows = q.view(torch.uint8)[token_of_row.long()].view(q.dtype)
-    return transposed_codes.SPEC.reference(rows, offs, shifts)
-
-
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(q, offs, token_of_row, shifts)``."""
-    M, K = problem.shape["M"], problem.shape["K"]
-    T, offs = -(-M // TOP_K), offsets(problem, device)
-    shifts = random_powers(problem, (M,), device, -12, 0)
-    return random_codes(problem, T, K, device), offs, random_tokens(offs, M, T, problem.seed), shifts
-
-
-def outputs(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: torch.Tensor | None) -> Tensors:
-    """Return uninitialized ``out``."""
-    P = padded_rows(token_of_row.shape[0], offs.shape[0], transposed_codes.ALIGNMENT)
-    return (torch.empty_strided((P, q.shape[1]), (1, P), dtype=q.dtype, device=q.device),)
-
-
-def unwritten(inputs: Inputs, outputs: Tensors) -> None:
-    """Write zeros past the last group's multiple of 128."""
-    colwise.clear_past_the_groups(Call(q=outputs[0], offs=inputs[1], alignment=128, device=outputs[0].device))
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
+def launch(config: Config, call: Call) -> None:
     """Launch one program per tile."""
-    (q, offs, token_of_row, shifts), (out,) = inputs, outputs
-    (P, K), M = out.shape, token_of_row.shape[0]
-    if P and K:
-        blocks, slab = P // config["BLOCK_SIZE_M"], slab_of(config, q.shape[0], K)
-        programs = blocks * slab * -(-K // (config["BLOCK_SIZE_K"] * slab))
-        tensors, sizes = (q, offs, token_of_row, shifts, out), (M, K, offs.shape[0], blocks, slab)
+    if call.K:
+        blocks, slab = len(call.out) // config["BLOCK_SIZE_M"], slab_of(config, call.T, call.K)
+        programs = blocks * slab * -(-call.K // (config["BLOCK_SIZE_K"] * slab))
         options = {name: value for name, value in config.items() if name != HELD}
-        launch_kernel(gathered_transpose_kernel, programs, tensors, sizes, (FP8_MAX[q.dtype],), options)
+        call.run(gathered_transpose_kernel, programs, options, blocks=blocks, slab=slab, FP8_MAX=FP8_MAX[call.q.dtype])
 
 
-def slab_of(config: Mapping[str, int], T: int, K: int) -> int:
+def reference(call: Call) -> None:
+    """Copy and transpose in plain torch; read ``offs`` on the host."""
+    rows = call.q.view(torch.uint8)[call.token_of_row.long()].view(call.q.dtype)
+    transposed_codes.reference(call.replace(q=rows, q_transposed=call.out))
+
+
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random codes of tokens, the order of rows, and shifts."""
+    M, K = problem.shape["M"], problem.shape["K"]
+    T, offs = -(-M // TOP_K), declare.OFFSETS.random(problem, device)
+    tokens, shifts = random_tokens(offs, M, T, problem.seed), random_powers(problem, (M,), device, -12, 0)
+    return {"q": random_codes(problem, T, K, device), "offs": offs, "token_of_row": tokens, "shifts": shifts}
+
+
+def slab_of(config: Config, T: int, K: int) -> int:
     """Return how many tiles side by side are a slab: as many as are held, in slabs of about the same size."""
     across = -(-K // config["BLOCK_SIZE_K"])
     slabs = -(-T * K // ((config[HELD] << 20) or 1))
     return max(1, -(-across // max(slabs, 1)))
 
 
-def problems(row: Mapping[str, int]) -> Iterator[NamedInts]:
-    """Yield the tokens and the output's gradient; both have the hidden size."""
-    yield NamedInts(M=row["M"], K=row["K"], G=row["E"])
-
-
-def bytes_moved(shape: Mapping[str, int]) -> int:
+def bytes_moved(shape: Shape) -> int:
     """Return the bytes of each token, read once, and of each row, written once."""
     return (-(-shape["M"] // TOP_K) + shape["M"]) * shape["K"]
 
 
-def invalid(config: Mapping[str, int], shape: Mapping[str, int], limits: DeviceLimits) -> str | None:
+def invalid(config: Config, shape: Shape, limits: DeviceLimits) -> str | None:
     """Return the hardware reason why a config cannot pay, or None."""
     T, K = -(-shape["M"] // TOP_K), shape["K"]
     for held in (held for held in AXES[HELD] if held < config[HELD]):
@@ -193,21 +157,27 @@ AXES: dict[str, tuple[int, ...]] = {
     "num_stages": (1,),
 }
 
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="gathered-transpose",
-    axes=AXES,
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=128, HELD_MIB=4, num_warps=4, num_stages=1),
-    key=("M_bucket", "K", "G"),
-    problems=problems,
+    arguments=(
+        declare.Argument("q", dims=("T", "K"), check=check_codes),
+        declare.OFFSETS,
+        TOKEN_OF_ROW,
+        declare.tensor("shifts", "M", optional=True),
+    ),
+    outputs=(declare.Output("out", ("padded_rows(M, G, 128)", "K"), "q.dtype", transposed=True),),
     inputs=inputs,
-    outputs=outputs,
     launch=launch,
     reference=reference,
-    unwritten=unwritten,
+    unwritten=lambda call: transposed_codes.unwritten(call.replace(q_transposed=call.out)),
+    axes=AXES,
+    default={"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 128, HELD: 4, "num_warps": 4, "num_stages": 1},
+    key=("M_bucket", "K", "G"),
+    problems=({"M": "M", "K": "K", "G": "E"},),  # tokens, and the output's gradient
     interpreted={"M": 157, "K": 112, "G": 3},
     invalid=invalid,
     bytes_moved=bytes_moved,
-    edges=declared(
+    edges=(
         edge("one row, huge values", "huge", routing="ragged", M=1, K=48, G=3),
         edge("a block and one more", routing="balanced", M=513, K=144, G=1),
         edge("rows of no group, NaN", "nan", routing="empty", M=277, K=48, G=4),
@@ -216,23 +186,18 @@ SPEC = KernelSpec(
         edge("the fewest columns, tiny values", "tiny", routing="ragged", M=67, K=16, G=2),
         edge("a block of columns and a few more", routing="ragged", M=131, K=144, G=2),
     ),
-    routed=True,
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
 
-def key(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, *rest: torch.Tensor | None) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    return bucket(token_of_row.shape[0]), q.shape[1], offs.shape[0]
+def transpose_gathered_codes(
+    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``out`` as the module describes it.
+
+    Raises ValueError, before any launch, for what is not row-major FP8, and for other offs, tokens or shifts.
+    """
+    return _operator(q, offs, token_of_row, shifts)  # type: ignore[no-any-return]
 
 
-def _arguments(q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None) -> Inputs:
-    transposed_codes.check_codes(q)
-    check_offsets(offs, q.device, "q")
-    check_rows("token_of_row", token_of_row, q)
-    if shifts is not None:
-        check_scales("shifts", shifts, token_of_row.shape[0], q.device)
-    return q, offs, token_of_row, shifts
-
-
-_operator = register(SPEC, transpose_gathered_codes, _arguments, key, rows_of=lambda inputs: inputs[2].shape[0])
+_operator = SPEC.define("transpose_gathered_codes")

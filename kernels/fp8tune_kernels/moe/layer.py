@@ -3,7 +3,7 @@
     out[t] = sum over k of weights[t, k] * (gated(x[t] @ w13[e].t() + b13[e]) @ w2[e].t() + b2[e])    e = ids[t, k]
 
 x and the output's gradient are cast once per token; GEMMs and transposes gather their rows. Each FP8 copy is freed
-after the last step that reads it.
+after the last step that reads it: see :mod:`.fp8_steps` and :mod:`.bf16_steps`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..gemm.expert_bias import rows_of_experts
 from ..gemm.gathered_weights import GatheredWeights
-from ..gemm.operands import are_multiples
+from ..gemm.grouped_tiles import are_multiples
+from ..gemm.passes import rows_of_experts
 from ..gemm.precision import PRECISIONS, is_fp8_layer
 from ..quantize.gated import ACTIVATIONS, LAYOUTS
 from ..quantize.swiglu_gradient import quantize_swiglu_gradient
-from ..runtime.checks import check_matrix
+from ..runtime.checks import check_ends, check_matrix, check_offsets
 from ..runtime.once import differentiable_once
 from . import bf16_steps, fp8_steps
 from .expert_sort import check_choice
 from .expert_weights import ExpertWeights, check_stored, of_gathered
+from .fp8_steps import Maybe, Order, Weights
 from .shards import layer_on_shards
 
-__all__ = ["RECOMPUTE", "moe_layer"]
+__all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
 
 RECOMPUTE = ("none", "h", "gate-up")
 
+Saved = dict[str, Maybe]
+"""Tensors that are held between the passes, by name; a step of the backward pass takes out what no later one reads."""
+
 
 class _Options(NamedTuple):
-    activation: str
-    layout: str
+    gate: tuple[str, str]
+    """Activation and layout."""
     recompute: str
     keeps_weights: bool
     float8_dtype: torch.dtype | None
-    is_13_transposed: bool
-    is_2_transposed: bool
+    precision: str
+    is_13_transposed: bool = False
+    is_2_transposed: bool = False
 
 
 class _Needs(NamedTuple):
@@ -104,71 +109,108 @@ def moe_layer(
 
     Raises ValueError, before any launch, naming the argument.
     """
-    topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.contiguous()
-    check_choice(topk_ids, topk_weights)
-    return run_layer(
-        x, w13, w2, topk_ids, topk_weights, b13, b2, activation, layout, precision, recompute, keep_weights, grad_w13,
-        grad_w2, float8_dtype,
-    )  # fmt: skip
+    choice = topk_ids.contiguous(), topk_weights.contiguous()
+    check_choice(*choice)
+    options = _Options((activation, layout), recompute, keep_weights, float8_dtype, precision)
+    return _run(x, (w13, w2), choice, (b13, b2), (grad_w13, grad_w2), options)
 
 
-def run_layer(
+def fp8_moe_mlp(
     x: Tensor,
     w13: Tensor | ExpertWeights,
     w2: Tensor | ExpertWeights,
-    ids: Tensor,
-    weights: Tensor,
-    b13: Tensor | None,
-    b2: Tensor | None,
-    activation: str,
-    layout: str,
-    precision: str,
-    recompute: str,
-    keep_weights: bool,
-    grad_w13: Tensor | None,
-    grad_w2: Tensor | None,
-    float8_dtype: torch.dtype | None,
+    offs: Tensor,
+    *,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    row_weights: Tensor | None = None,
+    activation: str = "swiglu",
+    layout: str = "halves",
+    recompute: str = "none",
+    keep_weights: bool = True,
+    float8_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Run each row through the MLP of its expert in FP8 and return (M, K), bfloat16; zeros past ``offs[-1]``.
+
+    It is :func:`moe_layer` without its order of rows and its sum, for rows as expert parallelism delivers them.
+    Differentiable once, in all operands but ``offs``.
+
+    x            (M, K), row-major: the rows of expert after expert
+    offs         (E,), int32: the end row of each expert's group, non-decreasing, at most M; groups may be empty
+    row_weights  (M,), floating-point: a router's weight for each row; None for ones
+
+    Other arguments are those of ``moe_layer``, and so are its errors. Also raises ValueError for other ``offs`` and
+    ``row_weights``, on a CPU for the values of ``offs`` as well.
+    """
+    check_offsets(offs, x.device)
+    if x.is_cpu and not torch.compiler.is_compiling():
+        check_ends(offs, x.shape[0])
+    experts = (w13 if isinstance(w13, Tensor) else w13.weights).shape[0]
+    if offs.shape[0] != experts:
+        raise ValueError(f"offs has {offs.shape[0]} groups, wanted {experts}: one for each expert of w13")
+    weights = x.new_ones(x.shape[0], dtype=torch.float32) if row_weights is None else row_weights.contiguous()
+    if weights.shape != x.shape[:1] or not weights.is_floating_point() or weights.device != x.device:
+        problem = f"{weights.dtype} of shape {tuple(weights.shape)} on {weights.device}"
+        raise ValueError(f"row_weights is {problem}, wanted floating-point values ({x.shape[0]},) on {x.device}")
+    ids = offs
+    if b2 is not None:  # its gradients need the expert of each row
+        rows = torch.arange(x.shape[0], dtype=offs.dtype, device=offs.device)
+        ids = torch.searchsorted(offs, rows, right=True, out_int32=True)[:, None]  # past the last expert: of none
+        weights = weights[:, None]
+    options = _Options((activation, layout), recompute, keep_weights, float8_dtype, "fp8")
+    return _run(x, (w13, w2), (ids, weights), (b13, b2), (None, None), options)
+
+
+def _run(
+    x: Tensor,
+    both: tuple[Tensor | ExpertWeights, Tensor | ExpertWeights],
+    choice: tuple[Tensor, Tensor],
+    biases: tuple[Maybe, Maybe],
+    buffers: tuple[Maybe, Maybe],
+    options: _Options,
 ) -> Tensor:
     """Run a layer whose ids and weights were checked; ids of one dim: see :func:`.fp8_steps.sorted_by_expert`."""
-    _check_choices(activation=(activation, ACTIVATIONS), layout=(layout, LAYOUTS))
-    _check_choices(precision=(precision, PRECISIONS), recompute=(recompute, RECOMPUTE))
-    plain_13, codes_13 = _unpacked("w13", w13)
-    plain_2, codes_2 = _unpacked("w2", w2)
-    for name, codes in (("w13", codes_13[0]), ("w2", codes_2[0])):
-        if codes is not None:
-            if float8_dtype not in (None, codes.dtype):
-                raise ValueError(
-                    f"float8_dtype must be {codes.dtype}, to which {name} was quantized, got {float8_dtype}"
-                )
-            float8_dtype = codes.dtype
+    ids, weights = choice
+    _check_choices(activation=(options.gate[0], ACTIVATIONS), layout=(options.gate[1], LAYOUTS))
+    _check_choices(precision=(options.precision, PRECISIONS), recompute=(options.recompute, RECOMPUTE))
+    float8_dtype, is_quantized, argument = options.float8_dtype, False, []
+    for name, w in zip(("w13", "w2"), both, strict=True):
+        w = of_gathered(name, w) if isinstance(w, GatheredWeights) else w
+        if isinstance(w, Tensor):
+            argument.append(Weights(w))
+            continue
+        argument.append(Weights(w.weights, w.codes, w.scales, w.transposed, w.transposed_scales))
+        if float8_dtype not in (None, w.codes.dtype):
+            raise ValueError(f"float8_dtype must be {w.codes.dtype}, to which {name} was quantized, got {float8_dtype}")
+        float8_dtype, is_quantized = w.codes.dtype, True
+    plain_13, plain_2 = (w.plain for w in argument)
+    assert plain_13 is not None
+    assert plain_2 is not None
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
-        plain_13 = plain_13 if codes_13[0] is not None else plain_13.to(dtype)
-        plain_2 = plain_2 if codes_2[0] is not None else plain_2.to(dtype)
-    _check_operands(x, plain_13, plain_2, ids, b13, b2)
-    _check_buffer("grad_w13", grad_w13, plain_13)
-    _check_buffer("grad_w2", grad_w2, plain_2)
-    are_transposed = (not plain_13.is_contiguous(), not plain_2.is_contiguous())
-    options = _Options(activation, layout, recompute, keep_weights, float8_dtype, *are_transposed)
-    operands = (x, plain_13, plain_2, b13, b2, weights)
-    is_recorded = torch.is_grad_enabled()
-    needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
-    beside = (ids, grad_w13, grad_w2, options, needs)
-    is_quantized = codes_13[0] is not None or codes_2[0] is not None
+        plain_13 = plain_13 if argument[0].codes is not None else plain_13.to(dtype)
+        plain_2 = plain_2 if argument[1].codes is not None else plain_2.to(dtype)
+    _check_operands(x, plain_13, plain_2, ids, *biases)
+    _check_buffer("grad_w13", buffers[0], plain_13)
+    _check_buffer("grad_w2", buffers[1], plain_2)
+    precision = options.precision
     if precision == "auto":
         (T, K), (E, _, N) = x.shape, plain_2.shape
         is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, ids.shape[1], x.device)
         precision = "fp8" if is_fp8 else "bf16"
-    if precision == "fp8":
-        return _apply_fp8(*operands, *beside, *codes_13, *codes_2)
-    if is_quantized:
+    if precision == "bf16" and is_quantized:
         raise ValueError("precision must be 'fp8' for weights that were quantized before, got 'bf16'")
-    return _apply_bf16(*operands, *beside)
+    are_transposed = not plain_13.is_contiguous(), not plain_2.is_contiguous()
+    options = _Options(*options[:3], float8_dtype, precision, *are_transposed)
+    operands = (x, plain_13, plain_2, *biases, weights)
+    is_recorded = torch.is_grad_enabled()
+    needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
+    return _apply(*operands, ids, *buffers, options, needs, *argument[0][1:], *argument[1][1:])
 
 
-class _Fp8Layer(torch.autograd.Function):
-    """Steps of :mod:`.fp8_steps`. Saves FP8 values and scales."""
+class _Layer(torch.autograd.Function):
+    """Steps of either precision. ``codes``: the fields of both weights past the first."""
 
     @staticmethod
     def forward(
@@ -176,205 +218,214 @@ class _Fp8Layer(torch.autograd.Function):
         x: Tensor,
         w13: Tensor,
         w2: Tensor,
-        b13: Tensor | None,
-        b2: Tensor | None,
+        b13: Maybe,
+        b2: Maybe,
         weights: Tensor,
         ids: Tensor,
-        grad_w13: Tensor | None,
-        grad_w2: Tensor | None,
+        grad_w13: Maybe,
+        grad_w2: Maybe,
         options: _Options,
         needs: _Needs,
-        q_13: Tensor | None,
-        scales_13: Tensor | None,
-        transposed_13: Tensor | None,
-        _: Tensor | None,
-        q_2: Tensor | None,
-        scales_2: Tensor | None,
-        transposed_2: Tensor | None,
-        scales_transposed_2: Tensor | None,
+        *codes: Maybe,
     ) -> Tensor:
-        activation, layout, recompute, keeps_weights, float8_dtype = options[:5]
-        repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
-        keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
-        has_13, has_2 = q_13 is not None, q_2 is not None
-        transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
-        transposes_2 = not has_2 and needs.through_h and keeps_weights
-        operands = x, w13, w2, ids, weights, b13, b2, q_13, scales_13, q_2, scales_2
-        result = fp8_steps.forward(*operands, activation, layout, keeps_y, transposes_13, transposes_2, float8_dtype)
-        out, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = result
-        if transposes_13:
-            transposed_13, scales_13, *new = new
-        elif not has_13:
-            q_13, scales_13, *new = new
-        if transposes_2:
-            transposed_2, scales_2, scales_transposed_2 = new
-        elif not has_2:
-            q_2, scales_2 = new
-        reads_13 = repeats_y or (needs.x and transposed_13 is None)
-        reads_2 = needs.through_h and transposed_2 is None
-        ctx.save_for_backward(
-            ids if b2 is not None else None,
-            offs,
-            row_of,
-            token_of_row,
-            row_weights,
-            q_x if repeats_y or needs.w13 else None,
-            scales_x,
-            q_y if keeps_y else None,
-            scales_y if keeps_y else None,
-            q_h if needs.w2 and recompute == "none" else None,
-            scales_h,
-            q_13 if reads_13 and (keeps_weights or has_13) else None,
-            scales_13,
-            transposed_13 if needs.x else None,
-            q_2 if reads_2 and (keeps_weights or has_2) else None,
-            scales_2,
-            transposed_2 if needs.through_h else None,
-            scales_transposed_2 if needs.through_h else None,
-            w13 if reads_13 and not (keeps_weights or has_13) else None,
-            w2 if reads_2 and not (keeps_weights or has_2) else None,
-            b13,
-            b2,
-            weights if b2 is not None else None,
-        )
-        ctx.options, ctx.needs, ctx.buffers = options, needs, (grad_w13, grad_w2)
+        operands = (x, w13, w2, (ids, weights), (b13, b2))
+        if options.precision == "fp8":
+            out, order, saved = _fp8_forward(*operands, codes, options, needs)
+        else:
+            out, order, saved = _bf16_forward(*operands, options, needs)
+        has_b2 = b2 is not None
+        saved |= {"b13": b13, "b2": b2, "ids": ids if has_b2 else None, "weights": weights if has_b2 else None}
+        ctx.save_for_backward(*order, *saved.values())
+        ctx.names, ctx.options, ctx.needs, ctx.buffers = tuple(saved), options, needs, (grad_w13, grad_w2)
         ctx.dtypes = [None if operand is None else operand.dtype for operand in (x, w13, w2, b13, b2, weights)]
         return out
 
     @staticmethod
     @differentiable_once("moe_layer")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        activation, layout, recompute, _, float8_dtype, is_13_transposed, is_2_transposed = ctx.options
+    def backward(ctx: Any, grad: Tensor) -> tuple[Maybe, ...]:
         needs, grads = ctx.needs, _Gradients()
-        (
-            ids, offs, row_of, token_of_row, row_weights, q_x, scales_x, q_y, scales_y, q_h, scales_h,
-            q_13, scales_13, transposed_13, q_2, scales_2, transposed_2, scales_transposed_2, w13, w2,
-            b13, b2, weights,
-        ) = ctx.saved_tensors  # fmt: skip
+        offs, row_of, token_of_row, row_weights, *rest = ctx.saved_tensors
+        order, saved = Order(offs, row_of, token_of_row, row_weights), dict(zip(ctx.names, rest, strict=True))
+        del rest
         if not torch.compiler.is_compiling():  # or all live until this function returns: a third of the peak
             ctx.maybe_clear_saved_tensors()
         grad = grad.contiguous()
-        through_bias = _bias_gradients(grads, grad, ids, weights, b2, needs)
-        if not (needs.through_h or needs.w2):
-            return grads.returned(ctx)
-        y = q_y
-        if recompute != "none" and (needs.w2 or q_y is None):
-            source = (q_y, scales_y, q_x, scales_x, q_13, scales_13, w13, b13)
-            again = fp8_steps.activate_again(offs, token_of_row, row_weights, *source, activation, layout, float8_dtype)
-            q_h, scales_h = again[:2]
-            y = q_y if q_y is not None else again[2]
-            del source, again
-        bias = b13 if q_y is None else None  # FP8 values of gate and up include it
-        del q_y
-        q, scales, *dh = fp8_steps.down_gradient(
-            grad, offs, token_of_row, q_2, scales_2, transposed_2, scales_transposed_2, w2, needs.through_h,
-            float8_dtype,
-        )  # fmt: skip
-        del q_2, transposed_2, grad
-        if needs.w2:
-            of_w2 = q, scales, q_h, scales_h, offs, token_of_row, is_2_transposed
-            if ctx.buffers[1] is not None:
-                fp8_steps.add_down_weight_gradient(*of_w2, _lying(ctx.buffers[1], is_2_transposed))
-            else:
-                grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), is_2_transposed)
-            del of_w2
-        del q_h, q
-        if not needs.through_h:
-            return grads.returned(ctx)
-        bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-        q, scales, d_weights, d_bias = quantize_swiglu_gradient(
-            y, dh[0], offs, scales_13, scales_y, bias, row_weights, activation, layout, needs.b13, float8_dtype
-        )
-        del y, dh
-        if needs.b13:
-            grads.b13 = d_bias
-        if needs.weights:
-            grads.weights = _of_pairs(d_weights, row_of, through_bias)
-        if needs.x:
-            grads.x = fp8_steps.input_gradient(q, scales, offs, row_of, q_13, transposed_13, w13)
-        del q_13, transposed_13
-        if needs.w13:
-            of_w13 = q, scales, scales_13, q_x, scales_x, offs, token_of_row, is_13_transposed
-            if ctx.buffers[0] is not None:
-                fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(ctx.buffers[0], is_13_transposed))
-            else:
-                grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), is_13_transposed)
+        through_bias = _bias_gradients(grads, grad, saved["ids"], saved["weights"], saved["b2"], needs)
+        if needs.through_h or needs.w2:
+            backward = _fp8_backward if ctx.options.precision == "fp8" else _bf16_backward
+            backward(grads, grad, order, saved, ctx.options, needs, ctx.buffers)
+        if grads.weights is not None:
+            grads.weights = grads.weights.index_select(0, row_of.view(-1)).view(row_of.shape)
+            grads.weights = grads.weights if through_bias is None else grads.weights + through_bias
         return grads.returned(ctx)
 
 
-class _Bf16Layer(torch.autograd.Function):
-    """Steps of :mod:`.bf16_steps`. Saves operands, and gate and up."""
+_apply: Callable[..., Tensor] = _Layer.apply
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w13: Tensor,
-        w2: Tensor,
-        b13: Tensor | None,
-        b2: Tensor | None,
-        weights: Tensor,
-        ids: Tensor,
-        grad_w13: Tensor | None,
-        grad_w2: Tensor | None,
-        options: _Options,
-        needs: _Needs,
-    ) -> Tensor:
-        x_bf16, w13_bf16, w2_bf16 = (operand.to(torch.bfloat16) for operand in (x, w13, w2))
-        result = bf16_steps.forward(
-            x_bf16, w13_bf16, w2_bf16, ids, weights, b13, b2, options.activation, options.layout
-        )
-        out, *order, y = result
-        needs_y = needs.through_h or needs.w2
-        repeats_y = options.recompute == "gate-up" and needs_y
-        ctx.save_for_backward(
-            ids if b2 is not None else None,
-            *order,
-            y if needs_y and not repeats_y else None,
-            x_bf16 if needs.w13 or repeats_y else None,
-            w13_bf16 if needs.x or repeats_y else None,
-            w2_bf16 if needs_y else None,
-            b13 if repeats_y else None,
-            b2,
-            weights if b2 is not None else None,
-        )
-        ctx.options, ctx.needs, ctx.buffers = options, needs, (grad_w13, grad_w2)
-        ctx.dtypes = [None if operand is None else operand.dtype for operand in (x, w13, w2, b13, b2, weights)]
-        return out
 
-    @staticmethod
-    @differentiable_once("moe_layer")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs, grads = ctx.needs, _Gradients()
-        ids, offs, row_of, token_of_row, row_weights, y, x, w13, w2, b13, b2, weights = ctx.saved_tensors
-        if not torch.compiler.is_compiling():
-            ctx.maybe_clear_saved_tensors()
-        grad = grad.contiguous()
-        through_bias = _bias_gradients(grads, grad, ids, weights, b2, needs)
-        if not (needs.through_h or needs.w2):
-            return grads.returned(ctx)
-        if y is None:
-            y = bf16_steps.gate_up(x, w13, b13, offs, token_of_row)
-        options = ctx.options.activation, ctx.options.layout
-        dy, d_weights, *d_w2 = bf16_steps.activation_gradients(
-            grad, y, w2, offs, token_of_row, row_weights, *options, needs.w2
-        )
-        del y, w2, grad
-        if needs.w2:
-            grads.w2 = _added(d_w2[0], ctx.buffers[1])
-        del d_w2
-        if needs.b13:
-            grads.b13 = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy
-        if needs.weights:
-            grads.weights = _of_pairs(d_weights, row_of, through_bias)
-        of_tokens = bf16_steps.token_gradients(
-            dy, x if needs.w13 else None, w13 if needs.x else None, offs, row_of, token_of_row
-        )
-        if needs.w13:
-            grads.w13 = _added(of_tokens[-1], ctx.buffers[0])
-        if needs.x:
-            grads.x = of_tokens[0]
-        return grads.returned(ctx)
+# FP8: saves FP8 values and scales
+
+
+def _fp8_forward(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    choice: tuple[Tensor, Tensor],
+    biases: tuple[Maybe, Maybe],
+    codes: tuple[Maybe, ...],
+    options: _Options,
+    needs: _Needs,
+) -> tuple[Tensor, list[Tensor], Saved]:
+    """Return the output, the order of rows, and what is held."""
+    gate, recompute, keeps_weights, float8_dtype = options[:4]
+    repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
+    keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
+    of_13, of_2 = Weights(w13, *codes[:4]), Weights(w2, *codes[4:])
+    has_13, has_2 = of_13.codes is not None, of_2.codes is not None
+    transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
+    transposes_2 = not has_2 and needs.through_h and keeps_weights
+    keeps = keeps_y, transposes_13, transposes_2
+    out, *made = fp8_steps.forward(x, of_13, of_2, choice, biases, gate, keeps, float8_dtype)
+    q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = made[4:]
+    if transposes_13:
+        of_13, new = Weights(w13, None, new[1], new[0]), new[2:]
+    elif not has_13:
+        of_13, new = Weights(w13, *new[:2]), new[2:]
+    if transposes_2:
+        of_2 = Weights(w2, None, new[1], new[0], new[2])
+    elif not has_2:
+        of_2 = Weights(w2, *new)
+    reads_13 = repeats_y or (needs.x and of_13.transposed is None)
+    reads_2 = needs.through_h and of_2.transposed is None
+    saved = {
+        "q_x": q_x if repeats_y or needs.w13 else None,
+        "scales_x": scales_x,
+        "q_y": q_y if keeps_y else None,
+        "scales_y": scales_y if keeps_y else None,
+        "q_h": q_h if needs.w2 and recompute == "none" else None,
+        "scales_h": scales_h,
+    }
+    held_13 = _held(of_13, reads_13, keeps_weights or has_13, needs.x)
+    held_2 = _held(of_2, reads_2, keeps_weights or has_2, needs.through_h)
+    for number, held in (("13", held_13), ("2", held_2)):
+        saved |= {f"{field}_{number}": tensor for field, tensor in zip(Weights._fields, held, strict=True)}
+    return out, made[:4], saved
+
+
+def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> Weights:
+    """Return of weights what the backward pass reads: as they are, unless FP8 values are held."""
+    plain, codes = (None, w.codes) if is_held else (w.plain, None)
+    transposed = (w.transposed, w.transposed_scales) if is_wanted else (None, None)
+    return Weights(plain if is_read else None, codes if is_read else None, w.scales, *transposed)
+
+
+def _taken(saved: Saved, number: str) -> Weights:
+    return Weights(*[saved.pop(f"{field}_{number}") for field in Weights._fields])
+
+
+def _fp8_backward(
+    grads: _Gradients,
+    grad: Tensor,
+    order: Order,
+    saved: Saved,
+    options: _Options,
+    needs: _Needs,
+    buffers: tuple[Maybe, Maybe],
+) -> None:
+    """Set all gradients but that of b2."""
+    gate, recompute, _, float8_dtype = options[:4]
+    w13, w2, y, scales_y, bias = _taken(saved, "13"), _taken(saved, "2"), *map(saved.pop, ("q_y", "scales_y", "b13"))
+    is_repeated, scales_13, q_h, scales_h = y is None, w13.scales, saved.pop("q_h"), saved.pop("scales_h")
+    if recompute != "none" and (needs.w2 or y is None):
+        of_x = saved["q_x"], saved["scales_x"]
+        again = fp8_steps.activate_again(scales_13, order, (y, scales_y), of_x, w13, bias, gate, float8_dtype)
+        q_h, scales_h = again[:2]
+        y = again[2] if y is None else y
+        del again, of_x
+    q, scales, *dh = fp8_steps.down_gradient(grad, order, w2, needs.through_h, float8_dtype)
+    del w2, grad
+    if needs.w2:
+        of_w2 = q, scales, q_h, scales_h, order, options.is_2_transposed
+        if buffers[1] is not None:
+            fp8_steps.add_down_weight_gradient(*of_w2, _lying(buffers[1], options.is_2_transposed))
+        else:
+            grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), options.is_2_transposed)
+        del of_w2
+    del q_h, q
+    if not needs.through_h:
+        return
+    # FP8 values of gate and up include the bias
+    bias = None if bias is None or not is_repeated else bias.to(torch.bfloat16).contiguous()
+    of_y = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights
+    q, scales, d_weights, d_bias = quantize_swiglu_gradient(y, *of_y, *gate, needs.b13, float8_dtype)
+    del y, dh, of_y
+    grads.b13 = d_bias if needs.b13 else None
+    grads.weights = d_weights if needs.weights else None
+    if needs.x:
+        grads.x = fp8_steps.input_gradient(q, scales, order, w13)
+    del w13
+    if needs.w13:
+        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), order, options.is_13_transposed
+        if buffers[0] is not None:
+            fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(buffers[0], options.is_13_transposed))
+        else:
+            grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), options.is_13_transposed)
+
+
+# bfloat16: saves operands, and gate and up
+
+
+def _bf16_forward(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    choice: tuple[Tensor, Tensor],
+    biases: tuple[Maybe, Maybe],
+    options: _Options,
+    needs: _Needs,
+) -> tuple[Tensor, list[Tensor], Saved]:
+    """Return the output, the order of rows, and what is held."""
+    x, w13, w2 = (operand.to(torch.bfloat16) for operand in (x, w13, w2))
+    out, *order, y = bf16_steps.forward(x, w13, w2, choice, biases, options.gate)
+    needs_y = needs.through_h or needs.w2
+    repeats_y = options.recompute == "gate-up" and needs_y
+    saved = {
+        "y": y if needs_y and not repeats_y else None,
+        "x": x if needs.w13 or repeats_y else None,
+        "w13": w13 if needs.x or repeats_y else None,
+        "w2": w2 if needs_y else None,
+    }
+    return out, order, saved
+
+
+def _bf16_backward(
+    grads: _Gradients,
+    grad: Tensor,
+    order: Order,
+    saved: Saved,
+    options: _Options,
+    needs: _Needs,
+    buffers: tuple[Maybe, Maybe],
+) -> None:
+    """Set all gradients but that of b2."""
+    x, w13, y, offs = saved["x"], saved["w13"], saved.pop("y"), order.offs
+    if y is None:
+        y = bf16_steps.gate_up(x, w13, saved["b13"], offs, order.token_of_row)
+    dy, d_weights, *d_w2 = bf16_steps.activation_gradients(grad, y, saved.pop("w2"), order, options.gate, needs.w2)
+    del y, grad
+    if needs.w2:
+        grads.w2 = _added(d_w2[0], buffers[1])
+    del d_w2
+    grads.b13 = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy if needs.b13 else None
+    grads.weights = d_weights if needs.weights else None
+    of_tokens = bf16_steps.token_gradients(dy, x if needs.w13 else None, w13 if needs.x else None, order)
+    if needs.w13:
+        grads.w13 = _added(of_tokens[-1], buffers[0])
+    if needs.x:
+        grads.x = of_tokens[0]
+
+
+# Gradients
 
 
 class _Gradients:
@@ -408,12 +459,6 @@ def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
     return None
 
 
-def _of_pairs(of_rows: Tensor, row_of: Tensor, through_bias: Tensor | None) -> Tensor:
-    """Return the gradient of the routing weights, (T, top_k), from that of rows."""
-    result = of_rows.index_select(0, row_of.view(-1)).view(row_of.shape)
-    return result if through_bias is None else result + through_bias
-
-
 def _bias_gradients(
     grads: _Gradients, grad: Tensor, ids: Tensor | None, weights: Tensor | None, b2: Tensor | None, needs: _Needs
 ) -> Tensor | None:
@@ -432,20 +477,7 @@ def _bias_gradients(
     return products.masked_fill((ids < 0) | (ids >= b2.shape[0]), 0)
 
 
-_apply_fp8: Callable[..., Tensor] = _Fp8Layer.apply
-_apply_bf16: Callable[..., Tensor] = _Bf16Layer.apply
-
-
 # Checks
-
-
-def _unpacked(name: str, w: Tensor | ExpertWeights) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return weights, and their FP8 values and scales for both passes."""
-    if isinstance(w, GatheredWeights):
-        w = of_gathered(name, w)
-    if isinstance(w, Tensor):
-        return w, (None, None, None, None)
-    return w.weights, (w.codes, w.scales, w.transposed, w.transposed_scales)
 
 
 def _check_choices(**arguments: tuple[str, tuple[str, ...]]) -> None:
@@ -480,6 +512,6 @@ def _check_buffer(name: str, buffer: Tensor | None, w: Tensor) -> None:
         raise ValueError(f"{name} must be None in torch.compile, which cannot change a tensor in a backward pass")
     is_one = buffer.shape == w.shape and buffer.stride() == w.stride() and buffer.device == w.device
     if not is_one or buffer.dtype not in (torch.bfloat16, torch.float32) or buffer.requires_grad:
-        wanted = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
+        expected = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
         layout = f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device}"
-        raise ValueError(f"{name} must be {wanted}, got {layout}")
+        raise ValueError(f"{name} must be {expected}, got {layout}")

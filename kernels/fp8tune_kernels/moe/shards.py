@@ -115,11 +115,11 @@ def _sharded(layer: Callable[..., Tensor], operands: Mapping[str, DTensor], opti
     local = {}
     for name, operand in operands.items():
         if name in TOKENS:
-            wanted, gradients = [rule.tokens for rule in rules], [rule.out for rule in rules]
+            expected, gradients = [rule.tokens for rule in rules], [rule.out for rule in rules]
         else:
-            wanted = [rule.weights[name] for rule in rules]
+            expected = [rule.weights[name] for rule in rules]
             gradients = [Partial() if rule.are_gradients_partial else rule.weights[name] for rule in rules]
-        local[name] = local_shard(operand, wanted, gradients)
+        local[name] = local_shard(operand, expected, gradients)
     by_expert = [dim for dim, rule in enumerate(rules) if rule.weights["w13"].is_shard(0)]
     if by_expert:
         first, _ = range_of_shard(w13.shape[0], mesh, by_expert)

@@ -15,21 +15,21 @@ powers of two, at most 1: exact but for values that become subnormal. N is a mul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..edges import declared, edge
+from ..edges import edge
 from ..quantize import transposed_codes, transposed_codes_3d, weights
 from ..quantize.aligned_blocks import inverse_of
 from ..quantize.arithmetic import FP8_MAX, reference_cast
-from ..quantize.factors import check_scales, random_powers
+from ..quantize.factors import random_powers
 from ..quantize.transposed_codes import Tile, random_codes, transpose_tile
-from ..runtime.launching import launch_kernel
-from ..runtime.ops import Inputs, Tensors, register
-from ..spec import KernelSpec, NamedInts, Problem
+from ..runtime import declare
+from ..runtime.declare import Call, Config
+from ..spec import Problem
 
 __all__ = ["SPEC", "transpose_codes_to_one_scale"]
 
@@ -98,69 +98,58 @@ def shifted_transpose_3d_kernel(
     )
 
 
-def transpose_codes_to_one_scale(q: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``(q_transposed, scales_transposed)`` as the module describes them.
+def launch(config: Config, call: Call) -> None:
+    """Launch two kernels: one finds the shifts, one transposes a tile per program."""
+    if programs := call.E * -(-call.N // config["BLOCK_SIZE_M"]) * -(-call.K // config["BLOCK_SIZE_K"]):
+        shifts = call.scales.new_empty(call.E, call.N)
+        call.run(expert_scales_kernel, call.E, SCALES, shifts=shifts, out=call.scales_transposed)
+        maximum = FP8_MAX[call.q.dtype]
+        call.run(shifted_transpose_3d_kernel, programs, config, transposed=call.q_transposed, FP8_MAX=maximum)
 
-    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
-    """
-    return _operator(q, scales)
 
-
-def reference(q: torch.Tensor, scales: torch.Tensor) -> Tensors:
+def reference(call: Call) -> None:
     """Shift and transpose in plain torch."""
-    transposed, scales_transposed = outputs(q, scales)
-    of_rows = scales.view(q.shape[0], q.shape[2])
+    of_rows = call.scales.view(call.E, call.N)
     usable = (of_rows > 0) & of_rows.isfinite()
     least = of_rows.masked_fill(~usable, float("inf")).amin(1, keepdim=True)
     least = torch.where(least.isinf(), 1.0, least)
-    shifted = reference_cast(q.mT, (of_rows.reciprocal() * least).unsqueeze(2), q.dtype)
-    transposed.view(torch.uint8).copy_(shifted.view(torch.uint8))
-    scales_transposed.copy_(least.expand_as(scales_transposed))
-    return transposed, scales_transposed
+    shifted = reference_cast(call.q.mT, (of_rows.reciprocal() * least).unsqueeze(2), call.q.dtype)
+    call.q_transposed.view(torch.uint8).copy_(shifted.view(torch.uint8))
+    call.scales_transposed.copy_(least.expand_as(call.scales_transposed))
 
 
-def inputs(problem: Problem, device: str) -> Inputs:
-    """Return ``(q, scales)``."""
+def inputs(problem: Problem, device: str) -> dict[str, Any]:
+    """Return random codes and scales."""
     E, N, K = (problem.shape[dim] for dim in "ENK")
     q = random_codes(problem, E * N, K, device).view(E, N, K).transpose(1, 2)
-    return q, random_powers(problem, (E, N), device, 4, 14)
+    return {"q": q, "scales": random_powers(problem, (E, N), device, 4, 14)}
 
 
-def outputs(q: torch.Tensor, scales: torch.Tensor) -> Tensors:
-    """Return uninitialized ``q_transposed`` and ``scales_transposed``."""
-    E, K, _ = q.shape
-    return *transposed_codes_3d.SPEC.outputs(q), scales.new_empty(E, K)
-
-
-def launch(config: Mapping[str, int], inputs: Inputs, outputs: Tensors) -> None:
-    """Launch two kernels: one finds the shifts, one transposes a tile per program."""
-    (q, scales), (transposed, scales_transposed) = inputs, outputs
-    E, K, N = q.shape
-    if programs := E * -(-N // config["BLOCK_SIZE_M"]) * -(-K // config["BLOCK_SIZE_K"]):
-        shifts = scales.new_empty(E, N)
-        launch_kernel(expert_scales_kernel, E, (scales, shifts, scales_transposed), (N, K), (), SCALES)
-        tensors = (q, shifts, transposed)
-        launch_kernel(shifted_transpose_3d_kernel, programs, tensors, (E, N, K), (FP8_MAX[q.dtype],), config)
-
-
-SPEC = KernelSpec(
+SPEC = declare.kernel(
     name="shifted-transpose-3d",
+    arguments=(
+        declare.Argument("q", dims=("E", "K", "N"), check=transposed_codes_3d.check_codes),
+        declare.tensor("scales", "E * N"),
+    ),
+    outputs=(
+        declare.Output("q_transposed", ("E", "N", "K"), "q.dtype", transposed=True),
+        declare.float32("scales_transposed", "E", "K"),
+    ),
+    inputs=inputs,
+    launch=launch,
+    reference=reference,
     axes={
         "BLOCK_SIZE_M": (32, 64, 128),
         "BLOCK_SIZE_K": (32, 64, 128, 256),
         "num_warps": (1, 2, 4, 8),
         "num_stages": (1,),
     },
-    default=NamedInts(BLOCK_SIZE_M=128, BLOCK_SIZE_K=64, num_warps=4, num_stages=1),
+    default={"BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 1},
     key=weights.KEY,
     problems=weights.problems_of_16_rows,
-    inputs=inputs,
-    outputs=outputs,
-    launch=launch,
-    reference=reference,
     interpreted={"E": 2, "N": 144, "K": 101},  # no block divides either; an expert has several tiles
     invalid=lambda config, shape, limits: transposed_codes.invalid(config, shape["K"], limits),
-    edges=declared(
+    edges=(
         edge("a block and 16 more", E=2, N=272, K=80),
         edge("a few rows, scales that are infinite or 0", "infinite", E=2, N=48, K=272),
         edge("NaN", "nan", E=2, N=144, K=48),
@@ -173,16 +162,12 @@ SPEC = KernelSpec(
 )
 
 
-def _arguments(q: torch.Tensor, scales: torch.Tensor) -> Inputs:
-    transposed_codes_3d.check_codes(q)
-    check_scales("scales", scales, q.shape[0] * q.shape[2], q.device)
-    return q, scales
+def transpose_codes_to_one_scale(q: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``(q_transposed, scales_transposed)`` as the module describes them.
+
+    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
+    """
+    return _operator(q, scales)  # type: ignore[no-any-return]
 
 
-def key(q: torch.Tensor, scales: torch.Tensor) -> tuple[int, ...]:
-    """Return the lookup key of inputs."""
-    E, K, N = q.shape
-    return E, K, N
-
-
-_operator = register(SPEC, transpose_codes_to_one_scale, _arguments, key)
+_operator = SPEC.define("transpose_codes_to_one_scale")

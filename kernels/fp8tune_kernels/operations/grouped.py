@@ -18,7 +18,7 @@ from ..gemm.grouped_mxfp8 import mxfp8_grouped_mm, mxfp8_path
 from ..gemm.quantized_weights import quantize_weights
 from ..groups import group_ends
 from ..moe.expert_weights import quantize_down, quantize_gate_up
-from ..moe.mlp import fp8_moe_mlp
+from ..moe.layer import fp8_moe_mlp
 from ..spec import NamedInts
 from .operation import Call, Operation, Size, Unavailable, import_from
 

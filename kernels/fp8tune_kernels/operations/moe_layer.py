@@ -15,6 +15,7 @@ from torch.nn import functional
 from ..moe.choose_experts import choose_experts
 from ..moe.expert_weights import quantize_down, quantize_gate_up
 from ..moe.layer import moe_layer
+from ..moe.permutation import scatter, sort_rows
 from ..spec import NamedInts
 from .grouped import compiled, swiglu, tensor_cores, torch_mlp
 from .operation import Call, Operation, Size, import_from
@@ -90,48 +91,6 @@ def reference(layer: Layer, ids: Tensor | None = None) -> tuple[Tensor, ...]:
             rows = swiglu(x[tokens] @ up.t()) @ down.t()
             out = out.index_add(0, tokens, rows * weights[tokens, places].unsqueeze(1))
         return out.detach(), *torch.autograd.grad(out, leaves, layer.grad.float())
-
-
-class _Gather(torch.autograd.Function):
-    """Rows of tokens in the order of their experts. Autograd's own gradient of indexing takes several times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.top_k = top_k
-        return x[order // top_k]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
-        return grad[place].view(-1, ctx.top_k, grad.shape[1]).sum(1), None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    """Rows in the order of tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(order)
-        return rows[place]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (order,) = ctx.saved_tensors
-        return grad[order], None, None
-
-
-scatter: Callable[..., Tensor] = _Scatter.apply
-
-
-def sort_rows(x: Tensor, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return rows by expert, the end of each expert's, their order and its inverse, by torch's operations."""
-    expert_of_row, order = torch.sort(ids.reshape(-1), stable=True)
-    number = torch.arange(experts, device=ids.device, dtype=expert_of_row.dtype)
-    offs = torch.searchsorted(expert_of_row, number, right=True, out_int32=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
-    rows: Tensor = _Gather.apply(x, order, place, ids.shape[1])  # type: ignore[no-untyped-call]
-    return rows, offs, order, place
 
 
 def torch_layer(

@@ -132,9 +132,10 @@ def _of_torchao(kernel: str, inputs: Tensors) -> Call:
     if kernel in _TWO_KERNELS:
         x, *offs, dtype, mode = inputs
         first, second = _TWO_KERNELS[kernel]
-        one, two = _of_torchao(first, (x, dtype, mode)), _of_torchao(second, (x, *offs, dtype, mode))
+        single, two = _of_torchao(first, (x, dtype, mode)), _of_torchao(second, (x, *offs, dtype, mode))
         return Call(
-            lambda: (one.forward(), two.forward()), read=lambda results: (*one.read(results[0]), *two.read(results[1]))
+            lambda: (single.forward(), two.forward()),
+            read=lambda results: (*single.read(results[0]), *two.read(results[1])),
         )
     if kernel in ("grouped-rows", "grouped-contraction"):
         return _gemm(kernel, inputs)

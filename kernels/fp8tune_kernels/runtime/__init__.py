@@ -1,1 +1,1 @@
-"""What runs around a launch: the lookup of a config, the launcher, registration as torch operators."""
+"""Code around a launch: the lookup of a config, the launcher, registration as torch operators."""

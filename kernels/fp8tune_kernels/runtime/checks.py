@@ -47,10 +47,10 @@ def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False, or_row
     elif w.stride() != (rows * columns, 1, rows) and not w.mT.is_contiguous():  # the view costs more than all else here
         if or_row_major and w.is_contiguous():
             return
-        wanted = f"({rows * columns}, 1, {rows}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
+        expected = f"({rows * columns}, 1, {rows}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
         if or_row_major:
-            wanted += f"; or row-major ({rows * columns}, {columns}, 1)"
-        raise ValueError(f"{name} has strides {w.stride()}, wanted {wanted}")
+            expected += f"; or row-major ({rows * columns}, {columns}, 1)"
+        raise ValueError(f"{name} has strides {w.stride()}, wanted {expected}")
 
 
 def _refuse_dtype(name: str, tensor: torch.Tensor) -> NoReturn:
@@ -75,6 +75,31 @@ def check_alignment(alignment: int) -> None:
         raise ValueError(f"alignment is {alignment}, wanted 1 or a power of two from 16 on")
 
 
+def check_shape(name: str, operand: torch.Tensor, dims: int) -> None:
+    """Raise ValueError unless an operand of a grouped GEMM is row-major and has so many dims."""
+    if operand.dim() != dims or not operand.is_contiguous():
+        expected = "(M, K)" if dims == 2 else "(E, N, K)"
+        layout = f"{tuple(operand.shape)} and strides {operand.stride()}"
+        raise ValueError(f"{name} has shape {layout}, wanted row-major {expected}")
+
+
+def check_columns(name: str, operand: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless an operand can be summed over its rows: column-major codes, or row-major bfloat16."""
+    if operand.dtype != dtype:
+        raise ValueError(f"{name} is {operand.dtype}, wanted {dtype} as a")
+    is_fp8 = operand.dtype != torch.bfloat16
+    if operand.dim() != 2 or not (operand.t() if is_fp8 else operand).is_contiguous():
+        expected = "column-major codes" if is_fp8 else "row-major bfloat16"
+        raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {expected}")
+
+
+def check_row_numbers(name: str, rows: torch.Tensor, device: torch.device, dims: int = 1) -> None:
+    """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens."""
+    if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != device or rows.dim() != dims:
+        layout = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
+        raise ValueError(f"{name} must be contiguous int32 of {dims} dims on {device}, got {layout}")
+
+
 def check_ends(offs: torch.Tensor, rows: int) -> None:
     """Raise ValueError unless ``offs`` cuts so many rows into groups. For tensors on a CPU alone."""
     start = 0
@@ -87,13 +112,13 @@ def check_ends(offs: torch.Tensor, rows: int) -> None:
 
 
 @functools.cache
-def fp8_dtype_for(device: torch.device, wanted: torch.dtype | None) -> torch.dtype:
+def fp8_dtype_for(device: torch.device, expected: torch.dtype | None) -> torch.dtype:
     """The FP8 dtype to write: ``wanted``, or for None the arch's. Raises ValueError for what no kernel writes."""
-    if wanted is None:
+    if expected is None:
         dtype: torch.dtype = getattr(torch, default_fp8_dtype(running_arch(device)))
         return dtype
-    if wanted not in FP8_DTYPES:
-        raise ValueError(f"float8_dtype is {wanted}, wanted one of {', '.join(map(str, FP8_DTYPES))}")
-    if wanted == torch.float8_e4m3fnuz and running_arch(device).startswith("sm_"):
-        raise ValueError(f"float8_dtype is {wanted}, an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn")
-    return wanted
+    if expected not in FP8_DTYPES:
+        raise ValueError(f"float8_dtype is {expected}, wanted one of {', '.join(map(str, FP8_DTYPES))}")
+    if expected == torch.float8_e4m3fnuz and running_arch(device).startswith("sm_"):
+        raise ValueError(f"float8_dtype is {expected}, an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn")
+    return expected

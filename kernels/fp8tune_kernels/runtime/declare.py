@@ -27,7 +27,7 @@ from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, KernelSpec, Nam
 from . import checks
 from .launching import launch_kernel
 from .lookup import config_for
-from .ops import Tensors, define
+from .ops import Tensors, define, is_traced
 
 Config = Mapping[str, int]
 Shape = Mapping[str, int]
@@ -220,6 +220,8 @@ class Kernel(KernelSpec):
 
     def __call__(self, *inputs: Any, outputs: Tensors | None = None) -> Tensors:
         """Return the outputs on the current device, on inputs that were checked, without a dispatcher."""
+        if is_traced(inputs[0]):
+            return self.outputs(*inputs) if outputs is None else outputs
         if inputs[0].is_cpu and not interpreter.INTERPRETED:
             results = self.reference(*inputs)
             return results if outputs is None else tuple(map(torch.Tensor.copy_, outputs, results))
@@ -243,6 +245,7 @@ def kernel(
     edges: Sequence[Declaration],
     inputs: Callable[[Problem, str], Mapping[str, Any]] = lambda problem, device: {},
     check: Callable[..., None] | None = None,
+    rule: str = "exact",
     sizes: Mapping[str, Callable[..., int]] | None = None,
     unwritten: Callable[[Call], None] | None = None,
     constrain: Callable[[Call], None] | None = None,
@@ -253,8 +256,8 @@ def kernel(
     ``launch`` launches exactly one config and writes every output; ``reference`` writes them in plain torch.
     ``problems``: a mapping of the kernel's sizes to dims of a layer's row per problem, or a function of the row.
     ``inputs``: random arguments that depend on each other, by name. ``check``: a function by name that raises
-    ValueError. ``sizes``: functions by name of further sizes. ``unwritten``, ``constrain``: as in
-    :class:`.spec.KernelSpec`, of a call. ``fields``: its other fields.
+    ValueError. ``rule``: the ``check`` of :class:`.spec.KernelSpec`. ``sizes``: functions by name of further sizes.
+    ``unwritten``, ``constrain``: as there, of a call. ``fields``: its other fields.
     """
     names = [argument.name for argument in arguments]
     scope = _compiled(arguments, outputs, fields["key"], check, sizes or {}, launch)
@@ -286,6 +289,7 @@ def kernel(
     schema = ", ".join(f"{item.schema} {_signature([item])}" for item in arguments)
     derived = {
         "span": SPANS.get(name),
+        "check": rule,
         "routed": OFFSETS in arguments,
         "uses_fp8": FLOAT8_DTYPE in arguments,
         "scale_modes": SCALE_MODES if POWER_OF_TWO in arguments else (),

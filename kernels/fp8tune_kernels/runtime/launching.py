@@ -81,25 +81,25 @@ def launch_kernel(
             pointers.append(pointer := tensor.data_ptr())
             kinds.append((tensor.dtype,) if pointer & 15 else tensor.dtype)
     key = (kernel.fn, device, sizes, constants, *config, *config.values(), *kinds)
-    found = _launches.get(key)
-    if found is None:
+    answer = _launches.get(key)
+    if answer is None:
         choice = (device, *_specialization(kernel, kinds, sizes, constants, config))
-        found = _binaries.get(choice)
-        if found is None:
+        answer = _binaries.get(choice)
+        if answer is None:
             compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
             names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but counted
             rest = (*constants, *(config[name] for name in names))
-            found = compiled.run, compiled.function, compiled.packed_metadata, rest
-            _binaries[choice] = found
+            answer = compiled.run, compiled.function, compiled.packed_metadata, rest
+            _binaries[choice] = answer
             if recorder is not None:
-                recorder.launched(found, programs, tensors, sizes)
+                recorder.launched(answer, programs, tensors, sizes)
             return
         if len(_launches) >= MOST_LAUNCHES:
             _launches.clear()
-        _launches[key] = found
+        _launches[key] = answer
     if recorder is not None:
-        recorder.launched(found, programs, tensors, sizes)
-    run, function, metadata, rest = found
+        recorder.launched(answer, programs, tensors, sizes)
+    run, function, metadata, rest = answer
     stream = driver.active.get_current_stream(device)
     run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *sizes, *rest)
 

@@ -1,4 +1,4 @@
-"""Which config a wrapper launches: the exported table of the running arch, else the kernel's declared default.
+"""The config that a wrapper launches: the exported table of the running arch, else the kernel's declared default.
 
 A row of the user's own table replaces the shipped rows of its key (:mod:`.user_tables`). Then, in this order:
 
@@ -48,14 +48,14 @@ caches: list[Callable[[], None]] = []
 
 def config_for(spec: KernelSpec, key: tuple[int, ...], device: torch.device) -> Mapping[str, int]:
     """The config to launch; ``key`` is the values of ``spec.key`` in its order. Found once, then remembered."""
-    found = _configs.get((spec.name, device, key))
-    if found is None:
+    answer = _configs.get((spec.name, device, key))
+    if answer is None:
         arch = running_arch(device)
         exported = overlay(of_kernel(spec, user_table(arch)), table(arch))
-        found = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
+        answer = pick(spec, dict(zip(spec.key, key, strict=True)), exported, device_name(device))
         if device.type != "meta":  # which arch is compiled for changes
-            _configs[spec.name, device, key] = found
-    return found
+            _configs[spec.name, device, key] = answer
+    return answer
 
 
 def forget() -> None:

@@ -29,10 +29,10 @@ def differentiable_once(name: str) -> Callable[[Backward], Backward]:
             if not torch.is_grad_enabled() or torch.compiler.is_compiling():
                 return backward(ctx, *gradients)
             with torch.no_grad():
-                found = backward(ctx, *gradients)
-            refuse: Any = torch._C._functions.DelayedError(message.encode(), len(found))
+                answer = backward(ctx, *gradients)
+            refuse: Any = torch._C._functions.DelayedError(message.encode(), len(answer))
             refused: Gradients = refuse(
-                *(None if gradient is None else gradient.requires_grad_() for gradient in found)
+                *(None if gradient is None else gradient.requires_grad_() for gradient in answer)
             )
             return refused
 

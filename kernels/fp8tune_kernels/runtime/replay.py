@@ -50,7 +50,7 @@ class _Reference(NamedTuple):
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None
     """Shape, strides, and elements from the slot's first to its own."""
 
-    def of(self, slots: Slots) -> Any:
+    def tensor(self, slots: Slots) -> Any:
         tensor = slots[self.slot]
         if self.view is None:
             return tensor
@@ -133,12 +133,16 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             recorders.current = self
-        if not self.failed:
-            try:
-                self._record(func, args, kwargs or {}, result)
-            except _UnrecordableError:
-                self.failed = True
+        self._attempt(self._record, func, args, kwargs or {}, result)
         return result
+
+    def _attempt(self, record: Function, *arguments: Any) -> None:
+        if self.failed:
+            return
+        try:
+            record(*arguments)
+        except _UnrecordableError:
+            self.failed = True
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func in _EMPTY:
@@ -176,25 +180,19 @@ class _Recorder(TorchDispatchMode):
         self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
     ) -> None:
         """Record a launch of a binary."""
-        if self.failed:
-            return
-        try:
-            places = [None if tensor is None else self.place(tensor) for tensor in tensors]
-        except _UnrecordableError:
-            self.failed = True
-            return
+        self._attempt(self._record_launch, launch, programs, tensors, sizes)
+
+    def _record_launch(
+        self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
+    ) -> None:
+        places = [None if tensor is None else self.place(tensor) for tensor in tensors]
         self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
 
     def launch_by_triton(self, function: Function, tensors: Sequence[torch.Tensor | None]) -> None:
         """Launch what Triton finds the binary of, or interprets, by torch's operators among others; record it."""
         with _disable_current_modes():
             function(*tensors)
-        if self.failed:
-            return
-        try:
-            self.called(function, tuple(tensors), {})
-        except _UnrecordableError:
-            self.failed = True
+        self._attempt(self.called, function, tuple(tensors), {})
 
     def _add(
         self, instruction: Instruction, uses: Iterable[int], makes: Iterable[int], *, is_needed: bool = True
@@ -220,9 +218,9 @@ def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, 
 
     def call(slots: Slots, _: int) -> None:
         if is_flat:  # trees take longer than the operator
-            result = function(*[arg.of(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
+            result = function(*[arg.tensor(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
         else:
-            tensors = [leaf.of(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
+            tensors = [leaf.tensor(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
             args_, kwargs_ = tree_unflatten(tensors, structure)
             result = function(*args_, **kwargs_)
         if made:
@@ -269,7 +267,7 @@ class _Recording(NamedTuple):
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        results = [result.of(slots) for result in self.results]
+        results = [result.tensor(slots) for result in self.results]
         return results[0] if self.kind is None else self.kind(results)
 
 
@@ -295,23 +293,25 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
     return _Recording(tuple(reversed(instructions)), [None] * count, results, kind)
 
 
-def _layout(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return all that the code of a function may depend on: not the values of its tensors."""
-    layout: list[Any] = []
+def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return all that the code of a function may depend on, not the values of its tensors; and its tensors."""
+    layout: list[Any] = [arguments[0].device]
+    tensors: list[torch.Tensor] = []
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            layout += argument.shape, argument.stride(), argument.dtype, argument.data_ptr() & 15
-        else:
-            layout.append(argument)
-    return (arguments[0].device, *layout)
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, torch.Tensor):
+                layout += item.shape, item.stride(), item.dtype, item.data_ptr() & 15
+                tensors.append(item)
+            else:
+                layout.append(item)
+    return tuple(layout), tensors
 
 
 def replayed(function: Function) -> Function:
     """Return a function of the same arguments and results, which replays.
 
-    The first argument is a tensor; each is a tensor or hashable. ``function`` returns a tensor, or a list or a tuple of
-    tensors. It decides nothing by
-    their values, and keeps nothing of a call.
+    The first argument is a tensor; others are tensors, hashable, or lists and tuples of these. ``function`` returns a
+    tensor, or a list or a tuple of tensors. It decides nothing by their values, and keeps nothing of a call.
     """
     recordings: dict[tuple[Any, ...], _Recording | None] = {}
     seen: set[tuple[Any, ...]] = set()
@@ -321,13 +321,13 @@ def replayed(function: Function) -> Function:
     def run(*arguments: Any) -> Any:
         if recorders.current is not None or is_hooked():
             return function(*arguments)
-        layout = _layout(arguments)
+        layout, tensors = _layout(arguments)
         if recording := recordings.get(layout):
-            return recording.replay([each for each in arguments if isinstance(each, torch.Tensor)])
+            return recording.replay(tensors)
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
-            recordings[layout], result = _recorded(function, arguments)
+            recordings[layout], result = _recorded(function, arguments, tensors)
             return result
         if len(seen) >= MOST_LAYOUTS:
             seen.clear()
@@ -338,9 +338,10 @@ def replayed(function: Function) -> Function:
     return run
 
 
-def _recorded(function: Function, arguments: tuple[Any, ...]) -> tuple[_Recording | None, Any]:
+def _recorded(
+    function: Function, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+) -> tuple[_Recording | None, Any]:
     """Return a recording of a call, None where it cannot be replayed, and its result."""
-    tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     recorder = _Recorder(tensors)
     recorders.current = recorder
     try:

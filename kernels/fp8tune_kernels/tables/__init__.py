@@ -24,7 +24,7 @@ Row = tuple[str, str, Key | None, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True)
 class Table:
-    """What a generated module holds."""
+    """Content of a generated module."""
 
     rows: tuple[Row, ...] = ()
     nearest: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Table:
 
 @functools.cache
 def table(arch: str) -> Table:
-    """What is shipped for an arch; empty where there is no table. A table that cannot be imported raises."""
+    """Return what is shipped for an arch; empty where there is no table. A table that cannot be imported raises."""
     name = f"{__name__}.{arch}"
     if not re.fullmatch(r"\w+", arch):
         return Table()

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from ..gemm.gathered_weights import quantize_after_all_gather
 from .forward import Options
-from .registry import fp8_modules, register, use_fp8_experts, weights_once
-from .trainer import weights_once_per_step
+from .registry import fp8_modules, register, use_fp8_experts, weights_once, weights_once_per_step
 
 __all__ = [
     "Options",

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from ..gemm.fingerprint import Fingerprint, cast_dtype, change_message
 from ..gemm.gathered_weights import GatheredWeights, multipliable
-from ..gemm.quantized_weights import as_stored, snapshot
+from ..gemm.quantized_weights import Fingerprint, as_stored, cast_dtype, change_message, snapshot
 from ..moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
 __all__ = ["Block", "layer_weights_of", "weights_of"]
@@ -73,10 +72,10 @@ class Block:
                     is_changed = torch.ones_like(is_changed)
                 flags.setdefault(is_changed.device, []).append(is_changed)
                 names.setdefault(is_changed.device, []).append(fingerprint.name)
-        found = itertools.chain(
+        answer = itertools.chain(
             *(zip(names[device], torch.stack(flags[device]).tolist(), strict=True) for device in flags)
         )
-        if changed := [name for name, is_changed in found if is_changed]:
+        if changed := [name for name, is_changed in answer if is_changed]:
             raise RuntimeError(change_message(changed))
 
     def free(self) -> None:
