@@ -20,7 +20,7 @@ EXIT_CODES: Mapping[int, str] = {
     1: "a finding: a problem without a right config, a stale table, a regression, a key that misses something, wrong "
     "output of our own, or something broken",
     2: "a wrong command, or something that this machine or the database lacks; one line on stderr says what to do",
-    3: "measured, but open: `compare` or `lint` could not decide",
+    3: "measured, but open: `compare` or `doctor KERNEL` could not decide",
     129: "ended by SIGHUP: the terminal was closed",
     130: "ended by Ctrl-C; what a sweep has finished is stored",
     141: "the reader of the output has left, as `head` does",
