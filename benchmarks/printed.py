@@ -1,6 +1,6 @@
 """README and documentation print what commands print: nothing between two markers is typed by hand.
 
-    <!-- begin: fp8tune show colwise --device H100 | head -6 -->
+    <!-- generated: fp8tune show colwise --device H100 | head -6 -->
     (what it prints)
     <!-- end -->
 
@@ -44,7 +44,7 @@ from unittest import mock
 from fp8tune import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- begin:", "<!-- end -->"
+BEGIN, END = "<!-- generated:", "<!-- end -->"
 BLOCK = re.compile(rf"({BEGIN} (?P<commands>.*?) -->\n)(?P<body>.*?){END}", re.DOTALL)
 WIDTH = 100
 """Columns of the terminal whose text is shown."""

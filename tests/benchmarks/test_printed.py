@@ -9,7 +9,7 @@ from benchmarks import printed
 
 
 def block(commands: str, body: str = "") -> str:
-    return f"before\n<!-- begin: {commands} -->\n{body}<!-- end -->\nafter\n"
+    return f"before\n<!-- generated: {commands} -->\n{body}<!-- end -->\nafter\n"
 
 
 def test_there_are_pages_with_blocks():
