@@ -35,11 +35,21 @@ from fp8tune_kernels import spec
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table. Raises ValueError for a row without a text in its last cell."""
-    if silent := [row[0] for row in rows if not row[-1].strip()]:
-        raise ValueError(f"{silent[0]} has no description: write its docstring")
+    """Return a Markdown table."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def bullets(rows: Sequence[tuple[str, str]]) -> str:
+    """Return a list of names and descriptions. Raises ValueError for a name without a description."""
+    if silent := [name for name, text in rows if not text.strip()]:
+        raise ValueError(f"{silent[0]} has no description: write its docstring")
+    return "\n".join(f"- {name}: {text}" for name, text in rows)
+
+
+def clause(text: str) -> str:
+    """Return a description up to its first full stop or semicolon."""
+    return re.split(r"[.;] |[.:]$", text)[0]
 
 
 def prose(text: str) -> str:
@@ -122,15 +132,14 @@ def api() -> str:
         arguments = re.findall(r"^ {4}(\w+): (.+?)(?=\n {4}\w+:|\n\n|\Z)", _section(function, "Args"), re.M | re.S)
         rows = [(f"`{argument}`", prose(text)) for argument, text in arguments]
         parts += [f"## fp8tune.{name}", f"```text\n{_wrapped(signature(function))}\n```", summary(function)]
-        parts += [table(["argument", "meaning"], rows)] if rows else []
+        parts += [bullets(rows)] if rows else []
     for owner in (fp8tune.api.SweepResult, fp8tune.api.Comparison, fp8tune.api.Lookup, fp8tune.api.Export):
-        results += [f"## {owner.__name__}", summary(owner), table(["member", "meaning"], members(owner))]
-    methods = [
-        (f"`{name}`", ", ".join(frames.RENAMED.get(field, field) for field in model.model_fields), summary(model))
+        results += [f"## {owner.__name__}", summary(owner), bullets(members(owner))]
+    columns = [
+        (f"`Results.{name}()`", ", ".join(f"`{frames.RENAMED.get(field, field)}`" for field in model.model_fields))
         for name, model in frames.TABLES.items()
     ]
-    columns = [(name, text.rstrip("."), f"`{names}`".replace(", ", "`, `")) for name, names, text in methods]
-    return "\n\n".join([*parts, *results, "## Columns", table(["method", "row", "columns"], columns)])
+    return "\n\n".join([*parts, *results, "## Columns", bullets(columns)])
 
 
 def _section(subject: object, heading: str) -> str:
@@ -160,14 +169,12 @@ def _leaves(model: type[Document]) -> Iterator[type[Document]]:
 
 
 def json_documents() -> str:
-    """Return a table of the documents with their fields, then one of their parts."""
+    """Return the documents with their fields, then their parts."""
     rows = [
-        (f"`{model.printed_by}`" if model.printed_by else model.__name__, ", ".join(map(_field, model.model_fields.items())))
+        (f"`fp8tune {model.printed_by}`" if model.printed_by else model.__name__, ", ".join(map(_field, model.model_fields.items())))
         for model in sorted(documents(), key=lambda model: not model.printed_by)
     ]
-    printed = [(row[0].replace("`fp8tune ", "`"), row[1]) for row in rows if row[0].startswith("`")]
-    parts = [row for row in rows if not row[0].startswith("`")]
-    return "\n\n".join([table(["command", "fields"], printed), table(["part", "fields"], parts)])
+    return bullets(rows)
 
 
 def _field(item: tuple[str, Any]) -> str:
@@ -191,19 +198,19 @@ def schema() -> str:
 
 
 def database() -> str:
-    """Return a table of all tables and what they hold."""
-    rows = [(f"`{item.name}`", prose(item.info.get("about", ""))) for item in METADATA.tables.values()]
-    return table(["table", "what it holds"], rows)
+    """Return all tables and what they hold."""
+    return bullets([(f"`{item.name}`", clause(prose(item.info["about"]))) for item in METADATA.tables.values()])
 
 
 def specification() -> str:
-    """Return the fields of a kernel specification with their defaults."""
+    """Return the fields of a kernel specification."""
     texts = attributes(spec.KernelSpec)
-    rows = [
-        (f"`{field.name}`", "yes" if _is_required(field) else "", texts.get(field.name, "").partition(". ")[0].rstrip(".:"))
-        for field in dataclasses.fields(spec.KernelSpec)
-    ]
-    return table(["field", "required", "meaning"], rows)
+    return bullets(
+        [
+            (f"`{field.name}`{' (required)' if _is_required(field) else ''}", clause(texts.get(field.name, "")))
+            for field in dataclasses.fields(spec.KernelSpec)
+        ]
+    )
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
