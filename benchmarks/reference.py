@@ -1,6 +1,6 @@
 """Generated parts of the reference pages: `python -m benchmarks.reference PART` prints one of them as Markdown.
 
-`python -m benchmarks.printed` writes them into docs/reference, and its `--check` compares. The JSON schema is a file of its own:
+`python -m benchmarks.printed` writes them into docs/reference, and its `--check` compares. The JSON schema is a file:
 
     python -m benchmarks.reference schema > docs/reference/json-schema.json
 """
@@ -72,11 +72,10 @@ def helps() -> Iterator[tuple[str, str]]:
     program = command_line()
     root = program.make_context("fp8tune", ["db"], resilient_parsing=True)
     contexts = [type(root)(program.commands[name], info_name=name, parent=root) for name in program.list_commands(root)]
-    for context in [root, *contexts]:
-        children = getattr(context.command, "commands", {}) if context is not root else {}
-        with mock.patch.dict(os.environ, COLUMNS="80"):
+    with mock.patch.dict(os.environ, COLUMNS="80"):
+        for context in contexts:
             yield context.command_path, context.command.get_help(context)
-            for name, child in children.items():
+            for name, child in getattr(context.command, "commands", {}).items():
                 below = type(root)(child, info_name=name, parent=context)
                 yield below.command_path, child.get_help(below)
 
@@ -171,7 +170,10 @@ def _leaves(model: type[Document]) -> Iterator[type[Document]]:
 def json_documents() -> str:
     """Return the documents with their fields, then their parts."""
     rows = [
-        (f"`fp8tune {model.printed_by}`" if model.printed_by else model.__name__, ", ".join(map(_field, model.model_fields.items())))
+        (
+            f"`fp8tune {model.printed_by}`" if model.printed_by else model.__name__,
+            ", ".join(map(_field, model.model_fields.items())),
+        )
         for model in sorted(documents(), key=lambda model: not model.printed_by)
     ]
     return bullets(rows)

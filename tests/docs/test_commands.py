@@ -1,4 +1,4 @@
-"""Every command line of README and documentation runs, and every command in their text has the options that it is given."""
+"""Every command line of README and documentation runs, and commands in their text have the options that are named."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def blocks(page: Path) -> Iterator[str]:
 
 def lines() -> list[str]:
     """List the commands of all pages, without comments and redirections."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for page in PAGES:
         for block in blocks(page):
             for line in block.replace("\n  ", " ").splitlines():
                 for command in re.split(r" && (?=\w)", line.removeprefix("$ ")):
                     text = re.sub(r"\s+(#|>).*", "", command).strip()
                     if text and not text.startswith(("[", "t4 =")) and text.split()[0] not in NOT_RUN:
-                        found[text] = None
-    return [*found]
+                        texts[text] = None
+    return [*texts]
 
 
 def in_text() -> list[str]:
     """List the commands that stand within sentences and tables."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for page in PAGES:
         for token in MARKDOWN.parse(page.read_text(encoding="utf-8")):
             for part in token.children or ():
                 if part.type == "code_inline" and re.match(r"fp8tune [a-z]", part.content):
-                    found[part.content] = None
-    return [*found]
+                    texts[part.content] = None
+    return [*texts]
 
 
 def commands() -> dict[str, dict[str, bool]]:
@@ -101,7 +101,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = (EXAMPLES / "swiglu.py").read_text()
     (folder / "swiglu.py").write_text(source)
     own = re.sub(r"\bkernel\b", "swiglu", source.replace("def swiglu(", "def activation("))
-    own += "\n\ndef swiglu_in_torch(gate_ptr, up_ptr, **others):\n    return torch.nn.functional.silu(gate_ptr) * up_ptr\n"
+    own += (
+        "\n\ndef swiglu_in_torch(gate_ptr, up_ptr, **others):\n    return torch.nn.functional.silu(gate_ptr) * up_ptr\n"
+    )
     (folder / "ops.py").write_text(own)
     recorded = (EXAMPLES / "swiglu.json").read_text()
     (folder / "swiglu.json").write_text(recorded)
@@ -111,7 +113,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(EXAMPLES / "mine.toml", folder)
     tuned_file = folder / "vllm" / "configs" / "E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3.json"
     tuned_file.parent.mkdir(parents=True)
-    tuned_file.write_text(json.dumps({"16": {**dict.fromkeys(TILES, 64), "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}}))
+    tuned_file.write_text(
+        json.dumps({"16": {**dict.fromkeys(TILES, 64), "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}})
+    )
     for name in ("results.db", "other.db", "node1.db", "node2.db", "fp8tune.db", "ci.db"):
         with Store.open(str(folder / name), create=True) as store:
             finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})

@@ -39,7 +39,7 @@ def printed() -> list[type[Document]]:
 
 
 def test_the_schema_is_that_of_the_code() -> None:
-    """Where it is not: python -m benchmarks.reference schema > docs/reference/json-schema.json"""
+    """Print it again with python -m benchmarks.reference schema > docs/reference/json-schema.json."""
     committed = (ROOT / "docs" / "reference" / "json-schema.json").read_text(encoding="utf-8")
     assert json.loads(committed) == json.loads(reference.schema())
 

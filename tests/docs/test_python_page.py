@@ -9,7 +9,9 @@ import pytest
 from places import ROOT
 
 
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FP8TUNE_DB", str(tmp_path / "none.db"))
     monkeypatch.setenv("FP8TUNE_BASE", str(ROOT / "results.db"))
@@ -19,4 +21,4 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, names)
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("M=16640 K=5120 G=16", "slower_share", "BLOCK_SIZE=", "quick"))
+    assert all(word in printed for word in ("speedup", "slower_share", "BLOCK_SIZE", "quick"))
