@@ -94,7 +94,7 @@ def _shown(command: str) -> str:
     code, command = found.groups() if (found := _ENDS.fullmatch(command)) else ("0", command)
     printed = run(command, int(code))
     if printed.is_markdown:
-        return f"{printed.text.strip()}\n"
+        return f"\n{printed.text.strip()}\n\n"  # lists and headings need blank lines around them
     typed = f"$ {command}\n" if printed.language == "console" else ""
     return f"```{printed.language}\n{typed}{printed.text.rstrip()}\n```\n"
 

@@ -109,6 +109,9 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
     targets = re.findall(r'(?:\]\(|(?:src|srcset|href)=")([^)"]+)', metadata)
     assert len(targets) > 10
     assert all(target.startswith(("https://", "#")) for target in targets)
+    assert "## Installation" in metadata
+    assert "## Documentation" in metadata
+    assert "git clone" not in metadata  # for contributors
 
     variables = {name: value for name, value in os.environ.items() if name not in ("FP8TUNE_DB", "FP8TUNE_BASE")}
     empty = tmp_path / "empty"
