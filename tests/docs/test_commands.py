@@ -153,8 +153,10 @@ def here(workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 # Commands that find something here: a part of the line, the exit code and a part of the message.
 FINDINGS = (
     ("fp8tune record", 7, "failed with exit code 7"),
+    ("fp8tune tune", 2, "the program failed with exit code 7"),
     ("fp8tune compare", 3, ""),  # nothing is recorded of these revisions
     ("--check --db results.db", 1, ""),  # there is no table yet
+    ("show rowwise-2d --device gfx942", 2, "unknown device 'gfx942'"),
     ("--device interpreter", 2, "unknown device 'interpreter'"),
     ("--for triton-cache", 2, "no GPU: export it --for python"),
 )
