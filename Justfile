@@ -16,6 +16,6 @@ format:
 types:
     mypy
 
-# The documentation, every warning an error: build/docs/index.html.
+# Generated parts of README and documentation.
 docs:
-    sphinx-build -W -n -q docs build/docs
+    python -m benchmarks.printed

@@ -1,6 +1,6 @@
 """README and documentation print what commands print: nothing between two markers is typed by hand.
 
-    <!-- begin: fp8tune show colwise --device H100 | head -6 -->
+    <!-- generated: fp8tune show colwise --device H100 | head -6 -->
     (what it prints)
     <!-- end -->
 
@@ -44,7 +44,7 @@ from unittest import mock
 from fp8tune import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- begin:", "<!-- end -->"
+BEGIN, END = "<!-- generated:", "<!-- end -->"
 BLOCK = re.compile(rf"({BEGIN} (?P<commands>.*?) -->\n)(?P<body>.*?){END}", re.DOTALL)
 WIDTH = 100
 """Columns of the terminal whose text is shown."""
@@ -94,7 +94,7 @@ def _shown(command: str) -> str:
     code, command = results.groups() if (results := _ENDS.fullmatch(command)) else ("0", command)
     printed = run(command, int(code))
     if printed.is_markdown:
-        return f"{printed.text.strip()}\n"
+        return f"\n{printed.text.strip()}\n\n"  # lists and headings need blank lines around them
     typed = f"$ {command}\n" if printed.language == "console" else ""
     return f"```{printed.language}\n{typed}{printed.text.rstrip()}\n```\n"
 

@@ -24,6 +24,7 @@ from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.sweeping import planning, session
+from fp8tune_kernels import fp8_grouped_mm
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
@@ -102,36 +103,43 @@ def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
     assert (lost.returncode, "set it to the database" in lost.stderr) == (1, True)
 
 
-def code_blocks(document: str = "howto/torchtitan.md") -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / document).read_text(encoding="utf-8"), re.DOTALL)
+def names_of(page: str) -> dict[str, Any]:
+    """Run the Python blocks of a page, and return their names."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "howto" / page).read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)
+    return names
 
 
-def experts(names: dict[str, Any]) -> Any:
+def stand_ins() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stand_ins", ROOT / "tests" / "distributed" / "grouped_experts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experts() -> Any:
     torch.manual_seed(0)
-    return names["GroupedExperts"](32, 48, 3).bfloat16()  # the function mode sees a cast of the weights
+    return stand_ins().GroupedExperts(32, 48, 3).bfloat16()  # the function mode sees a cast of the weights
 
 
 def step(model: Any) -> list[torch.Tensor]:
-    """The output and the gradients of all weights, some expert without a token."""
+    """Return the output and the gradients of all weights, some expert without a token."""
     x = torch.randn(40, 32, generator=torch.Generator().manual_seed(1))
     out = model(x, torch.tensor([13, 0, 27]))
     return [out, *torch.autograd.grad(out.float().square().sum(), list(model.parameters()))]
 
 
-def test_the_stand_in_gives_nearly_the_same_in_fp8_either_way() -> None:
-    stand_in, switch, mode, *others = code_blocks()
-    names: dict[str, Any] = {}
-    exec(stand_in, names)
-    in_bf16 = step(experts(names))
-    model = experts(names)
-    exec(switch, names)
+def test_the_gemms_of_torchtitan_give_nearly_the_same_in_fp8_either_way() -> None:
+    names = names_of("torchtitan.md")
+    in_bf16 = step(experts())
+    model = experts()
+    names["gemms_in_torchtitan"](type(model))
     in_fp8 = step(model)
-    for text in others:
-        exec(text, names)
-    exec(stand_in, names)  # calls torch._grouped_mm again
-    exec(mode, names)
     with names["Fp8GroupedMM"]():
-        from_outside = step(experts(names))
+        from_outside = step(experts())
     for right, fp8, outside in zip(in_bf16, in_fp8, from_outside, strict=True):
         assert 0 < (fp8.float() - right.float()).norm() < 0.15 * right.float().norm()
         assert torch.equal(fp8, outside)
@@ -141,9 +149,7 @@ def test_a_model_of_transformers_is_switched_by_one_line() -> None:
     pytest.importorskip("transformers")
     from benchmarks.real.transformers_steps import made
 
-    names: dict[str, Any] = {}
-    for block in code_blocks("howto/transformers.md"):
-        exec(block, names)
+    names = names_of("transformers.md")
     ids = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids, "labels": ids}
     model = made("olmoe", "cpu", small=True)
@@ -156,47 +162,26 @@ def test_a_model_of_transformers_is_switched_by_one_line() -> None:
 
 
 def test_the_layer_of_the_page_runs_in_torchtitan() -> None:
-    names: dict[str, Any] = {}
-    for block in code_blocks("howto/moe-layer.md"):
-        exec(block, names)
+    names = names_of("fp8-layer.md")
     assert not names["w13"].grad.isnan().any()
     assert names["buffer"].any()
-    spec = importlib.util.spec_from_file_location("stand_ins", ROOT / "tests" / "distributed" / "grouped_experts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    stand_ins = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(stand_ins)
-    routed = stand_ins.RoutedExperts(stand_ins.GroupedExperts(64, 32, 4))
+    modules = stand_ins()
+    routed = modules.RoutedExperts(modules.GroupedExperts(64, 32, 4))
     ids, weights = names["ids"], names["weights"].detach()
     arguments = names["x"].detach(), weights, ids, torch.bincount(ids.flatten(), minlength=4)
     in_bf16 = routed(*arguments)
-    names["in_torchtitan"](stand_ins.RoutedExperts)
+    names_of("torchtitan.md")["in_torchtitan"](modules.RoutedExperts)
     assert 0 < (routed(*arguments) - in_bf16).norm() < 0.1 * in_bf16.norm()
 
 
-def test_the_gemms_of_the_document_are_those_of_the_operation() -> None:
-    """Each GEMM called by hand, on codes made by hand, gives the bytes that the whole operation gives."""
-    generator = torch.Generator().manual_seed(0)
-    A, grad = (torch.randn(48, columns, generator=generator).bfloat16() for columns in (32, 64))
-    w = torch.nn.Parameter(torch.randn(3, 64, 32, generator=generator).bfloat16())
-    names: dict[str, Any] = {"A": A, "grad": grad, "w": w, "offs": torch.tensor([13, 13, 40], dtype=torch.int32)}
-    operation, kernels, aligned = code_blocks("results/grouped-gemm.md")
-    outs = []
-    for line in operation.splitlines():
-        exec(line, names)
-        if line.startswith("out = "):
-            outs.append(names["out"])
-    names["out"].backward(grad)
-    exec(kernels, names)
-    exec(aligned, names)
-    assert torch.equal(outs[0], outs[2])
-    assert 0 < (outs[0] - outs[1]).float().norm() < 0.15 * outs[1].float().norm()  # auto: bfloat16, where no table is
-    assert torch.equal(names["out"], outs[0])
-    assert w.grad is not None
+def test_the_gemms_of_the_page_are_those_of_the_operation() -> None:
+    """Check that GEMMs called by hand, on FP8 values made by hand, give the bytes of the whole operation."""
+    names = names_of("fp8-layer.md")
+    w = names["w"].requires_grad_()
+    out = fp8_grouped_mm(names["A"], w.transpose(1, 2), names["offs"])
+    assert torch.equal(names["out"], out)
+    out.backward(names["grad"])
     assert torch.equal(names["grad_w"], w.grad)
-    assert names["codes_grad"].shape == (512, 64)
-    assert names["codes_grad"].stride() == (1, 512)
-    assert not outs[0][40:].any()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
@@ -215,10 +200,3 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
         said = {row.outcome.reason for row in store.rows() if row.outcome.reason}
     assert all("elements are out of bound, the largest error at (" in reason for reason in said)
     assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)
-
-
-def test_the_code_that_calls_kernels_runs() -> None:
-    names: dict[str, Any] = {}
-    for text in code_blocks("howto/call-the-kernels.md"):
-        exec(text, names)
-    assert names["q"].shape == names["x"].shape

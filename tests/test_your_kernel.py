@@ -42,7 +42,7 @@ def rows(page: str, header: str) -> list[str]:
 
 
 def test_the_page_lists_every_format() -> None:
-    assert {row.strip("`") for row in rows("export-for-others.md", "`--for`")} == {*formats.names()}
+    assert {row.strip("`") for row in rows("export.md", "`--for`")} == {"(none)", *formats.names()}
     rules = [row.strip("`") for row in rows("record.md", "`--tolerance`")]
     assert rules == ["exact", "exact-sums", "RTOL,ATOL"]
 

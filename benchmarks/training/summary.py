@@ -1,6 +1,6 @@
 """Summary of the runs of a comparison: a table of the losses at the end, beside the spread of bf16.
 
-python -m benchmarks.training.summary losses    # of docs/results/training.json
+python -m benchmarks.training.summary losses    # of docs/results/data/training.json
 python -m benchmarks.training.summary in-bf16   # of the same weights, multiplied in bf16
 python -m benchmarks.training.summary speeds
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["REFERENCE", "Line", "lines", "losses_of", "speeds_table", "table"]
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "training.json"
+PUBLISHED = Path(__file__).parents[2] / "docs" / "results" / "data" / "training.json"
 
 REFERENCE = "bf16"
 """The arm that others are compared with."""

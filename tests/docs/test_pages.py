@@ -15,9 +15,7 @@ from benchmarks.printed import BLOCK
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-FOR_USERS = [
-    page for page in PAGES if page.name == "README.md" or (DOCS in page.parents and "results" not in page.parts)
-]
+FOR_USERS = [page for page in PAGES if page.name == "README.md" or DOCS in page.parents]
 LONGEST_SENTENCE = 25
 """Words."""
 
@@ -59,11 +57,10 @@ def links(markdown: str) -> Iterator[str]:
 
 
 def anchors(markdown: str) -> set[str]:
-    """Anchors of headings, as code hosts make them, and explicit labels."""
+    """Anchors of headings, as code hosts make them."""
     headings = [text.content for token, text in pairwise(MARKDOWN.parse(markdown)) if token.type == "heading_open"]
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
-    labels = re.findall(r"^\(([\w-]+)\)=$", markdown, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain} | {*labels}
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def is_broken(page: Path, link: str) -> bool:
@@ -92,8 +89,18 @@ def test_sentences_are_short() -> None:
     assert {name(page): text for page in FOR_USERS for text in long_sentences(page.read_text(encoding="utf-8"))} == {}
 
 
-def test_the_readme_has_at_most_150_lines() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_readme_and_pages_are_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    pages = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 18_000
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if DOCS in page.parents], ids=name)
+def test_a_page_reads_as_markdown_on_a_code_host(page: Path) -> None:
+    """No directives, roles or labels of a site generator, and pictures that exist once."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"^(```|:::)\{|^\([\w-]+\)=$|\{\w+\}`|<!-- reference:|<picture>", text, re.MULTILINE)
+    assert text.startswith("# ")
 
 
 def test_broken_links_and_long_sentences_are_reported() -> None:

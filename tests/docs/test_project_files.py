@@ -95,7 +95,7 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
     in_sdist = {str(path.relative_to(source)) for path in source.rglob("*")}
-    assert {"README.md", "tests/docs/test_project_files.py", "sweeps/llama4.toml", "docs/conf.py"} <= in_sdist
+    assert {"README.md", "tests/docs/test_project_files.py", "sweeps/llama4.toml", "docs/README.md"} <= in_sdist
     assert [path for path in in_sdist if ".db" in path or path.startswith(("build", ".venv", ".ci"))] == ["results.db"]
 
     in_wheel, metadata = installed(build(source, "wheel", tmp_path / "wheel"), tmp_path / "site")
@@ -112,6 +112,9 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
     targets = re.findall(r'(?:\]\(|(?:src|srcset|href)=")([^)"]+)', metadata)
     assert len(targets) > 10
     assert all(target.startswith(("https://", "#")) for target in targets)
+    assert "## Installation" in metadata
+    assert "## Documentation" in metadata
+    assert "git clone" not in metadata  # for contributors
 
     variables = {name: value for name, value in os.environ.items() if name not in ("FP8TUNE_DB", "FP8TUNE_BASE")}
     empty = tmp_path / "empty"
