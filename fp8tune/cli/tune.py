@@ -201,7 +201,7 @@ def _print_result(
         rows.append(
             screens.TunedKernel(
                 kernel.name,
-                [ListedPick.of(pick) for pick in listed],
+                [ListedPick.from_pick(pick) for pick in listed],
                 [counts.get(pick.problem.input_layout, 1) for pick in listed],
                 change.kernels.get(function),
                 change.tuning_s.get(function),
@@ -215,7 +215,7 @@ def _print_result(
 
 def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> None:
     """Apply, write or offer the diff."""
-    from fp8tune.output.tables import console, notice, print_lines, warning
+    from fp8tune.output.tables import notice, print_lines, warning
     from fp8tune.output.text import counted, db_option, listed
     from fp8tune.tuning import changes
 
@@ -228,7 +228,7 @@ def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> No
     before, after = (sum(count[side] for file in changed for count in file.counts) for side in (0, 1))
     names = listed([str(file.name) for file in changed])
     line = f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."
-    print_lines(console(), [line])
+    print_lines([line])
     text, later = "".join(file.diff for file in changed), f"Later: fp8tune export --for diff{db_option(options.db)}"
     if options.output is not None:
         Path(options.output).write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fp8tune.output.show import ListedPick
-from fp8tune.output.tables import Column, Screen, number, speedups, words
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, microseconds, ratio
 from fp8tune.stats.study import Verdict
 
@@ -53,11 +53,11 @@ def result(
     """Return the screen of tuned kernels, under what two runs measured. ``by_tuning``: today's configs are."""
     columns = [
         Column("kernel", [row.kernel for row in kernels], cut="start"),
-        speedups([_speedup(row) for row in kernels]),
+        number("speedup", [_speedup(row) for row in kernels]),
         number("today -> best us", [_times(row) for row in kernels]),
         number("GPU time", ["-" if row.gpu_change is None else _percent(row.gpu_change) for row in kernels]),
         number("startup", ["-" if row.tuning_change_s is None else _seconds(row.tuning_change_s) for row in kernels]),
-        words("verdict", [_verdicts(row.picks) for row in kernels]),
+        Column("verdict", [_verdicts(row.picks) for row in kernels]),
     ]
     below = ["Today: what run-time tuning chose in this run, and the time that took." if by_tuning else ""]
     below += [f"{kernel} was not tuned: {reason}" for kernel, reason in skipped.items()]

@@ -39,19 +39,18 @@ def changed_files(kernels: Iterable[KernelPicks], within: float) -> tuple[list[C
     notes: list[str] = []
     for kernel in kernels:
         try:
-            shrunk = diff.shrink(kernel, within)
+            chosen = diff.fewest(kernel, within)
             assert kernel.recorded is not None
             path, name = diff.source_file(kernel.recorded)
-            before = files.read(path) or ""
+            before = diff.source_text(path)
             file = changed.get(path) or Changed(path, name, before, before, ())
-            configs = [kernel.triton_config(config) for config in shrunk.cover.configs]
-            after, more = diff.replaced(file.after, kernel.recorded, configs, str(name))
+            after, more = diff.changed(kernel, chosen, file.after, path, name)
         except UsageError as error:
             notes.append(str(error))
             continue
-        counts = (*file.counts, (shrunk.before, len(configs)))
+        counts = (*file.counts, (len(kernel.recorded.configs), len(chosen.configs)))
         changed[path] = Changed(path, name, file.before, after, counts)
-        notes += [*shrunk.notes, *(note for note in more if note not in shrunk.notes)]
+        notes += more
     return [file for file in changed.values() if file.after != file.before], notes
 
 

@@ -18,7 +18,7 @@ from fp8tune.errors import UsageError
 from fp8tune.records import Kind, Status
 from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
-from fp8tune.stats.shared import cover
+from fp8tune.stats.shared import Cover, cover
 from fp8tune.tables.files import File, read
 from fp8tune.tables.formats import Format
 from fp8tune.tables.literals import literal
@@ -27,11 +27,8 @@ from fp8tune.tables.picks import KernelPicks
 _DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
 
 
-def shrink(kernel: KernelPicks, within: float) -> tuple[str, list[str]]:
-    """Choose few configs so that each problem has one at most ``within`` slower than its best; 0.02 is 2 %.
-
-    Return the diff, which is empty if nothing changes, and notes for the maintainer of the kernel.
-    """
+def fewest(kernel: KernelPicks, within: float) -> Cover:
+    """Choose few configs so that each problem has one at most ``within`` slower than its best; 0.02 is 2 %."""
     recorded = kernel.recorded
     if recorded is None or not recorded.is_autotuned:
         raise UsageError(f"{kernel.kernel} was not recorded with @triton.autotune: it has no configs=[...] to change")
@@ -48,21 +45,41 @@ def shrink(kernel: KernelPicks, within: float) -> tuple[str, list[str]]:
     for pick, slowdowns in zip(picks, right, strict=True):
         if not slowdowns:
             raise UsageError(f"every config that is right on {pick.problem.shape} is wrong elsewhere: no list is right")
-    chosen = cover(right, within, picks[0].study.axes)
-    path, name = source_file(recorded)
-    text = read(path)
-    if text is None:
-        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them")
+    return cover(right, within, picks[0].study.axes)
+
+
+def changed(kernel: KernelPicks, chosen: Cover, text: str, path: Path, name: PurePosixPath) -> tuple[str, list[str]]:
+    """Return the text of a kernel's source file with the chosen configs, and notes for its maintainer."""
+    assert kernel.recorded is not None
     configs = [kernel.triton_config(config) for config in chosen.configs]
-    new, notes = replaced(text, recorded, configs, str(name))
-    code = source.source_hash(recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
-    if recorded.source_hash and code != recorded.source_hash:
-        recorded_code = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
+    new, notes = replaced(text, kernel.recorded, configs, str(name))
+    code = source.source_hash(kernel.recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
+    if kernel.recorded.source_hash and code != kernel.recorded.source_hash:
+        recorded_code = f"{name} has other code ({code}) than was recorded ({kernel.recorded.source_hash})"
         notes.append(f"{recorded_code}: record and sweep it again")
-    place, counts = kernel.device.name or kernel.device.arch, f"{len(recorded.configs)} configs -> {len(configs)}"
+    return new, notes
+
+
+def shrink(kernel: KernelPicks, within: float) -> tuple[str, list[str]]:
+    """Return the diff to the fewest configs, which is empty if nothing changes, and notes for the maintainer."""
+    chosen = fewest(kernel, within)
+    assert kernel.recorded is not None
+    path, name = source_file(kernel.recorded)
+    text = source_text(path)
+    new, notes = changed(kernel, chosen, text, path, name)
+    place = kernel.device.name or kernel.device.arch
+    counts = f"{len(kernel.recorded.configs)} configs -> {len(chosen.configs)}"
     diff = unified(text, new, name)
     headline = f"{kernel.kernel} on {place}: {counts}, worst loss {100 * chosen.worst:.1f} %\n"
     return headline + diff if diff else "", notes
+
+
+def source_text(path: Path) -> str:
+    """Return the text of a source file. Raises UsageError if it is not UTF-8."""
+    text = read(path)
+    if text is None:
+        raise UsageError(f"{path} is not UTF-8: write the configs by hand, --for python lists them")
+    return text
 
 
 def source_file(kernel: Kernel) -> tuple[Path, PurePosixPath]:
