@@ -82,7 +82,7 @@ def own_kernels(reader: Reader, arch: str) -> list[str]:
     """Return the kernels that the user has rows of an arch of; none where only the shipped results are read."""
     own, base = reader.own if isinstance(reader, Layers) else reader, location.base()
     is_shipped = base is not None and own.label == database.label(base)
-    return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(arch=arch)})
+    return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(None, arch)})
 
 
 def _with_stale(studies: Iterable[Study], here: Device | None) -> list[Study]:
