@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from foreign_kernels import drops_tail as drops_tail
-from foreign_kernels import softmax as softmax
 
 HOOKED = []
 """The config of each launch that called the hook."""
@@ -18,6 +17,17 @@ def _hook(arguments):
 
 def configs(*blocks, **options):
     return [triton.Config({"B": block}, num_warps=4, **options) for block in blocks]
+
+
+@triton.autotune([triton.Config({"ROWS": rows}) for rows in (1, 2)], key=["columns"])
+@triton.heuristics({"B": lambda args: triton.next_power_of_2(args["columns"])})
+@triton.jit
+def softmax(x, y, rows, columns, stride, ROWS: tl.constexpr, B: tl.constexpr):
+    at = tl.arange(0, B)
+    for row in range(tl.program_id(0) * ROWS, min(rows, (tl.program_id(0) + 1) * ROWS)):
+        value = tl.load(x + row * stride + at, mask=at < columns, other=float("-inf"))
+        power = tl.exp(value - tl.max(value, 0))
+        tl.store(y + row * stride + at, power / tl.sum(power, 0), mask=at < columns)
 
 
 @triton.jit
