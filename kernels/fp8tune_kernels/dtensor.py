@@ -63,7 +63,7 @@ def _register(name: str) -> None:
     def acceptable(*arguments: Any) -> Sequence[tuple[Placements, Placements]]:
         """Return the cases that these inputs may be brought to, with None for what is no tensor, or None."""
         cases: list[Case] = [((_R,) * outputs, ()), *RULES[name]]
-        answer = []
+        answer: list[tuple[Placements, Placements]] = []
         for out, into in cases:
             placements = iter((*into, *(_R for _ in kinds)))
             spread = [next(placements) if kind else None for kind in kinds[: len(arguments)]]

@@ -73,7 +73,7 @@ class Multipliable(NamedTuple):
 
 
 def multipliable(weights: Tensor) -> Any:
-    """Return what ``fp8_grouped_mm`` takes as ``B_t``, of weights (E, N, K): with their codes where those were gathered.
+    """Return what ``fp8_grouped_mm`` takes as ``B_t`` of weights (E, N, K), with codes where they were gathered.
 
     Raises RuntimeError if gathered weights have changed in place since.
     """

@@ -244,7 +244,8 @@ def inputs(problem: Problem, device: str) -> dict[str, Any]:
         dtype = ("bfloat16", "float32")[number - 1]
         added = random_matrix(replace(problem, in_dtype=dtype, seed=problem.seed + 2), G * N, K, device).view(G, N, K)
     scale_a, scale_b = random_scales(problem, (G * N, G * K), device)
-    made = {"a": a.t() if is_fp8 else a, "b": b.t() if is_fp8 else b, "scale_a": scale_a, "scale_b": scale_b}
+    made: dict[str, Any] = {"a": a.t() if is_fp8 else a, "b": b.t() if is_fp8 else b}
+    made |= {"scale_a": scale_a, "scale_b": scale_b}
     made |= {"alignment": alignment, "added": added, "offs": declare.OFFSETS.random(problem, device)}
     constrain(Call(**made))
     return made

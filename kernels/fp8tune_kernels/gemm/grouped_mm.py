@@ -264,7 +264,7 @@ def _run_gradients(
         if wants_A:
             gradients.append(passes.multiply_bf16(grad, B.mT, offs))
         if wants_B:
-            gradients.append(passes.contract_bf16(*_ordered(grad, of_A[0], is_row_major), offs))
+            gradients.append(passes.contract_bf16(*_ordered(grad, of_A[0], is_row_major), offs=offs))
         return gradients
     dtype = fp8_dtype_for(grad.device, float8_dtype)
     rows, columns = None, None
@@ -279,11 +279,12 @@ def _run_gradients(
             columns, columns_A = passes.quantize_both_columns(grad, of_A[0], offs, dtype)
         else:
             columns, columns_A = columns or passes.quantize_columns(grad, offs, dtype), (of_A[0], of_A[1])
-        gradients.append(passes.contract(*_ordered(columns, columns_A, is_row_major), offs, grad.shape[0]))
+        first, second = _ordered(columns, columns_A, is_row_major)
+        gradients.append(passes.contract(first, second, offs, grad.shape[0]))
     return gradients
 
 
-def _ordered(of_grad: Any, of_A: Any, is_row_major: bool) -> Any:
+def _ordered(of_grad: Any, of_A: Any, is_row_major: bool) -> tuple[Any, Any]:
     return (of_A, of_grad) if is_row_major else (of_grad, of_A)
 
 

@@ -169,7 +169,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def kernel_options(config: Mapping[str, int]) -> dict[str, int]:
-    """What a config says to the kernel and its compiler: all but PROGRAMS."""
+    """Return what a config says to the kernel and its compiler: all but PROGRAMS."""
     return {name: value for name, value in config.items() if name != "PROGRAMS"}
 
 
@@ -367,8 +367,10 @@ def estimate(config: Mapping[str, int], work: Work) -> float:
 
 
 def _shared_bytes(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> int:
-    """Return the bytes of a multiprocessor: stages of both operands, and the tile that is stored by a descriptor. On AMD the last stage
-    is in registers."""
+    """Return the bytes of a multiprocessor: stages of both operands, and the tile that is stored by a descriptor.
+
+    On AMD the last stage is in registers.
+    """
     down, across, deep = (config[f"BLOCK_SIZE_{dim}"] for dim in "MNK")
     stages = config["num_stages"] - (0 if limits.warp_size == 32 else 1)
     staged = (down + across) * deep * element_size * stages

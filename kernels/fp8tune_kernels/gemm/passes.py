@@ -154,7 +154,7 @@ def multiply_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
     if is_traced(rows) or not rows.shape[0]:
         return rows.new_empty(rows.shape[0], weights.shape[2])
     if rows.is_cpu:
-        return grouped_rows.SPEC.reference(rows, weights.mT, offs, None, None)[0]
+        return grouped_rows.SPEC.reference(rows, weights.mT, offs, None, None)[0]  # type: ignore[no-any-return]
     out = torch._grouped_mm(rows, weights, offs=offs)
     zero_rows(out, offs)  # torch leaves rows past the last group unwritten
     return out
@@ -165,7 +165,7 @@ def contract_bf16(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     if is_traced(a) or not a.shape[0]:
         return a.new_zeros(offs.shape[0], a.shape[1], b.shape[1])
     if a.is_cpu:
-        return grouped_contraction.SPEC.reference(a, b, offs, None, None, 1, None)[0]
+        return grouped_contraction.SPEC.reference(a, b, offs, None, None, 1, None)[0]  # type: ignore[no-any-return]
     out = torch._grouped_mm(a.t(), b, offs=offs)
     if running_arch(a.device) not in _ZEROS_EMPTY_GROUPS:
         zero_empty_groups(out, offs)

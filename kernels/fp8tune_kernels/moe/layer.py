@@ -334,6 +334,7 @@ def _fp8_backward(
 ) -> None:
     """Set all gradients but that of b2."""
     gate, recompute, _, float8_dtype = options[:4]
+    y: Any
     w13, w2, y, scales_y, bias = _taken(saved, "13"), _taken(saved, "2"), *map(saved.pop, ("q_y", "scales_y", "b13"))
     is_repeated, scales_13, q_h, scales_h = y is None, w13.scales, saved.pop("q_h"), saved.pop("scales_h")
     if recompute != "none" and (needs.w2 or y is None):
@@ -356,7 +357,7 @@ def _fp8_backward(
         return
     # FP8 values of gate and up include the bias
     bias = None if bias is None or not is_repeated else bias.to(torch.bfloat16).contiguous()
-    of_y = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights
+    of_y: tuple[Any, ...] = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights
     q, scales, d_weights, d_bias = quantize_swiglu_gradient(y, *of_y, *gate, needs.b13, float8_dtype)
     del y, dh, of_y
     grads.b13 = d_bias if needs.b13 else None
