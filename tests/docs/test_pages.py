@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 from markdown_it import MarkdownIt
 from places import ROOT
 
