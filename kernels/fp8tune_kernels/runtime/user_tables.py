@@ -22,7 +22,7 @@ FOLDER_VARIABLE = "FP8TUNE_TABLES"
 
 
 def folder() -> Path | None:
-    """Return the folder of a user's tables: that of the variable, else in the data folder (Triton runs on Linux alone)."""
+    """Return the folder of a user's tables: that of the variable, else in the data folder."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return Path(named).absolute() if named else None
