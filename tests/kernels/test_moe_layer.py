@@ -241,25 +241,25 @@ def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str)
 
 def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
     x, w13, w2, weights = (tensor.detach() for tensor in (case.x, case.w13, case.w2, case.weights))
-    offs, row_of, token_of_row, row_weights = expert_sort.reference(case.ids, weights, E)
+    offs, row_of, token_of_row, row_weights = expert_sort.SPEC.reference(case.ids, weights, E)
     tokens = token_of_row.long()
-    q_x, scales_x = rowwise_2d.reference(x[tokens], FP8, True)
-    q_d, scales_d = rowwise_2d.reference(case.grad[tokens], FP8, True)
-    q_13, scales_13 = colwise_3d.reference(w13.transpose(1, 2), FP8, True)
-    q_2, scales_2 = colwise_3d.reference(w2.transpose(1, 2), FP8, True)
-    (y,) = grouped_rows.reference(q_x, q_13.mT, offs, scales_x, scales_13)
-    q_h, scales_h, q_y, scales_y = swiglu_rowwise.reference(
+    q_x, scales_x = rowwise_2d.SPEC.reference(x[tokens], FP8, True)
+    q_d, scales_d = rowwise_2d.SPEC.reference(case.grad[tokens], FP8, True)
+    q_13, scales_13 = colwise_3d.SPEC.reference(w13.transpose(1, 2), FP8, True)
+    q_2, scales_2 = colwise_3d.SPEC.reference(w2.transpose(1, 2), FP8, True)
+    (y,) = grouped_rows.SPEC.reference(q_x, q_13.mT, offs, scales_x, scales_13)
+    q_h, scales_h, q_y, scales_y = swiglu_rowwise.SPEC.reference(
         y, offs, None, None, row_weights, "swiglu", "halves", True, FP8
     )
     # w2 at one scale an expert
     least = scales_2.view(E, K).amin(1)
     at_one_scale = reference_cast(q_2.mT, (least[:, None] / scales_2.view(E, K))[:, :, None], FP8)
     transposed = at_one_scale.view(torch.uint8).mT.contiguous().view(FP8)
-    (dh,) = grouped_rows.reference(q_d, transposed, offs, scales_d, least[:, None].expand(E, N).contiguous())
-    q_dy, scales_dy, d_row_weights, _ = swiglu_gradient.reference(
+    (dh,) = grouped_rows.SPEC.reference(q_d, transposed, offs, scales_d, least[:, None].expand(E, N).contiguous())
+    q_dy, scales_dy, d_row_weights, _ = swiglu_gradient.SPEC.reference(
         q_y, dh, offs, scales_13, scales_y, None, row_weights, "swiglu", "halves", False, FP8
     )
-    (rows,) = grouped_rows.reference(
+    (rows,) = grouped_rows.SPEC.reference(
         q_dy, q_13.view(torch.uint8).contiguous().view(FP8), offs, scales_dy, torch.ones(E, K)
     )
     d_x = torch.zeros(len(x), K)
@@ -268,9 +268,12 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
 
     def contracted(q: Any, of_q: Any, other: Any, of_other: Any, factors: torch.Tensor) -> torch.Tensor:
         shifts, least = row_shifts.reference_shifts(of_q, of_other, offs)
-        (a,), (b,) = transposed_codes.reference(q, offs, shifts), transposed_codes.reference(other, offs, None)
+        (a,), (b,) = (
+            transposed_codes.SPEC.reference(q, offs, shifts),
+            transposed_codes.SPEC.reference(other, offs, None),
+        )
         scales = (least[:, None] / factors).flatten(), torch.ones(E * other.shape[1])
-        return grouped_contraction.reference(a, b, offs, *scales, transposed_codes.ALIGNMENT)[0]
+        return grouped_contraction.SPEC.reference(a, b, offs, *scales, transposed_codes.ALIGNMENT, None)[0]
 
     d_w13 = contracted(q_dy, scales_dy, q_x, scales_x, scales_13.view(E, 2 * N))
     d_w2 = contracted(q_d, scales_d, q_h, scales_h, torch.ones(E, K))

@@ -203,7 +203,8 @@ def _tiles(codes: Tensor) -> Tensor:
     R, C = codes.shape[-2:]
     codes = functional.pad(codes, (0, -C % _COLUMNS, 0, -R % _ROWS))
     tiles = codes.unflatten(-2, (-(-R // _ROWS), 4, 32)).unflatten(-1, (-(-C // _COLUMNS), _COLUMNS))
-    return tiles.movedim(-2, -4).transpose(-3, -2).flatten(-3)  # (down, across, r % 32, r // 32, c)
+    moved: Tensor = tiles.movedim(-2, -4).transpose(-3, -2)  # (down, across, r % 32, r // 32, c)
+    return moved.flatten(-3)
 
 
 def blocked_experts(scales: Tensor) -> Tensor:
