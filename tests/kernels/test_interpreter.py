@@ -162,8 +162,8 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
     b[0, 5, 3] = 1
     inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
     for descriptors in (0, 1, 2):
-        out = grouped_rows.outputs(*inputs)
-        grouped_rows.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
+        out = grouped_rows.SPEC.outputs(*inputs)
+        grouped_rows.SPEC.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
         right = a[:, 3].float().bfloat16()
         assert torch.allclose(out[0][:, 5], right, 0, 0, equal_nan=True), (dtype, out[0][:, 5])
         assert out[0][:, 5].isnan().sum() == (2 if dtype == torch.float8_e4m3fn else 1)

@@ -357,8 +357,8 @@ def _fp8_backward(
         return
     # FP8 values of gate and up include the bias
     bias = None if bias is None or not is_repeated else bias.to(torch.bfloat16).contiguous()
-    of_y: Any = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights
-    q, scales, d_weights, d_bias = quantize_swiglu_gradient(y, *of_y, gate[0], gate[1], needs.b13, float8_dtype)
+    of_y: Any = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights, *gate, needs.b13, float8_dtype
+    q, scales, d_weights, d_bias = quantize_swiglu_gradient(y, *of_y)
     del y, dh, of_y
     grads.b13 = d_bias if needs.b13 else None
     grads.weights = d_weights if needs.weights else None
