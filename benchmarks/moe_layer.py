@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fp8tune.plan import shapes
 from fp8tune_kernels import fp8_moe_mlp
-from fp8tune_kernels.operations.moe_layer import MOE_LAYER, scatter, sort_rows
+from fp8tune_kernels.moe.permutation import scatter, sort_rows
+from fp8tune_kernels.operations.moe_layer import MOE_LAYER
 from fp8tune_kernels.operations.operation import Call, Size, Unavailable
 
 HOST_RUNS = 25

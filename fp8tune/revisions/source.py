@@ -85,7 +85,7 @@ def reference_hash(kernel: str, read: Read) -> str:
 
     Configs of a kernel without a spec are compared with the first of them, so that its own code counts.
     """
-    own = _hash(kernel, read, ("inputs", "reference", "edges"), required="reference")
+    own = _hash(kernel, read, ("inputs", "arguments", "reference", "edges"), required="reference")
     named = KernelReference.parse(kernel)
     if not (options := str(replace(named, kernel="", recording=""))):
         return own
