@@ -74,7 +74,8 @@ def tune(options: TuneOptions) -> None:
         raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command)}")
     recording = first.ended.recording
     Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
-    kernels, skipped = work.tunable(recording), work.skipped(recording)
+    kernels = work.tunable(recording)
+    skipped = {kernel.name: reason for kernel in recording.kernels if (reason := work.why_not(kernel))}
     if not kernels:
         name, reason = next(iter(skipped.items()))
         raise UsageError(f"no kernel of the program can be tuned: {name} {reason}")

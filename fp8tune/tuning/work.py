@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from fp8tune.records import RECORDED, Status
-from fp8tune.replay import summary
-from fp8tune.replay.recording import Recording
+from fp8tune.replay.recording import Kernel, Launch, Recording
 from fp8tune.store.read import Tally
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
@@ -20,23 +19,29 @@ COARSE_SHARE = 0.6
 
 
 def tunable(recording: Recording) -> list[str]:
-    """Return the kernels that have a choice of configs, those with most GPU time first."""
-    return [row.kernel for row in summary.rows(recording) if row.is_sweepable and row.configs > 1]
+    """Return the kernels that have a choice of configs and can be swept, those with most GPU time first."""
+    kernels = [kernel for kernel in recording.kernels if not why_not(kernel)]
+    return [kernel.name for kernel in sorted(kernels, key=lambda kernel: -sum(map(gpu_us, kernel.launches)))]
 
 
-def skipped(recording: Recording) -> dict[str, str]:
-    """Return the other kernels with the reason why they are not tuned."""
-    return {
-        row.kernel: row.refusal or ("it has one config" if row.configs < 2 else "none of its launches can be repeated")
-        for row in summary.rows(recording)
-        if not row.is_sweepable or row.configs < 2
-    }
+def why_not(kernel: Kernel) -> str:
+    """Return the reason why a kernel is not tuned; empty if it can be."""
+    if kernel.refusal:
+        return kernel.refusal
+    if not kernel.launches:
+        return "none of its launches can be repeated"
+    return "it has one config" if len(kernel.configs) < 2 else ""
+
+
+def gpu_us(launch: Launch) -> float:
+    """Return the GPU time of all launches like one; their number where nothing was timed."""
+    return launch.count * (launch.gpu_us or 1.0)
 
 
 def ordered(plan: Plan, recording: Recording) -> tuple[Plan, int]:
     """Sort the launches of a sweep, those with most GPU time first, and count those that take :data:`FIRST_SHARE`."""
     time_us = {
-        (kernel.name, RECORDED + launch.id): launch.count * (launch.gpu_us or 1.0)
+        (kernel.name, RECORDED + launch.id): gpu_us(launch)
         for kernel in recording.kernels
         for launch in kernel.launches
     }
