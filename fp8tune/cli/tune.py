@@ -110,7 +110,6 @@ def _sweep(
     from fp8tune.sweeping import picks, planning, session
     from fp8tune.tuning import work
 
-    begun = time.monotonic()
     sweep = SweepOptions(
         kernel=tuple(kernels),
         recording=RECORDING,
@@ -122,6 +121,7 @@ def _sweep(
     )
     plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
     plan, first = work.ordered(plan, recording)
+    begun = time.monotonic()  # importing a large package twice takes a minute: that is not tuning
     progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
     with Store.open(db, create=True) as store, progress:
 
@@ -141,7 +141,7 @@ def _sweep(
                 ) and time.monotonic() < begun + options.budget_s:
                     run(timed, options.budget_s, quick=False)
             if left_out := len(plan.problems) - len(done):
-                notice(f"The budget left out {counted(left_out, 'launch')}: --budget 1h has time for more.")
+                notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")
         return plan, session.tallies(store, plan), picks.decided(session.studies(store, plan))
 
 

@@ -54,7 +54,7 @@ def clock(seconds: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return ``1 size``, ``2 sizes`` or ``3 processes``."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
