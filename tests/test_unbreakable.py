@@ -42,6 +42,8 @@ BOUNDS = {
     "bench": ["--op", "none"],
     "report": ["--device", "none such"],
     "record": ["--", "true"],
+    "tune": ["--budget", "0", "--", "true"],
+    "worker": ["--budget", "0"],
 }
 
 
@@ -68,7 +70,7 @@ def generated(seed: int) -> list[str]:
         option = chance.choice([*all_commands[name], "--nonsense", chance.choice(VALUES)])
         if option not in ("--install-completion", "--show-completion"):
             words += [option] + [chance.choice(VALUES)] * chance.choice((0, 1, 1, 1))
-    return words + (BOUNDS.get(name, []) if chance.random() < 0.9 or name in ("sweep", "bench", "compare") else [])
+    return words + (BOUNDS.get(name, []) if chance.random() < 0.9 or name in ("sweep", "bench", "compare", "worker") else [])
 
 
 @pytest.fixture(scope="module")

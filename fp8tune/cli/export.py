@@ -66,8 +66,8 @@ def _export_table(options: ExportOptions) -> None:
             if options.db is None:  # kernels without own results are in the shipped table already
                 kernels = own_kernels(store, arch)
                 if not kernels:
-                    why = f"you have no results of your own for {arch}"
-                    raise UsageError(f"nothing to export: {why}; run fp8tune sweep, or name a database with --db")
+                    print(f"{arch}: no results of your own; kernels read {path_here(shipped_path(arch))}")
+                    return
         here = None if is_shipped else probe()  # the shipped table is for other machines, too
         selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick, here=here)
     if not selection.table.entries and not (options.check and selection.known):

@@ -38,9 +38,9 @@ CHANGES = {
     "comment": ("", "# in other words,\n# on two lines\n"),
     "config": ("", ""),
     "binary": ("largest = magnitude(x)\n", "largest = magnitude(x) * 2\n"),
-    "grid": ("launch_kernel(rowwise_2d_kernel, programs", "launch_kernel(rowwise_2d_kernel, programs + 1"),
-    "argument": ("tensors, (M, K), constants", "tensors, (M - 1, K), constants"),
-    "torch operation": ("    if programs:\n", "    tensors[2].zero_()\n    if programs:\n"),
+    "grid": ("call.run(rowwise_2d_kernel, programs", "call.run(rowwise_2d_kernel, programs + 1"),
+    "argument": ("ONE_PASS=width >= call.K)", "M=call.M - 1, ONE_PASS=width >= call.K)"),
+    "torch operation": ("    call.run(", "    call.scales.zero_()\n    call.run("),
 }
 
 

@@ -122,7 +122,7 @@ def halves(
     """(kernel, inputs, outputs) whose parts do not depend on each other: the rows and the columns of one, else all."""
     if kernel != "rowwise-colwise":
         return [(kernel, inputs, outputs)]
-    return [("rowwise-2d", (inputs[0], *inputs[2:]), outputs[:2]), ("colwise", inputs, outputs[2:])]
+    return [("rowwise-2d", (inputs[0], *inputs[2:4]), outputs[:2]), ("colwise", inputs, outputs[2:])]
 
 
 def by_group(shape: NamedInts, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

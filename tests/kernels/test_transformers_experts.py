@@ -83,16 +83,16 @@ def is_near(found: dict[str, float]) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     differences = transformers_steps().Differences(small(name), tokens())
-    found = differences.of("gemms")
+    found = differences.measures("gemms")
     assert is_near(found), found
-    exact = differences.of("fp8tune-auto")  # on a CPU nothing was measured to be faster: bfloat16
+    exact = differences.measures("fp8tune-auto")  # on a CPU nothing was measured to be faster: bfloat16
     assert max(exact["logits_error"], exact["gradient_error"]) < 0.02  # another order of sums
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("olmoe", "folded-gemms"), ("gpt-oss-20b", "fp8tune")])
 def test_by_the_folded_recipe_and_by_the_layer_too(name: str, implementation: str) -> None:
     model = small(name)
-    found = transformers_steps().Differences(model, tokens()).of(implementation)
+    found = transformers_steps().Differences(model, tokens()).measures(implementation)
     assert is_near(found), found
     right = step(model)
     with experts().weights_once(model):
@@ -138,7 +138,7 @@ def test_planted_faults_are_not_near() -> None:
     for fault in (another_expert, larger_gradient, tokens_left_out):
         functions.register("planted", fault)
         try:
-            assert not is_near(differences.of("planted")), fault
+            assert not is_near(differences.measures("planted")), fault
         finally:
             functions._global_mapping.pop("planted")
 

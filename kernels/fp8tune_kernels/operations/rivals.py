@@ -49,7 +49,9 @@ def _of_compiler(spec: KernelSpec, inputs: Tensors) -> Call:
     return Call(functools.partial(compiled(_FORMULAS.get(spec.name, spec.reference)), *inputs))
 
 
-def _by_rows(x: Tensor, offs: Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
+def _by_rows(
+    x: Tensor, offs: Tensor, dtype: torch.dtype, power_of_two: bool, alignment: int = 1
+) -> tuple[Tensor, Tensor]:
     """Quantize with a scale for each column of each group of rows; without a loop, unlike the references."""
     (M, K), G = x.shape, offs.shape[0]
     rows = torch.arange(M, dtype=torch.int32, device=x.device)
@@ -72,7 +74,7 @@ def _rowwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
 
 
 def _rowwise_colwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
-    return *rowwise_2d.SPEC.reference(x, *options), *_colwise(x, offs, *options)
+    return *rowwise_2d.SPEC.reference(x, *options[:2]), *_colwise(x, offs, *options)
 
 
 def _by_expert(w: Tensor, dim: int, dtype: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
