@@ -89,7 +89,9 @@ def tune(options: TuneOptions) -> None:
     )
     if backend.times:
         gpu = backend.device.name or backend.device.arch
-        notice(f"Tuning on {gpu} for at most {duration(options.budget_s)}. Ctrl-C stops; results are kept.")
+        notice(
+            f"Tuning on {gpu} for at most {duration(options.budget_s).removesuffix(' 0 s')}. Ctrl-C stops; results are kept."
+        )
     plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         _print_checks(options, tallies)
