@@ -83,15 +83,14 @@ def tune(options: TuneOptions) -> None:
     skipped = {kernel.name: reason for kernel in recording.kernels if (reason := work.why_not(kernel))}
     if not kernels:
         name, reason = next(iter(skipped.items()))
-        raise UsageError(f"no kernel of the program can be tuned: {name} {reason}")
+        raise UsageError(f"no kernel of the program can be tuned: {name}: {reason}")
     notice(
         screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
     )
     if backend.times:
+        limit = duration(options.budget_s).removesuffix(" 0 s")
         gpu = backend.device.name or backend.device.arch
-        notice(
-            f"Tuning on {gpu} for at most {duration(options.budget_s).removesuffix(' 0 s')}. Ctrl-C stops; results are kept."
-        )
+        notice(f"Tuning on {gpu} for at most {limit}. Ctrl-C stops; results are kept.")
     plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         _print_checks(options, tallies)
