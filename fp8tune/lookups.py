@@ -26,7 +26,7 @@ class Declared:
     axes: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, version: KernelVersion) -> Declared:
+    def from_version(cls, version: KernelVersion) -> Declared:
         """Return the declaration of a version. A kernel from elsewhere has no span here."""
         span = SPANS.get(version.kernel)
         return cls(version.kernel, version.default, span, version.key, dict(version.axes))

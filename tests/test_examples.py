@@ -51,9 +51,9 @@ def test_both_trainings_start_alike_and_learn(tmp_path: Path, capsys: pytest.Cap
     assert fp8[0] != bf16[0]
     assert fp8[-1] < 0.95 * fp8[0]
     assert fp8[-1] == pytest.approx(bf16[-1], rel=0.05)
-    said = capsys.readouterr().out
-    assert "fp8 / bf16: " in said
-    assert ("no plot" in said) != (tmp_path / "plot.png").exists()
+    texts = capsys.readouterr().out
+    assert "fp8 / bf16: " in texts
+    assert ("no plot" in texts) != (tmp_path / "plot.png").exists()
 
 
 def test_weights_quantized_once_train_alike(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,21 +84,23 @@ def test_tasks_of_a_slurm_array_do_the_queue(tmp_path: Path) -> None:
     path = f"{tmp_path}:{os.environ['PATH']}"
 
     def task(number: int, **named: str) -> subprocess.CompletedProcess[str]:
-        given = {
+        variables = {
             "PATH": path,
             "SLURM_ARRAY_TASK_ID": str(number),
             # too short to check a config first, for which each would import torch
             "FP8TUNE_TIMER": f"simulated:1,gpu={number}",
             "FP8TUNE_WORKER": f"--budget 215 --kernel {kernel}",
         }
-        return subprocess.run(["bash", script], env={**environment(), **given, **named}, capture_output=True, text=True)
+        return subprocess.run(
+            ["bash", script], env={**environment(), **variables, **named}, capture_output=True, text=True
+        )
 
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(lambda number: task(number, FP8TUNE_DB=str(database)), (1, 2)):
             assert done.returncode == 0, done.stderr
     with Store.open(str(database), writable=False) as store:
-        found = store.queue()
-    assert found.counts.keys() == {UnitState.DONE}
+        queue = store.queue()
+    assert queue.counts.keys() == {UnitState.DONE}
     lost = task(3, FP8TUNE_DB="")
     assert (lost.returncode, "set it to the database" in lost.stderr) == (1, True)
 
@@ -195,8 +197,8 @@ def test_a_softmax_is_swept_within_its_tolerance(tmp_path: Path) -> None:
         for file in (DOCS / "examples" / "softmax_spec.py", spec):
             options = SweepOptions(kernel=(f"{file}:SPEC",), shapes=(str(shapes),))
             list(session.run(store, planning.expanded(planning.planned(options))))
-        found = {(row.problem.kernel, row.outcome.status) for row in store.rows()}
-        assert found == {("softmax", Status.OK), ("narrow", Status.WRONG)}
-        said = {row.outcome.reason for row in store.rows() if row.outcome.reason}
-    assert all("elements are out of bound, the largest error at (" in reason for reason in said)
-    assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in said)
+        outcomes = {(row.problem.kernel, row.outcome.status) for row in store.rows()}
+        assert outcomes == {("softmax", Status.OK), ("narrow", Status.WRONG)}
+        texts = {row.outcome.reason for row in store.rows() if row.outcome.reason}
+    assert all("elements are out of bound, the largest error at (" in reason for reason in texts)
+    assert all("is allowed (1e-03 relative + 1e-09 absolute)" in reason for reason in texts)

@@ -25,7 +25,7 @@ SPEC = KernelSpec(
     default=NamedInts(BLOCK=1024, num_warps=4),
     key=("hidden", "tokens_bucket"),
     problems=lambda row: iter([NamedInts(tokens=row["tokens"], hidden=row["hidden"])]),
-    inputs=lambda of, device: random_matrix(of, 2 * of.shape["tokens"], of.shape["hidden"], device).chunk(2),
+    inputs=lambda size, device: random_matrix(size, 2 * size.shape["tokens"], size.shape["hidden"], device).chunk(2),
     outputs=lambda x, y: (x.new_empty(x.shape),),
     launch=launch,
     reference=lambda x, y: (x + y,),

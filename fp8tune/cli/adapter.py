@@ -32,7 +32,7 @@ class Group(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        order = ["record", "sweep", "show", "export", "compare", "report", "bench", "doctor", "worker"]
+        order = ["tune", "record", "sweep", "show", "export", "compare", "report", "bench", "doctor", "worker"]
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
 
 
@@ -151,7 +151,7 @@ app = group(
     "Tune Triton kernels: find the fastest launch configs that give the right output, keep every result, and write "
     "the best configs back to your code.",
     """
-    $ fp8tune record -- python train.py  # the kernels of your program
+    $ fp8tune tune -- python train.py    # tune the kernels of your program
     $ fp8tune show                       # what is known, without a GPU
 
     Database: --db, else $FP8TUNE_DB, else ./fp8tune.db. Without --db, reading

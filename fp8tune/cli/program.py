@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _notes(stopped: BaseException) -> str:
-    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "worker"} else []  # others store nothing
+    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "tune", "worker"} else []  # others store nothing
     return "".join(f"; {note}" for note in getattr(stopped, "__notes__", default))
 
 

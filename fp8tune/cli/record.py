@@ -45,14 +45,14 @@ def record(options: RecordOptions) -> None:
         path.write_text(text_of(ended.recording), encoding="utf-8")
         screens.recording(screens.make_summary(ended.recording, options.output)).print()
         raise typer.Exit(ended.exit_code)
-    reason = nothing_recorded(ended, options.command)
+    reason = nothing_recorded(ended, options.command, options.kernel)
     if ended.exit_code == 0:
         raise UsageError(f"nothing recorded: {reason}")
     notice(f"fp8tune: nothing recorded: {reason}")
     raise typer.Exit(ended.exit_code)
 
 
-def nothing_recorded(ended: Ended, command: Sequence[str]) -> str:
+def nothing_recorded(ended: Ended, command: Sequence[str], patterns: Sequence[str]) -> str:
     """Return the reason why a program left no recording."""
     if ended.exit_code in KILLED and ended.recording is None:
         return "the program was killed before its recording was first written"
@@ -60,7 +60,10 @@ def nothing_recorded(ended: Ended, command: Sequence[str]) -> str:
         return f"the program failed with exit code {ended.exit_code}, see above"
     if ended.recording is None:
         return "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
-    return f"{shlex.join(command)[:80]} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
+    program = shlex.join(command)[:80]
+    if patterns:
+        return f"{program} launched no kernel that --kernel {' '.join(map(shlex.quote, patterns))[:80]} names"
+    return f"{program} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
 
 
 def check_output(name: str) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -21,6 +23,7 @@ from fp8tune.options import SweepOptions, TuneOptions
 from fp8tune.redaction import command_line, redacted
 
 if TYPE_CHECKING:
+    from fp8tune.output.progress import SweepProgress
     from fp8tune.records import Pick
     from fp8tune.replay.recording import Recording
     from fp8tune.store.results import Tally
@@ -48,9 +51,9 @@ def tune(options: TuneOptions) -> None:
     and asks before it changes a file. Without a GPU it only checks outputs.
     """
     from fp8tune.measure.backends import backend_for
-    from fp8tune.output import checks
     from fp8tune.output import tune as screens
     from fp8tune.output.tables import notice
+    from fp8tune.output.text import duration
     from fp8tune.records import Kind
     from fp8tune.replay.recording import text_of
     from fp8tune.store import location
@@ -70,23 +73,27 @@ def tune(options: TuneOptions) -> None:
         )
     notice(*notices)
     first = runs.run(options.command, options.kernel, descriptor())
-    if first.ended.recording is None or not first.ended.recording.kernels or first.ended.exit_code:
-        raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command)}")
     recording = first.ended.recording
+    if first.ended.exit_code:
+        _end_as_program(first.ended.exit_code, "nothing to tune")
+    if recording is None or not recording.kernels:
+        raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command, options.kernel)}")
     Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
     kernels = work.tunable(recording)
     skipped = {kernel.name: reason for kernel in recording.kernels if (reason := work.why_not(kernel))}
     if not kernels:
         name, reason = next(iter(skipped.items()))
-        raise UsageError(f"no kernel of the program can be tuned: {name} {reason}")
+        raise UsageError(f"no kernel of the program can be tuned: {name}: {reason}")
     notice(
         screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
     )
+    if backend.times:
+        limit = duration(options.budget_s).removesuffix(" 0 s")
+        gpu = backend.device.name or backend.device.arch
+        notice(f"Tuning on {gpu} for at most {limit}. Ctrl-C stops; results are kept.")
     plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
-        checks.checked_kernels(checks.make_check_list(tallies)).print()
-        notice(*checks.failure_lines(tallies))
-        notice("To tune, run the same command on a machine with a GPU.")
+        _print_checks(options, tallies)
         raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
     skipped |= work.disputed(plan, tallies)
     picks = [pick for pick in picks if pick.problem.kernel not in skipped]
@@ -95,8 +102,36 @@ def tune(options: TuneOptions) -> None:
     names = [kernel.kernel for kernel in exported]
     _print_result(recording, picks, skipped, first, second, names)
     if second is not None and second.ended.exit_code:
-        raise UsageError(f"the program failed with exit code {second.ended.exit_code} with the picks: nothing changed")
-    _offer(options, exported, db)
+        _end_as_program(second.ended.exit_code, "no file is changed: that was the run with the picks")
+    _offer(options, exported)
+
+
+def _end_as_program(exit_code: int, consequence: str) -> NoReturn:
+    """End with the exit code of a program that failed or that Ctrl-C stopped."""
+    from fp8tune.output.tables import notice
+
+    if exit_code == 130:
+        raise KeyboardInterrupt
+    notice(f"fp8tune: {consequence}: the program failed with exit code {exit_code}, see above")
+    raise typer.Exit(exit_code)
+
+
+def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
+    """Print the kernels that were checked, with the command that shows wrong outputs."""
+    from fp8tune.output import checks
+    from fp8tune.output.tables import notice
+    from fp8tune.output.text import counted, db_option
+    from fp8tune.records import Status
+
+    checks.checked_kernels(checks.make_check_list(tallies)).print()
+    notice(*checks.failure_lines(tallies))
+    wrong: Counter[str] = Counter()
+    for tally in tallies:
+        wrong[tally.subject.problem.kernel] += tally.counts[Status.WRONG]
+    for kernel, count in (+wrong).items():
+        outputs = f"{counted(count, 'config')} of {kernel} gave a wrong output"
+        notice(f"{outputs}: fp8tune show {shlex.quote(kernel)} --failed{db_option(options.db)}")
+    notice("To tune, run the same command on a machine with a GPU.")
 
 
 def _sweep(
@@ -123,7 +158,7 @@ def _sweep(
     plan, first = work.ordered(plan, recording)
     begun = time.monotonic()  # importing a large package twice takes a minute: that is not tuning
     progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
-    with Store.open(db, create=True) as store, progress:
+    with _stored_note(progress, db), Store.open(db, create=True) as store, progress:
 
         def run(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> None:
             options = replace(plan.options, budget_s=until_s, quick=quick)
@@ -143,6 +178,20 @@ def _sweep(
             if left_out := len(plan.problems) - len(done):
                 notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")
         return plan, session.tallies(store, plan), picks.decided(session.studies(store, plan))
+
+
+@contextlib.contextmanager
+def _stored_note(progress: SweepProgress, db: str) -> Iterator[None]:
+    """Let a signal that ends the block say which results are kept."""
+    from fp8tune.output import sweep as screens
+    from fp8tune.stopping import Stopped
+    from fp8tune.store import database
+
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped) as stopped:
+        stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
+        raise
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
@@ -214,7 +263,7 @@ def _print_result(
     screens.result(rows, skipped, headline, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)).print()
 
 
-def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> None:
+def _offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
     """Apply, write or offer the diff."""
     from fp8tune.output.tables import notice, print_lines, warning
     from fp8tune.output.text import counted, db_option, listed
@@ -230,14 +279,14 @@ def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> No
     names = listed([str(file.name) for file in changed])
     line = f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."
     print_lines([line])
-    text, later = "".join(file.diff for file in changed), f"Later: fp8tune export --for diff{db_option(options.db)}"
+    text = "".join(file.diff for file in changed)
     if options.output is not None:
         Path(options.output).write_text(text, encoding="utf-8")
         notice(f"{options.output}: written; next: git apply {shlex.quote(options.output)}")
     answer = "y" if options.apply else "n" if options.output is not None or not sys.stdin.isatty() else ""
     while not answer:
-        asked = typer.prompt("Apply it? [y]es, [v]iew, [s]ave as tune.diff, [n]o", default="n", show_default=False)
-        answer = asked.strip().lower()[:1]
+        reply = typer.prompt("Apply it? [y]es, [v]iew, [s]ave as tune.diff, [n]o", default="n", show_default=False)
+        answer = reply.strip().lower()[:1]
         if answer == "v":
             print(text, end="")
             answer = ""
@@ -248,4 +297,8 @@ def _offer(options: TuneOptions, exported: Sequence[KernelPicks], db: str) -> No
         Path(DIFF).write_text(text, encoding="utf-8")
         notice(f"{DIFF}: written; next: git apply {DIFF}")
     elif options.output is None:
-        notice(f"{later} (or --for python, for a table)")
+        device = autotuned[0].device
+        arch = "" if device.name and device.arch != "simulated" else f" --arch {device.arch}"
+        for picks in autotuned:
+            export = f"fp8tune export --for diff --kernel {shlex.quote(picks.kernel)}{arch}{db_option(options.db)}"
+            notice(f"Later: {export} (or --for python, for a table)")

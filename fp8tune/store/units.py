@@ -116,7 +116,7 @@ class Queue:
         """Number of units by state."""
         return Counter(status.state for status in self.units)
 
-    def of(self, state: UnitState) -> list[UnitStatus]:
+    def in_state(self, state: UnitState) -> list[UnitStatus]:
         """Return the units in a state."""
         return [status for status in self.units if status.state is state]
 

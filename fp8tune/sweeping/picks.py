@@ -99,7 +99,7 @@ def _is_outdated(pick: Pick) -> bool:
     device, is_own = pick.device, pick.today_origin == Origin.OWN_TABLE
     if pick.version is None or pick.lookup_key is None or not (is_own or user_tables.user_table(device.arch).rows):
         return False
-    result = look_up(Declared.of(pick.version), device, pick.lookup_key)
+    result = look_up(Declared.from_version(pick.version), device, pick.lookup_key)
     return (result.is_own or is_own) and (result.config, result.is_own) != (pick.today, is_own)
 
 

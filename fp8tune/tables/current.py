@@ -74,7 +74,7 @@ def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded:
         key: The lookup key.
         recorded: Config that run-time tuning chose when the launch was recorded.
     """
-    result = lookups.look_up(lookups.Declared.of(version), device, key)
+    result = lookups.look_up(lookups.Declared.from_version(version), device, key)
     if result.step is not Step.DEFAULT:
         return Today(result.config, Origin.OWN_TABLE if result.is_own else Origin.SHIPPED_TABLE)
     return Today(result.config) if recorded is None else Today(recorded, Origin.RECORDING)

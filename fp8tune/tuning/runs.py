@@ -76,7 +76,7 @@ def run(
 
 @dataclass(frozen=True)
 class Change:
-    """What the picks changed, from the first run to the second."""
+    """Effect of the picks, from the first run to the second."""
 
     gpu: float | None = None
     """Change of the GPU time in the window, as a share: -0.04 is 4 % less. None if it was not measured."""

@@ -1,4 +1,4 @@
-"""Which launches of a recording to sweep, and in which order."""
+"""Choice and order of the launches of a recording that are swept."""
 
 from __future__ import annotations
 

@@ -83,15 +83,15 @@ def checks() -> dict[str, Check]:
 
 def together(names: Collection[str], mesh: Any, device: torch.device) -> dict[str, str]:
     """The traceback of each check that fails, "" of the others: ranks take seconds to start."""
-    found = {}
+    failures = {}
     for name in names:
-        begin, found[name] = time.monotonic(), ""
+        begin, failures[name] = time.monotonic(), ""
         try:
             checks()[name](mesh, device)
         except Exception:
-            found[name] = traceback.format_exc()
-        print(f"{name} | {found[name] or 'right'} | took {time.monotonic() - begin:.1f} s", flush=True)
-    return found
+            failures[name] = traceback.format_exc()
+        print(f"{name} | {failures[name] or 'right'} | took {time.monotonic() - begin:.1f} s", flush=True)
+    return failures
 
 
 def _main(rank: int, check: Any, ranks: int, folder: str, is_gpu: bool, trace_after_s: float | None) -> None:
@@ -105,8 +105,8 @@ def _main(rank: int, check: Any, ranks: int, folder: str, is_gpu: bool, trace_af
         "nccl" if is_gpu else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=WAIT
     )
     try:
-        found = check(init_device_mesh(device.type, (ranks,)), device)
-        Path(folder, f"{rank}.json").write_text(json.dumps(found))
+        failures = check(init_device_mesh(device.type, (ranks,)), device)
+        Path(folder, f"{rank}.json").write_text(json.dumps(failures))
     finally:
         torch.distributed.destroy_process_group()
 

@@ -39,9 +39,9 @@ def operands(device: torch.device, *, tokens: int, unused: slice, has_b2: bool) 
         return (torch.randn(shape, generator=draw) * std).bfloat16().to(device)
 
     tensors = (normal(tokens, K), normal(tokens, E), normal(E, 2 * N, K, std=K**-0.5), normal(E, K, N, std=N**-0.5))
-    given = dict(zip(NAMES, (*tensors, normal(E, 2 * N), normal(E, K)), strict=True))
-    given["logits"][:, unused] = -20
-    return given if has_b2 else {name: tensor for name, tensor in given.items() if name != "b2"}
+    inputs = dict(zip(NAMES, (*tensors, normal(E, 2 * N), normal(E, K)), strict=True))
+    inputs["logits"][:, unused] = -20
+    return inputs if has_b2 else {name: tensor for name, tensor in inputs.items() if name != "b2"}
 
 
 def layer_of(leaves: dict[str, Tensor], **options: Any) -> Tensor:
@@ -51,9 +51,9 @@ def layer_of(leaves: dict[str, Tensor], **options: Any) -> Tensor:
     return moe_layer(leaves["x"], leaves["w13"], leaves["w2"], ids, weights, **biases, **options)
 
 
-def results(given: dict[str, Tensor], grad: Tensor, **options: Any) -> dict[str, Tensor]:
+def results(inputs: dict[str, Tensor], grad: Tensor, **options: Any) -> dict[str, Tensor]:
     """The output, and the gradients of all operands."""
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
     out = layer_of(leaves, **options)
     gradients = torch.autograd.grad(out, list(leaves.values()), grad)
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
@@ -64,12 +64,12 @@ def layers(mesh: Any, device: torch.device) -> None:
     for case, (sharded, placed, sums) in SHARDED.items():
         tokens = 0 if case == "no tokens" else T
         unused = slice(2, 4) if case == "no rows on a rank" else slice(1, 2)
-        given = operands(device, tokens=tokens, unused=unused, has_b2=case != "columns")
+        inputs = operands(device, tokens=tokens, unused=unused, has_b2=case != "columns")
         grad = torch.randn(tokens, K, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
         for precision in ("fp8", "bf16"):
             options = {"precision": precision, "layout": "interleaved"}
-            right = results(given, grad, **options)
-            spread = {name: distribute_tensor(x, mesh, [sharded.get(name, Replicate())]) for name, x in given.items()}
+            right = results(inputs, grad, **options)
+            spread = {name: distribute_tensor(x, mesh, [sharded.get(name, Replicate())]) for name, x in inputs.items()}
             mine = results(spread, distribute_tensor(grad, mesh, [Replicate()]), **options)
             for name, place in zip(right, placed.split(), strict=True):
                 label = f"{case}, {precision}, {name}"
@@ -78,10 +78,10 @@ def layers(mesh: Any, device: torch.device) -> None:
 
 def compiled_layer(mesh: Any, device: torch.device) -> None:
     """torch.compile gives results with sharded experts in the bytes of the eager call."""
-    given = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
+    inputs = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
     leaves = {
         name: distribute_tensor(tensor, mesh, [SHARDED["experts"][0].get(name, Replicate())]).requires_grad_()
-        for name, tensor in given.items()
+        for name, tensor in inputs.items()
     }
     grad = distribute_tensor(torch.ones(T, K, dtype=torch.bfloat16, device=device), mesh, [Replicate()])
     both = []
@@ -94,18 +94,18 @@ def compiled_layer(mesh: Any, device: torch.device) -> None:
 
 def refused_layers(mesh: Any, device: torch.device) -> None:
     """Operands that are no layer of DTensors."""
-    given = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
-    spread = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in given.items()}
+    inputs = operands(device, tokens=T, unused=slice(1, 2), has_b2=True)
+    spread = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in inputs.items()}
     ids, weights = choose_experts(spread["logits"], TOP_K)
     whole = {"x": spread["x"], "w13": spread["w13"], "w2": spread["w2"], "topk_ids": ids, "topk_weights": weights}
-    rows = distribute_tensor(given["w13"], mesh, [Shard(1)])
+    rows = distribute_tensor(inputs["w13"], mesh, [Shard(1)])
     plain = "got a plain operand: or give all to_local()"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"x": given["x"]}, f"x must be a DTensor as w13, {plain}"),
-        ({"b13": given["b13"]}, f"b13 must be a DTensor as x, {plain}"),
+        ({"x": inputs["x"]}, f"x must be a DTensor as w13, {plain}"),
+        ({"b13": inputs["b13"]}, f"b13 must be a DTensor as x, {plain}"),
         ({"w13": rows}, "w13 must not be sharded on its rows beside layout 'halves', whose shards part gate and up"),
         ({"w13": rows, "layout": "interleaved", "b2": spread["b2"]}, "w13 must not be sharded on its rows beside b2"),
-        ({"grad_w2": torch.zeros_like(given["w2"])}, "grad_w2 must be None beside DTensors"),
+        ({"grad_w2": torch.zeros_like(inputs["w2"])}, "grad_w2 must be None beside DTensors"),
     ]
     for change, says in cases:
         assert_refused(says, moe_layer, **{**whole, **change})

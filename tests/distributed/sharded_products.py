@@ -66,19 +66,19 @@ def placements(mesh: Any, device: torch.device) -> None:
     for sizes in (SMALL, LARGE) if device.type == "cuda" else (SMALL,):
         for is_whole in (True, False):
             A, w, offs, grad = layer(device, **sizes, whole=is_whole)
-            wanted = results(A, w, offs, grad)
+            expected = results(A, w, offs, grad)
             upstream = distribute_tensor(grad, mesh, [R])
             for name, (of_A, of_w, placed, sums) in PLACED.items():
                 spread = distribute_tensor(A, mesh, [of_A]), distribute_tensor(w, mesh, [of_w])
                 is_sum = {"A": "A" in sums, "out": "out" in sums, "w": "w" in sums and not is_whole}
-                found = results(*spread, offs, upstream)
-                for what, one, right, place in zip(("out", "A", "w"), found, wanted, placed.split(), strict=True):
-                    assert_placed(f"{name}, {what}", one, right, place, is_sum=is_sum[what])
+                actual = results(*spread, offs, upstream)
+                for what, tensor, right, place in zip(("out", "A", "w"), actual, expected, placed.split(), strict=True):
+                    assert_placed(f"{name}, {what}", tensor, right, place, is_sum=is_sum[what])
         ends = distribute_tensor(offs, mesh, [R])
         spread = distribute_tensor(A, mesh, [Shard(0)]), distribute_tensor(w, mesh, [R])
-        found = results(*spread, ends, upstream, keep_fp8=("A",))
-        for one, right, place in zip(found, wanted, ("S(0)", "S(0)", P), strict=True):
-            assert_placed("offs a DTensor", one, right, place, is_sum=place == P)
+        actual = results(*spread, ends, upstream, keep_fp8=("A",))
+        for tensor, right, place in zip(actual, expected, ("S(0)", "S(0)", P), strict=True):
+            assert_placed("offs a DTensor", tensor, right, place, is_sum=place == P)
         for is_distributed in (True, False):
             own_rows(mesh, device, sizes, is_distributed_offs=is_distributed)
 
@@ -92,17 +92,17 @@ def own_rows(mesh: Any, device: torch.device, sizes: dict[str, int], *, is_distr
     end = int(offs[last - 1]) if last < E else len(A)
     own = (offs[first:last] - begin).to(torch.int32)
     lay = [Shard(0)]
-    found = results(
+    actual = results(
         DTensor.from_local(A[begin:end], mesh, lay, shape=A.shape, stride=A.stride()),
         distribute_tensor(w, mesh, lay),
         DTensor.from_local(own, mesh, lay) if is_distributed_offs else own,
         DTensor.from_local(grad[begin:end], mesh, lay, shape=grad.shape, stride=grad.stride()),
     )
     out, grad_A, grad_w = results(A, w, offs, grad)
-    for one, right in zip(found, (out[begin:end], grad_A[begin:end], grad_w[first:last]), strict=True):
-        assert isinstance(one, DTensor)
-        assert one.placements == (Shard(0),)
-        assert torch.equal(one.to_local(), right)
+    for tensor, right in zip(actual, (out[begin:end], grad_A[begin:end], grad_w[first:last]), strict=True):
+        assert isinstance(tensor, DTensor)
+        assert tensor.placements == (Shard(0),)
+        assert torch.equal(tensor.to_local(), right)
 
 
 def operators(mesh: Any, device: torch.device) -> None:
@@ -125,15 +125,15 @@ def operators(mesh: Any, device: torch.device) -> None:
             (ops.quantize_colwise_transpose_3d, (B_t, *e4m3), {0: Shard(0)}, "S(0) S(0) S(0) S(0)"),
         ]
         for operator, arguments, sharded, placed in calls:
-            wanted = operator.default(*arguments)
+            expected = operator.default(*arguments)
             spread = [
-                _spread(each, mesh, sharded.get(place, R)) if isinstance(each, Tensor) else each
-                for place, each in enumerate(arguments)
+                _spread(item, mesh, sharded.get(place, R)) if isinstance(item, Tensor) else item
+                for place, item in enumerate(arguments)
             ]
-            found = operator.default(*spread)
-            both = ((each if isinstance(each, tuple) else (each,)) for each in (found, wanted))
-            for one, right, place in zip(*both, placed.split(), strict=True):
-                assert_placed(f"{operator} of {sharded}", one, right, place, is_sum=False)
+            actual = operator.default(*spread)
+            both = ((item if isinstance(item, tuple) else (item,)) for item in (actual, expected))
+            for tensor, right, place in zip(*both, placed.split(), strict=True):
+                assert_placed(f"{operator} of {sharded}", tensor, right, place, is_sum=False)
 
 
 def _spread(x: Tensor, mesh: Any, placement: Any) -> DTensor:
@@ -151,13 +151,13 @@ def compiled(mesh: Any, device: torch.device) -> None:
     """torch.compile traces the whole, and gives the bytes of the eager call."""
     A, w, offs, grad = layer(device, **SMALL, whole=True)
     upstream = distribute_tensor(grad, mesh, [R])
-    found = []
+    actual = []
     for multiply in (fp8_grouped_mm, torch.compile(fp8_grouped_mm, backend="aot_eager", fullgraph=True, dynamic=False)):
         leaves = [distribute_tensor(x, mesh, [lay]).requires_grad_() for x, lay in ((A, R), (w, Shard(0)))]
         out = multiply(leaves[0], leaves[1].transpose(1, 2), offs)
         out.backward(upstream)
-        found.append([each.full_tensor() for each in (out, *(leaf.grad for leaf in leaves))])
-    for eager, traced in zip(*found, strict=True):
+        actual.append([item.full_tensor() for item in (out, *(leaf.grad for leaf in leaves))])
+    for eager, traced in zip(*actual, strict=True):
         assert torch.equal(eager, traced)
 
 

@@ -107,8 +107,8 @@ def trained_experts(mesh: Any, device: torch.device, **options: Any) -> tuple[bo
     saved = io.BytesIO()
     torch.save(model.state_dict(), saved)
     saved.seek(0)
-    for each in torch.load(saved, weights_only=False).values():
-        assert not isinstance(each, DTensor) or type(each.to_local()) is Tensor
+    for tensor in torch.load(saved, weights_only=False).values():
+        assert not isinstance(tensor, DTensor) or type(tensor.to_local()) is Tensor
     return losses == alone_losses and have_the_weights(model, alone), count.times
 
 
@@ -121,16 +121,16 @@ def _alone(model: nn.Module, experts: int, device: torch.device, micro_batches: 
     """Without FSDP: what is computed with is the weights, or their cast, as FSDP would gather them."""
     if dtype is None:
         return trained(model, experts, device, micro_batches, lambda **_: None)
-    kept = GroupedExperts._grouped_mm
+    original = GroupedExperts._grouped_mm
 
     def cast(self: Any, *, A: Tensor, weight_EOI: Tensor, offs: Tensor) -> Tensor:
-        return kept(self, A=A, weight_EOI=weight_EOI.to(dtype), offs=offs)
+        return original(self, A=A, weight_EOI=weight_EOI.to(dtype), offs=offs)
 
     GroupedExperts._grouped_mm = cast  # type: ignore[method-assign]
     try:
         return trained(model, experts, device, micro_batches, lambda **_: None)
     finally:
-        GroupedExperts._grouped_mm = kept  # type: ignore[method-assign]
+        GroupedExperts._grouped_mm = original  # type: ignore[method-assign]
 
 
 class Count:
@@ -173,14 +173,14 @@ def local_shards(ranks: int, device: torch.device) -> None:
     multiply, offs = grouped_mm_method(), torch.tensor([13, ROWS], dtype=torch.int32, device=device)
     with Count(is_planted=False, weights=1) as count:
         out = experts(offs)
-    wanted = multiply(None, A=rows, weight_EOI=shard, offs=offs)
+    expected = multiply(None, A=rows, weight_EOI=shard, offs=offs)
     upstream = torch.ones_like(out)
     out.backward(upstream)
-    wanted.backward(upstream)
+    expected.backward(upstream)
     grad = experts.w.grad
     assert isinstance(grad, DTensor)
     assert shard.grad is not None
-    assert torch.equal(out, wanted)
+    assert torch.equal(out, expected)
     assert torch.equal(grad.to_local(), shard.grad.float())
     assert count.times == 1
 

@@ -209,9 +209,9 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
     assert code == 143
     assert "its unit is given back" in text.splitlines()[-1]
     with Store.open(db, writable=False) as store:
-        waiting = store.queue().of(UnitState.WAITING)
+        waiting = store.queue().in_state(UnitState.WAITING)
         assert waiting
-        assert not store.queue().of(UnitState.RUNNING)
+        assert not store.queue().in_state(UnitState.RUNNING)
         assert all(status.attempts == 0 for status in waiting)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,16 +71,42 @@ def test_without_a_gpu_outputs_are_checked(folder: Path) -> None:
     assert "1.0" not in done.stdout
     assert "ops:double" in done.stdout
     assert "BLOCK=256" in done.stdout
+    assert "fp8tune show ops:double --failed" in done.stderr
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("program", "problem"),
-    [("print('no kernel')", "no process imported Triton"), ("raise SystemExit(3)", "exit code 3")],
+    ("program", "options", "code", "problem"),
+    [
+        ("print('no kernel')", (), 2, "no process imported Triton"),
+        ("raise SystemExit(7)", (), 7, "exit code 7"),
+        (PROGRAM, ("--kernel", "absent"), 2, "--kernel absent"),
+    ],
 )
-def test_a_program_without_kernels_is_one_line(folder: Path, program: str, problem: str) -> None:
+def test_a_program_without_kernels_is_one_line(
+    folder: Path, program: str, options: tuple[str, ...], code: int, problem: str
+) -> None:
     (folder / "program.py").write_text(program)
-    done = tune(folder, "--timer", "simulated:1")
-    assert done.returncode == 2
-    assert problem in done.stderr
+    done = tune(folder, "--timer", "simulated:1", *options)
+    assert done.returncode == code, done.stderr
+    assert problem in done.stderr.splitlines()[-1]
     assert not (folder / "run.json").exists()
+
+
+def test_a_program_that_fails_with_the_picks_changes_no_file(folder: Path) -> None:
+    before = (folder / "ops.py").read_text()
+    again = "import os\nif 'FP8TUNE_WINDOW_TABLES' in os.environ:\n    raise SystemExit(7)\n"
+    (folder / "program.py").write_text(PROGRAM + again)
+    done = tune(folder, "--timer", "simulated:1", "--apply")
+    assert done.returncode == 7, done.stderr
+    assert (folder / "ops.py").read_text() == before
+    assert "ops:double" in done.stdout
+
+
+def test_the_command_for_later_writes_the_diff(folder: Path) -> None:
+    done = tune(folder, "--timer", "simulated:1")
+    (later,) = [line for line in done.stderr.splitlines() if line.startswith("Later: ")]
+    words = shlex.split(later.removeprefix("Later: ").partition(" (")[0])
+    export = [sys.executable, "-m", *words]
+    written = subprocess.run(export, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
+    assert "+++ b/ops.py" in written.stdout

@@ -166,4 +166,4 @@ def _tuned_without_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _say_once(text: str) -> None:
-    print(f"fp8tune record: {text}", file=sys.stderr)
+    print(f"fp8tune: {text}", file=sys.stderr)

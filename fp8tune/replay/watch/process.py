@@ -82,7 +82,7 @@ class Process:
         try:
             self.write()
         except Exception as error:
-            print(f"fp8tune record: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
+            print(f"fp8tune: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
 
     def write(self) -> None:
         """Replace this process's part by one of now."""

@@ -41,7 +41,7 @@ SUFFIX = ".window"
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process measured."""
+    """Measurements of one process."""
 
     rank: str
     """``RANK`` of its environment; empty without one."""
@@ -241,7 +241,7 @@ class Window:
             yield
         except Exception as error:
             self._is_closed = True
-            print(f"fp8tune tune: process {os.getpid()} is not measured: {error!r}", file=sys.stderr)
+            print(f"fp8tune: process {os.getpid()} is not measured: {error!r}", file=sys.stderr)
 
     def _write(self, measured: Measured) -> None:
         self._path.write_text(json.dumps(asdict(measured)), encoding="utf-8")

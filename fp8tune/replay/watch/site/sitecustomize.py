@@ -51,7 +51,7 @@ class _Waiting:
 
                 getattr(patches, PATCHED[name])(module)
             except Exception as error:  # the program goes on, unrecorded
-                print(f"fp8tune record: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
+                print(f"fp8tune: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
 
         loader.exec_module = patched
         return spec
