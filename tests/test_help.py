@@ -119,6 +119,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Exit codes and messages of examples that find something here.
 EXPECTED = {
     "record": (7, "nothing recorded: the program failed with exit code 7"),
+    "tune": (7, "nothing to tune: the program failed with exit code 7"),
     "compare": (3, ""),  # nothing is recorded of these revisions
     "export --arch sm_90 --check --db results.db": (1, ""),  # this folder has no table yet
 }

@@ -70,7 +70,8 @@ def generated(seed: int) -> list[str]:
         option = chance.choice([*all_commands[name], "--nonsense", chance.choice(VALUES)])
         if option not in ("--install-completion", "--show-completion"):
             words += [option] + [chance.choice(VALUES)] * chance.choice((0, 1, 1, 1))
-    return words + (BOUNDS.get(name, []) if chance.random() < 0.9 or name in ("sweep", "bench", "compare", "worker") else [])
+    is_bounded = chance.random() < 0.9 or name in ("sweep", "bench", "compare", "worker")
+    return words + (BOUNDS.get(name, []) if is_bounded else [])
 
 
 @pytest.fixture(scope="module")
