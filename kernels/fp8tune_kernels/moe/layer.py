@@ -25,7 +25,7 @@ from ..runtime.once import differentiable_once
 from . import bf16_steps, fp8_steps
 from .expert_sort import check_choice
 from .expert_weights import ExpertWeights, check_stored, of_gathered
-from .fp8_steps import Maybe, Order, Weights
+from .fp8_steps import Maybe, Order, Rows, Weights
 from .shards import layer_on_shards
 
 __all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
@@ -340,17 +340,17 @@ def _fp8_backward(
     y: Any
     w13, w2 = Weights(*map(saved.pop, _FIELDS_13)), Weights(*map(saved.pop, _FIELDS_2))
     y, scales_y, bias, q_h, scales_h = map(saved.pop, ("q_y", "scales_y", "b13", "q_h", "scales_h"))
-    is_repeated, scales_13 = y is None, w13.scales
+    is_repeated, scales_13, rows = y is None, w13.scales, Rows(order.offs, order.token_of_row)
     if recompute != "none" and (needs.w2 or y is None):
         of_x = saved["q_x"], saved["scales_x"]
         again = fp8_steps.activate_again(scales_13, order, (y, scales_y), of_x, w13, bias, gate, float8_dtype)
         q_h, scales_h = again[:2]
         y = again[2] if y is None else y
         del again, of_x
-    q, scales, *dh = fp8_steps.down_gradient(grad, order, w2, needs.through_h, float8_dtype)
+    q, scales, *dh = fp8_steps.down_gradient(grad, rows, w2, needs.through_h, float8_dtype)
     del w2, grad
     if needs.w2:
-        of_w2 = q, scales, q_h, scales_h, order, options.is_2_transposed
+        of_w2 = q, scales, q_h, scales_h, rows, options.is_2_transposed
         if buffers[1] is not None:
             fp8_steps.add_down_weight_gradient(*of_w2, _lying(buffers[1], options.is_2_transposed))
         else:
@@ -367,10 +367,10 @@ def _fp8_backward(
     grads.b13 = d_bias if needs.b13 else None
     grads.weights = d_weights if needs.weights else None
     if needs.x:
-        grads.x = fp8_steps.input_gradient(q, scales, order, w13)
+        grads.x = fp8_steps.input_gradient(q, scales, (order.offs, order.row_of), w13)
     del w13
     if needs.w13:
-        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), order, options.is_13_transposed
+        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), rows, options.is_13_transposed
         if buffers[0] is not None:
             fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(buffers[0], options.is_13_transposed))
         else:
