@@ -274,7 +274,7 @@ class _Recording(NamedTuple):
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        results = [result.tensor(slots) for result in self.results]
+        results = [slots[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
         return results[0] if self.kind is None else self.kind(results)
 
 
