@@ -34,7 +34,7 @@ class Order(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What most steps read of :class:`Order`: a replay looks at each tensor that a step is called with."""
+    """Fields of :class:`Order` that most steps read: a replay looks at each tensor that a step is called with."""
 
     offs: Tensor
     token_of_row: Tensor
