@@ -133,12 +133,12 @@ def a_layer(seed: int, of: Callable[[str], Any]) -> list[Any]:
     gate, keeps = ("swiglu", "halves"), (True, True, True)
     made = of("_forward")(x, of_13, of_2, (ids, weights), (None, None), gate, keeps, FP8)
     *order, q_x, scales_x, q_h, scales_h, _, _, t_13, s_13, t_2, s_2, of_2_columns = made[1:]
-    of_2 = fp8_steps.Weights(None, None, s_2, t_2, of_2_columns)
-    q, scales, dh = of("_down_gradient")(grad, order, of_2, True, FP8)
-    d_w2 = of("_down_weight_gradient")(q, scales, q_h, scales_h, order, False)
+    of_2, rows = fp8_steps.Weights(None, None, s_2, t_2, of_2_columns), (order[0], order[2])
+    q, scales, dh = of("_down_gradient")(grad, rows, of_2, True, FP8)
+    d_w2 = of("_down_weight_gradient")(q, scales, q_h, scales_h, rows, False)
     dy, scales_dy = rowwise_2d.SPEC(torch.randn(T * top_k, 2 * N).bfloat16(), FP8, True)
-    dx = of("_input_gradient")(dy, scales_dy, order, fp8_steps.Weights(None, None, s_13, t_13))
-    beside = s_13, q_x, scales_x, order, False, torch.ones(E, 2 * N, K)
+    dx = of("_input_gradient")(dy, scales_dy, order[:2], fp8_steps.Weights(None, None, s_13, t_13))
+    beside = s_13, q_x, scales_x, rows, False, torch.ones(E, 2 * N, K)
     return [*made, q, scales, dh, d_w2, dx, of("_gate_up_weight_gradient")(dy, scales_dy, *beside)]
 
 

@@ -33,6 +33,13 @@ class Order(NamedTuple):
     row_weights: Tensor
 
 
+class Rows(NamedTuple):
+    """Fields of :class:`Order` that most steps read: a replay looks at each tensor that a step is called with."""
+
+    offs: Tensor
+    token_of_row: Tensor
+
+
 class Weights(NamedTuple):
     """Weights (E, rows, columns) as a step gets them: what is None is made of what is there."""
 
@@ -94,7 +101,7 @@ def sorted_by_expert(ids: Tensor, weights: Tensor, experts: int) -> Order:
     return Order(*expert_sort.SPEC(ids, weights, experts))
 
 
-def _multiplied(rows: Quantized, q: Tensor, scales: Tensor, order: Order) -> Tensor:
+def _multiplied(rows: Quantized, q: Tensor, scales: Tensor, order: Order | Rows) -> Tensor:
     """Return the product of gathered rows of tokens and weights."""
     return gathered_rows.SPEC(rows[0], q.mT, order.offs, order.token_of_row, rows[1], scales)[0]
 
@@ -108,7 +115,7 @@ def _activated(
     return swiglu_rowwise.SPEC(*inputs)
 
 
-def _columns_of_tokens(q: Tensor, order: Order, shifts: Maybe) -> Tensor:
+def _columns_of_tokens(q: Tensor, order: Rows, shifts: Maybe) -> Tensor:
     """Return FP8 values of gathered rows as a product over rows takes them."""
     return gathered_transpose.SPEC(q, order.offs, order.token_of_row, shifts)[0]
 
@@ -190,10 +197,10 @@ def _codes(w: Weights, dtype: torch.dtype) -> Quantized:
 
 
 def _down_gradient(
-    grad: Tensor, order_: Sequence[Tensor], given_2: Given, wants_h: bool, float8_dtype: Dtype
+    grad: Tensor, rows: Sequence[Tensor], given_2: Given, wants_h: bool, float8_dtype: Dtype
 ) -> list[Tensor]:
     """Return FP8 values and scales of the output's gradient, by token, and the gradient of the activation, by row."""
-    order, w2, dtype = Order(*order_), Weights(*given_2), fp8_dtype_for(grad.device, float8_dtype)
+    order, w2, dtype = Rows(*rows), Weights(*given_2), fp8_dtype_for(grad.device, float8_dtype)
     of_grad = quantize_rows(grad, dtype)
     if not wants_h:
         return [*of_grad]
@@ -208,31 +215,34 @@ def _down_weight_gradient(
     scales: Tensor,
     q_h: Tensor,
     scales_h: Tensor,
-    order_: Sequence[Tensor],
+    rows_: Sequence[Tensor],
     is_transposed: bool,
     buffer: Maybe = None,
 ) -> Tensor:
     """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
-    order, sizes = Order(*order_), (q.shape[1], q_h.shape[1])
+    order, sizes = Rows(*rows_), (q.shape[1], q_h.shape[1])
     shifts, of_columns, ones = passes.shifts_of(scales_h, scales, order.offs, None, *sizes, order.token_of_row)
     grad = _columns_of_tokens(q, order, shifts), of_columns
     rows = transpose_rows(q_h, order.offs, None), ones
     return _contracted(grad, rows, order, is_transposed, buffer)
 
 
-def _contracted(grad: Quantized, rows: Quantized, order: Order, is_transposed: bool, buffer: Maybe) -> Tensor:
+def _contracted(grad: Quantized, rows: Quantized, order: Rows, is_transposed: bool, buffer: Maybe) -> Tensor:
     """Return the product over the rows of each expert, (E, N, K) or (E, K, N); with a buffer, added to it."""
     pair = (rows, grad) if is_transposed else (grad, rows)
     return passes.contract(*pair, order.offs, order.token_of_row.shape[0], buffer)
 
 
-def _input_gradient(q: Tensor, scales: Tensor, order_: Sequence[Tensor], given_13: Given) -> Tensor:
-    """Return the gradient of x, (T, K), from that of gate and up, which is cast over the scales of w13."""
-    order, w13 = Order(*order_), Weights(*given_13)
+def _input_gradient(q: Tensor, scales: Tensor, places: Sequence[Tensor], given_13: Given) -> Tensor:
+    """Return the gradient of x, (T, K), from that of gate and up, which is cast over the scales of w13.
+
+    ``places``: ``offs`` and ``row_of``.
+    """
+    (offs, row_of), w13 = places, Weights(*given_13)
     transposed = transpose_stored(_codes(w13, q.dtype)[0]) if w13.transposed is None else w13.transposed
     E, _, K = transposed.shape
-    rows = passes.multiply((q, scales), (transposed, scales.new_ones(E, 1, K)), order.offs)
-    return sum_of_rows(rows, order.row_of)
+    rows = passes.multiply((q, scales), (transposed, scales.new_ones(E, 1, K)), offs)
+    return sum_of_rows(rows, row_of)
 
 
 def _gate_up_weight_gradient(
@@ -241,12 +251,12 @@ def _gate_up_weight_gradient(
     scales_13: Tensor,
     q_x: Tensor,
     scales_x: Tensor,
-    order_: Sequence[Tensor],
+    rows_: Sequence[Tensor],
     is_transposed: bool,
     buffer: Maybe = None,
 ) -> Tensor:
     """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
-    order, sizes = Order(*order_), (q.shape[1], q_x.shape[1])
+    order, sizes = Rows(*rows_), (q.shape[1], q_x.shape[1])
     shifts, of_columns, ones = passes.shifts_of(scales, scales_x, order.offs, scales_13, *sizes, order.token_of_row)
     grad = transpose_rows(q, order.offs, shifts), of_columns
     rows = _columns_of_tokens(q_x, order, None), ones
@@ -288,21 +298,21 @@ activate_again: Callable[..., list[Tensor]] = _step(
 )
 down_gradient: Callable[..., list[Tensor]] = _step(
     "down_gradient",
-    "Tensor grad, Tensor[] order, Tensor?[] w2, bool wants_h, ScalarType? float8_dtype",
+    "Tensor grad, Tensor[] rows, Tensor?[] w2, bool wants_h, ScalarType? float8_dtype",
     _down_gradient,
     "Tensor[]",
 )
 down_weight_gradient: Callable[..., Tensor] = _step(
     "down_weight_gradient",
-    "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] order, bool is_transposed",
+    "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] rows, bool is_transposed",
     _down_weight_gradient,
 )
 input_gradient: Callable[..., Tensor] = _step(
-    "input_gradient", "Tensor q, Tensor scales, Tensor[] order, Tensor?[] w13", _input_gradient
+    "input_gradient", "Tensor q, Tensor scales, Tensor[] places, Tensor?[] w13", _input_gradient
 )
 gate_up_weight_gradient: Callable[..., Tensor] = _step(
     "gate_up_weight_gradient",
-    "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] order, bool is_transposed",
+    "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] rows, bool is_transposed",
     _gate_up_weight_gradient,
 )
 add_down_weight_gradient = _in_place(_down_weight_gradient)

@@ -25,7 +25,7 @@ from ..runtime.once import differentiable_once
 from . import bf16_steps, fp8_steps
 from .expert_sort import check_choice
 from .expert_weights import ExpertWeights, check_stored, of_gathered
-from .fp8_steps import Maybe, Order, Weights
+from .fp8_steps import Maybe, Order, Rows, Weights
 from .shards import layer_on_shards
 
 __all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
@@ -173,24 +173,19 @@ def _run(
     ids, weights = choice
     _check_choices(activation=(options.gate[0], ACTIVATIONS), layout=(options.gate[1], LAYOUTS))
     _check_choices(precision=(options.precision, PRECISIONS), recompute=(options.recompute, RECOMPUTE))
-    float8_dtype, is_quantized, argument = options.float8_dtype, False, []
-    for name, w in zip(("w13", "w2"), both, strict=True):
-        w = of_gathered(name, w) if isinstance(w, GatheredWeights) else w
-        if isinstance(w, Tensor):
-            argument.append(Weights(w))
+    (plain_13, *codes_13), (plain_2, *codes_2) = _unpacked("w13", both[0]), _unpacked("w2", both[1])
+    float8_dtype, is_quantized = options.float8_dtype, False
+    for name, q in (("w13", codes_13[0]), ("w2", codes_2[0])):
+        if q is None:
             continue
-        argument.append(Weights(w.weights, w.codes, w.scales, w.transposed, w.transposed_scales))
-        if float8_dtype not in (None, w.codes.dtype):
-            raise ValueError(f"float8_dtype must be {w.codes.dtype}, to which {name} was quantized, got {float8_dtype}")
-        float8_dtype, is_quantized = w.codes.dtype, True
-    plain_13, plain_2 = (w.plain for w in argument)
-    assert plain_13 is not None
-    assert plain_2 is not None
+        if float8_dtype not in (None, q.dtype):
+            raise ValueError(f"float8_dtype must be {q.dtype}, to which {name} was quantized, got {float8_dtype}")
+        float8_dtype, is_quantized = q.dtype, True
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
-        plain_13 = plain_13 if argument[0].codes is not None else plain_13.to(dtype)
-        plain_2 = plain_2 if argument[1].codes is not None else plain_2.to(dtype)
+        plain_13 = plain_13 if codes_13[0] is not None else plain_13.to(dtype)
+        plain_2 = plain_2 if codes_2[0] is not None else plain_2.to(dtype)
     _check_operands(x, plain_13, plain_2, ids, *biases)
     _check_buffer("grad_w13", buffers[0], plain_13)
     _check_buffer("grad_w2", buffers[1], plain_2)
@@ -205,8 +200,17 @@ def _run(
     options = _Options(*options[:3], float8_dtype, precision, *are_transposed)
     operands = (x, plain_13, plain_2, *biases, weights)
     is_recorded = torch.is_grad_enabled()
-    needs = _Needs(*(is_recorded and operand is not None and operand.requires_grad for operand in operands))
-    return _apply(*operands, ids, *buffers, options, needs, *argument[0][1:], *argument[1][1:])
+    needs = _Needs(*[is_recorded and operand is not None and operand.requires_grad for operand in operands])
+    return _apply(*operands, ids, *buffers, options, needs, *codes_13, *codes_2)
+
+
+def _unpacked(name: str, w: Tensor | ExpertWeights) -> tuple[Tensor, Maybe, Maybe, Maybe, Maybe]:
+    """Return the fields of :class:`.fp8_steps.Weights`."""
+    if isinstance(w, GatheredWeights):
+        w = of_gathered(name, w)
+    if isinstance(w, Tensor):
+        return w, None, None, None, None
+    return w.weights, w.codes, w.scales, w.transposed, w.transposed_scales
 
 
 class _Layer(torch.autograd.Function):
@@ -265,6 +269,10 @@ _apply: Callable[..., Tensor] = _Layer.apply
 
 # FP8: saves FP8 values and scales
 
+_FIELDS_13 = tuple(f"{field}_13" for field in Weights._fields)
+_FIELDS_2 = tuple(f"{field}_2" for field in Weights._fields)
+"""Names of what is held of weights."""
+
 
 def _fp8_forward(
     x: Tensor,
@@ -307,20 +315,15 @@ def _fp8_forward(
     }
     held_13 = _held(of_13, reads_13, keeps_weights or has_13, needs.x)
     held_2 = _held(of_2, reads_2, keeps_weights or has_2, needs.through_h)
-    for number, held in (("13", held_13), ("2", held_2)):
-        saved |= {f"{field}_{number}": tensor for field, tensor in zip(Weights._fields, held, strict=True)}
+    saved.update(zip(_FIELDS_13 + _FIELDS_2, held_13 + held_2, strict=True))
     return out, made[:4], saved
 
 
-def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> Weights:
+def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> tuple[Maybe, ...]:
     """Return of weights what the backward pass reads: as they are, unless FP8 values are held."""
     plain, codes = (None, w.codes) if is_held else (w.plain, None)
     transposed = (w.transposed, w.transposed_scales) if is_wanted else (None, None)
-    return Weights(plain if is_read else None, codes if is_read else None, w.scales, *transposed)
-
-
-def _taken(saved: Saved, number: str) -> Weights:
-    return Weights(*[saved.pop(f"{field}_{number}") for field in Weights._fields])
+    return plain if is_read else None, codes if is_read else None, w.scales, *transposed
 
 
 def _fp8_backward(
@@ -335,18 +338,19 @@ def _fp8_backward(
     """Set all gradients but that of b2."""
     gate, recompute, _, float8_dtype = options[:4]
     y: Any
-    w13, w2, y, scales_y, bias = _taken(saved, "13"), _taken(saved, "2"), *map(saved.pop, ("q_y", "scales_y", "b13"))
-    is_repeated, scales_13, q_h, scales_h = y is None, w13.scales, saved.pop("q_h"), saved.pop("scales_h")
+    w13, w2 = Weights(*map(saved.pop, _FIELDS_13)), Weights(*map(saved.pop, _FIELDS_2))
+    y, scales_y, bias, q_h, scales_h = map(saved.pop, ("q_y", "scales_y", "b13", "q_h", "scales_h"))
+    is_repeated, scales_13, rows = y is None, w13.scales, Rows(order.offs, order.token_of_row)
     if recompute != "none" and (needs.w2 or y is None):
         of_x = saved["q_x"], saved["scales_x"]
         again = fp8_steps.activate_again(scales_13, order, (y, scales_y), of_x, w13, bias, gate, float8_dtype)
         q_h, scales_h = again[:2]
         y = again[2] if y is None else y
         del again, of_x
-    q, scales, *dh = fp8_steps.down_gradient(grad, order, w2, needs.through_h, float8_dtype)
+    q, scales, *dh = fp8_steps.down_gradient(grad, rows, w2, needs.through_h, float8_dtype)
     del w2, grad
     if needs.w2:
-        of_w2 = q, scales, q_h, scales_h, order, options.is_2_transposed
+        of_w2 = q, scales, q_h, scales_h, rows, options.is_2_transposed
         if buffers[1] is not None:
             fp8_steps.add_down_weight_gradient(*of_w2, _lying(buffers[1], options.is_2_transposed))
         else:
@@ -363,10 +367,10 @@ def _fp8_backward(
     grads.b13 = d_bias if needs.b13 else None
     grads.weights = d_weights if needs.weights else None
     if needs.x:
-        grads.x = fp8_steps.input_gradient(q, scales, order, w13)
+        grads.x = fp8_steps.input_gradient(q, scales, (order.offs, order.row_of), w13)
     del w13
     if needs.w13:
-        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), order, options.is_13_transposed
+        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), rows, options.is_13_transposed
         if buffers[0] is not None:
             fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(buffers[0], options.is_13_transposed))
         else:

@@ -39,6 +39,8 @@ _EMPTY = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
+_PLAIN = {type(None), bool, int, str, torch.dtype}
+"""Types of most arguments that are no tensors: the check for a tensor takes longer where it fails."""
 _READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.equal.default}
 """Operators whose results Python code may decide by."""
 
@@ -204,6 +206,8 @@ def _allocation(
     slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Instruction:
     empty = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+    if faster := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # as compiled graphs allocate
+        empty = functools.partial(faster, shape, strides, dtype)  # on the current device, as all of a call
 
     def allocate(slots: Slots, _: int) -> None:
         slots[slot] = empty()
@@ -235,13 +239,20 @@ def _launch(
     launch: Launch, programs: int, places: Sequence[tuple[int, int] | None], sizes: tuple[int, ...]
 ) -> Instruction:
     run, function, metadata, rest = launch
-    values = (*sizes, *rest)
+    return _starter(tuple(places))(run, programs, function, metadata, (*sizes, *rest))
 
-    def start(slots: Slots, stream: int) -> None:
-        pointers = [None if place is None else slots[place[0]].data_ptr() + place[1] for place in places]
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *values)
 
-    return start
+@functools.lru_cache(MOST_LAYOUTS)
+def _starter(places: tuple[tuple[int, int] | None, ...]) -> Callable[..., Instruction]:
+    """Generate what launches with pointers into slots, straight code, as a loop over them takes longer than the rest.
+
+    Layouts have the same places where they differ in sizes alone.
+    """
+    pointers = "".join(
+        "None, " if place is None else f"slots[{place[0]}].data_ptr() + {place[1]}, " for place in places
+    )
+    call = f"run(programs, 1, 1, stream, function, metadata, None, None, None, {pointers.replace(' + 0,', ',')}*values)"
+    return eval(f"lambda run, programs, function, metadata, values: lambda slots, stream: {call}")  # type: ignore[no-any-return]
 
 
 def _clearing(dead: Sequence[int]) -> Instruction:
@@ -267,7 +278,7 @@ class _Recording(NamedTuple):
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        results = [result.tensor(slots) for result in self.results]
+        results = [slots[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
         return results[0] if self.kind is None else self.kind(results)
 
 
@@ -298,12 +309,20 @@ def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tenso
     layout: list[Any] = [arguments[0].device]
     tensors: list[torch.Tensor] = []
     for argument in arguments:
-        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
-            if isinstance(item, torch.Tensor):
-                layout += item.shape, item.stride(), item.dtype, item.data_ptr() & 15
-                tensors.append(item)
-            else:
-                layout.append(item)
+        if argument.__class__ in _PLAIN:
+            layout.append(argument)
+        elif isinstance(argument, torch.Tensor):
+            layout += argument.shape, argument.stride(), argument.dtype, argument.data_ptr() & 15
+            tensors.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            for item in argument:
+                if item.__class__ not in _PLAIN and isinstance(item, torch.Tensor):
+                    layout += item.shape, item.stride(), item.dtype, item.data_ptr() & 15
+                    tensors.append(item)
+                else:
+                    layout.append(item)
+        else:
+            layout.append(argument)
     return tuple(layout), tensors
 
 
