@@ -206,8 +206,6 @@ def _allocation(
     slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Instruction:
     empty = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-    if faster := getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None):  # as compiled graphs allocate
-        empty = functools.partial(faster, shape, strides, dtype)  # on the current device, as all of a call
 
     def allocate(slots: Slots, _: int) -> None:
         slots[slot] = empty()
@@ -248,9 +246,7 @@ def _starter(places: tuple[tuple[int, int] | None, ...]) -> Callable[..., Instru
 
     Layouts have the same places where they differ in sizes alone.
     """
-    pointers = "".join(
-        "None, " if place is None else f"slots[{place[0]}].data_ptr() + {place[1]}, " for place in places
-    )
+    pointers = "".join("None, " if place is None else f"slots[{place[0]}].data_ptr() + {place[1]}, " for place in places)
     call = f"run(programs, 1, 1, stream, function, metadata, None, None, None, {pointers.replace(' + 0,', ',')}*values)"
     return eval(f"lambda run, programs, function, metadata, values: lambda slots, stream: {call}")  # type: ignore[no-any-return]
 
