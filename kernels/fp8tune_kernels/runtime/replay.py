@@ -246,7 +246,8 @@ def _starter(places: tuple[tuple[int, int] | None, ...]) -> Callable[..., Instru
 
     Layouts have the same places where they differ in sizes alone.
     """
-    pointers = "".join("None, " if place is None else f"slots[{place[0]}].data_ptr() + {place[1]}, " for place in places)
+    addresses = (f"slots[{place[0]}].data_ptr() + {place[1]}" if place else "None" for place in places)
+    pointers = "".join(f"{address}, " for address in addresses)
     call = f"run(programs, 1, 1, stream, function, metadata, None, None, None, {pointers.replace(' + 0,', ',')}*values)"
     return eval(f"lambda run, programs, function, metadata, values: lambda slots, stream: {call}")  # type: ignore[no-any-return]
 
