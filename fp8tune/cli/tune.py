@@ -57,7 +57,7 @@ def tune(options: TuneOptions) -> None:
     from fp8tune.records import Kind
     from fp8tune.replay.recording import text_of
     from fp8tune.store import location
-    from fp8tune.tuning import runs, work
+    from fp8tune.tuning import runs, selection
 
     if not options.command:
         raise UsageError("the program to tune is missing: fp8tune tune -- python train.py")
@@ -79,8 +79,8 @@ def tune(options: TuneOptions) -> None:
     if recording is None or not recording.kernels:
         raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command, options.kernel)}")
     Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
-    kernels = work.tunable(recording)
-    skipped = {kernel.name: reason for kernel in recording.kernels if (reason := work.why_not(kernel))}
+    kernels = selection.tunable(recording)
+    skipped = {kernel.name: reason for kernel in recording.kernels if (reason := selection.why_not(kernel))}
     if not kernels:
         name, reason = next(iter(skipped.items()))
         raise UsageError(f"no kernel of the program can be tuned: {name}: {reason}")
@@ -95,7 +95,7 @@ def tune(options: TuneOptions) -> None:
     if backend.kind is Kind.INTERPRETER:
         _print_checks(options, tallies)
         raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
-    skipped |= work.disputed(plan, tallies)
+    skipped |= selection.disputed(plan, tallies)
     picks = [pick for pick in picks if pick.problem.kernel not in skipped]
     exported = _exported(db, backend.device.arch, picks)
     second = _second_run(options, first, exported)
@@ -143,7 +143,7 @@ def _sweep(
     from fp8tune.output.text import counted
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks, planning, session
-    from fp8tune.tuning import work
+    from fp8tune.tuning import selection
 
     sweep = SweepOptions(
         kernel=tuple(kernels),
@@ -155,7 +155,7 @@ def _sweep(
         quick=True,
     )
     plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
-    plan, first = work.ordered(plan, recording)
+    plan, first = selection.ordered(plan, recording)
     begun = time.monotonic()  # importing a large package twice takes a minute: that is not tuning
     progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
     with _stored_note(progress, db), Store.open(db, create=True) as store, progress:
@@ -168,7 +168,7 @@ def _sweep(
         if not plan.backend.times:
             run(plan.problems, options.budget_s, quick=False)
         else:
-            run(plan.problems, work.COARSE_SHARE * options.budget_s, quick=True)
+            run(plan.problems, selection.COARSE_SHARE * options.budget_s, quick=True)
             done = {study.problem for study in session.studies(store, plan) if study.is_usable}
             for sizes in (plan.problems[:first], plan.problems[first:]):
                 if (

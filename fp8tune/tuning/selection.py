@@ -1,4 +1,4 @@
-"""Choice and order of the launches of a recording that are swept."""
+"""Choose kernels and launches of a recording to tune, order them, and name those whose outputs are disputed."""
 
 from __future__ import annotations
 
