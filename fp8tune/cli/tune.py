@@ -253,14 +253,17 @@ def _print_result(
                 kernel.name,
                 [ListedPick.from_pick(pick) for pick in listed],
                 [counts.get(pick.problem.input_layout, 1) for pick in listed],
-                change.kernels.get(function),
+                None if change.kernels is None else change.kernels.get(function, 0.0),
                 change.tuning_s.get(function),
             )
         )
     for name in set(exported) - change.pinned if second is not None else ():
         notice(f"{name} ran without its picks: a copy of it was launched, as torch.compile does")
     headline = screens.headline(change.gpu, change.startup_s, change.reason)
-    screens.result(rows, skipped, headline, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)).print()
+    others = screens.others_line(change.others)
+    screens.result(
+        rows, skipped, headline, others, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)
+    ).print()
 
 
 def _offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:

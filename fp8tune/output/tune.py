@@ -11,6 +11,9 @@ from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, microseconds, ratio
 from fp8tune.stats.study import Verdict
 
+LEAST_S = 0.05
+"""Change of the start-up time that is worth a word."""
+
 
 @dataclass(frozen=True)
 class TunedKernel:
@@ -48,7 +51,7 @@ class TunedKernel:
 
 
 def result(
-    kernels: Sequence[TunedKernel], skipped: Mapping[str, str], headline: str, *, by_tuning: bool = True
+    kernels: Sequence[TunedKernel], skipped: Mapping[str, str], headline: str, others: str, *, by_tuning: bool = True
 ) -> Screen:
     """Return the screen of tuned kernels, under what two runs measured. ``by_tuning``: today's configs are."""
     columns = [
@@ -59,22 +62,32 @@ def result(
         number("startup", ["-" if row.tuning_change_s is None else _seconds(row.tuning_change_s) for row in kernels]),
         Column("verdict", [_verdicts(row.picks) for row in kernels]),
     ]
-    below = ["Today: what run-time tuning chose in this run, and the time that took." if by_tuning else ""]
+    below = ["Today: what run-time tuning chose in this run, and the time that took." if by_tuning else "", others]
     below += [f"{kernel} was not tuned: {reason}" for kernel, reason in skipped.items()]
     return Screen([headline], columns, below, [])
 
 
-def headline(gpu_change: float | None, startup_change_s: float | None, reason: str) -> str:
+def headline(gpu_change: float | None, startup_change_s: float, reason: str) -> str:
     """Return what the second run measured: ``4.4 % less GPU time, and every start is 26.5 s faster``."""
     parts = []
-    if gpu_change is not None:
-        parts.append(f"{abs(gpu_change):.1%}".replace("%", " %") + f" {'less' if gpu_change <= 0 else 'more'} GPU time")
-    if startup_change_s is not None and abs(startup_change_s) >= 0.05:
+    if gpu_change is not None and (percent := _percent(gpu_change)) != "0":
+        parts.append(f"{percent.lstrip('+-')} {'less' if gpu_change < 0 else 'more'} GPU time")
+    elif gpu_change is not None:
+        parts.append("The same GPU time")
+    if abs(startup_change_s) >= LEAST_S:
         faster = "faster" if startup_change_s < 0 else "slower"
         parts.append(f"{'and ' if parts else ''}every start is {abs(startup_change_s):.1f} s {faster}")
     if gpu_change is None:
         parts.insert(0, f"The program's GPU time was not measured: {reason}")
     return "; ".join(parts) if gpu_change is None else ", ".join(parts)
+
+
+def others_line(change: float | None) -> str:
+    """Return the line about GPU time outside the pinned kernels, if it differs between the runs."""
+    if change is None or abs(change) < 0.005:
+        return ""
+    much = f"{_percent(abs(change)).lstrip('+')} {'less' if change < 0 else 'more'}"
+    return f"The rest of the program took {much} GPU time in the second run: chance, or the GPU's clock."
 
 
 def recorded_line(command: str, kernels: int, share: float | None, file: str) -> str:
@@ -99,7 +112,7 @@ def _percent(share: float) -> str:
 
 
 def _seconds(change_s: float) -> str:
-    return "0" if abs(change_s) < 0.05 else f"{change_s:+.1f} s"
+    return "0" if abs(change_s) < LEAST_S else f"{change_s:+.1f} s"
 
 
 def _verdicts(picks: Sequence[ListedPick]) -> str:

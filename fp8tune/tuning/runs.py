@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fp8tune.replay import program
@@ -78,48 +78,56 @@ def run(
 class Change:
     """Effect of the picks, from the first run to the second."""
 
-    gpu: float | None = None
-    """Change of the GPU time in the window, as a share: -0.04 is 4 % less. None if it was not measured."""
-    startup_s: float | None = None
-    """Change of the time until the window opened, of the slowest process. None if it was not measured."""
-    kernels: Mapping[str, float] = field(default_factory=dict)
-    """Function name -> the change of its GPU time, as a share of all GPU time in the first run's window."""
-    reason: str = ""
-    """Reason why nothing was measured."""
+    kernels: Mapping[str, float] | None = None
+    """Function name of a pinned kernel -> the change of its GPU time, as a share of all GPU time in the first run's
+    window. None if it was not measured."""
+    others: float | None = None
+    """Change of all other GPU time, as such a share: what two equal runs may differ by."""
     tuning_s: Mapping[str, float] = field(default_factory=dict)
     """Function name -> the change of the time of its run-time tuning, in the process where it took longest."""
     pinned: frozenset[str] = frozenset()
     """Kernels that took their configs from a table in the second run."""
+    reason: str = ""
+    """Reason why no GPU time was measured."""
+
+    @property
+    def gpu(self) -> float | None:
+        """Change of the program's GPU time by the picks, as a share: -0.04 is 4 % less."""
+        return None if self.kernels is None else sum(self.kernels.values())
+
+    @property
+    def startup_s(self) -> float:
+        """Change of the time that run-time tuning takes at every start."""
+        return sum(self.tuning_s.values())
 
 
 def change(first: Run, second: Run) -> Change:
     """Compare the windows of two runs, which must hold the same launches."""
-    pinned = frozenset(name for process in second.launching for name in process.pinned)
-    tuning_s = {name: second.tuning_s.get(name, 0.0) - time_s for name, time_s in first.tuning_s.items()}
+    result = Change(
+        tuning_s={name: second.tuning_s.get(name, 0.0) - time_s for name, time_s in first.tuning_s.items()},
+        pinned=frozenset(name for process in second.launching for name in process.pinned),
+    )
     before = {process.rank: process for process in first.launching}
     after = {process.rank: process for process in second.launching}
     if any(process.opened is None for process in before.values()):
-        return Change(
-            reason=f"it made at most {window.QUIET_LAUNCHES} launches after the last run-time tuning", pinned=pinned
+        return replace(
+            result, reason=f"it made at most {window.QUIET_LAUNCHES} launches after the last run-time tuning"
         )
     if len(before) < len(first.launching) or len(after) < len(second.launching):
-        return Change(
-            reason="several processes launch kernels, and no RANK tells them apart", tuning_s=tuning_s, pinned=pinned
-        )
+        return replace(result, reason="several processes launch kernels, and no RANK tells them apart")
     spans = [
         {rank: (item.opened, item.closed, item.launches if item.closed is None else None) for rank, item in run.items()}
         for run in (before, after)
     ]
     if spans[0] != spans[1]:
-        return Change(reason="the second run made other launches than the first", tuning_s=tuning_s, pinned=pinned)
-    startup_s = max(item.startup_s or 0.0 for item in after.values()) - max(
-        item.startup_s or 0.0 for item in before.values()
-    )
-    total, times = first.gpu_us, (first.kernel_us, second.kernel_us)
-    if not total or second.gpu_us is None:
-        return Change(reason="no GPU was used", tuning_s=tuning_s, pinned=pinned)
-    kernels = {name: (times[1].get(name, 0.0) - times[0][name]) / total for name in times[0]}
-    return Change(second.gpu_us / total - 1, startup_s, kernels, tuning_s=tuning_s, pinned=pinned)
+        return replace(result, reason="the second run made other launches than the first")
+    if not first.gpu_us or second.gpu_us is None:
+        return replace(result, reason="no GPU was used")
+    kernels = {
+        name: (second.kernel_us.get(name, 0.0) - first.kernel_us.get(name, 0.0)) / first.gpu_us
+        for name in map(function_of, result.pinned)
+    }
+    return replace(result, kernels=kernels, others=second.gpu_us / first.gpu_us - 1 - sum(kernels.values()))
 
 
 def function_of(kernel: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8tune.output.tune import headline, others_line
 from fp8tune.replay.program import Ended
 from fp8tune.replay.watch import window
 from fp8tune.replay.watch.window import Measured, Window, busy_ns
@@ -85,21 +86,37 @@ def process(rank: str = "", opened: int | None = 30, closed: int | None = 60, **
     return Measured(rank, opened, closed, 100, **values)
 
 
-def test_changes_are_shares_of_all_gpu_time() -> None:
-    before = run(process(gpu_us=1000.0, startup_s=9.0, kernel_us={"a": 400.0, "b": 600.0}, tuning_s={"a": 5.0}))
-    after = run(process(gpu_us=900.0, startup_s=4.0, kernel_us={"a": 300.0, "b": 600.0}, pinned=("m:a",)))
+def test_changes_by_the_picks_are_told_from_others() -> None:
+    before = run(process(gpu_us=1000.0, kernel_us={"a": 400.0, "b": 600.0}, tuning_s={"a": 5.0, "b": 1.0}))
+    after = run(process(gpu_us=920.0, kernel_us={"a": 300.0, "b": 620.0}, tuning_s={"b": 1.0}, pinned=("m:a",)))
     result = change(before, after)
-    assert result.gpu == pytest.approx(-0.1)
-    assert result.startup_s == pytest.approx(-5.0)
-    assert result.kernels == {"a": pytest.approx(-0.1), "b": 0.0}
-    assert result.tuning_s == {"a": -5.0}
-    assert result.pinned == {"m:a"}
+    assert (result.gpu, result.others) == (pytest.approx(-0.1), pytest.approx(0.02))
+    assert (result.startup_s, result.tuning_s) == (-5.0, {"a": -5.0, "b": 0.0})
+    assert (result.kernels, result.pinned) == ({"a": pytest.approx(-0.1)}, {"m:a"})
 
 
 def test_the_slowest_process_decides_the_startup() -> None:
-    before = run(process("0", gpu_us=1.0, startup_s=9.0), process("1", gpu_us=1.0, startup_s=7.0))
-    after = run(process("0", gpu_us=1.0, startup_s=1.0), process("1", gpu_us=1.0, startup_s=2.0))
-    assert change(before, after).startup_s == pytest.approx(-7.0)
+    before = run(*(process(rank, tuning_s={"a": time_s}) for rank, time_s in (("0", 9.0), ("1", 7.0))))
+    after = run(*(process(rank, tuning_s={"a": time_s}) for rank, time_s in (("0", 1.0), ("1", 2.0))))
+    assert change(before, after).startup_s == -7.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "startup_s", "words"),
+    [
+        (-0.044, -26.51, ["4.4 % less", "26.5 s faster"]),
+        (0.001, 0.2, ["0.1 % more", "0.2 s slower"]),
+        (0.0001, 0.0, ["same GPU time"]),
+        (None, -1.0, ["because", "1.0 s faster"]),
+    ],
+)
+def test_the_headline_says_what_the_second_run_measured(gpu: float | None, startup_s: float, words: list[str]) -> None:
+    assert all(word in headline(gpu, startup_s, "because") for word in words)
+
+
+def test_only_a_change_of_the_rest_gets_a_line() -> None:
+    assert others_line(None) == others_line(0.002) == ""
+    assert "1.5 % less" in others_line(-0.015)
 
 
 @pytest.mark.parametrize(

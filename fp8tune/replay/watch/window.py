@@ -1,4 +1,4 @@
-"""Measure the same part of two runs of a program: its GPU time between two launches, and the time until the first.
+"""Measure the same part of two runs of a program: its GPU time between two launches, and the time of run-time tuning.
 
 In the first run the window opens when no kernel has been tuned for a while, and closes after :data:`LENGTH_S` or when
 Python ends. The second run gets the launch numbers of the first, so that both windows hold the same work, and the
@@ -51,13 +51,9 @@ class Measured:
     """Number of the first launch after it; None if Python ended first."""
     launches: int
     """Launches of the whole run."""
-    startup_s: float | None = None
-    """Time from the start of Python until the window opened, with all GPU work before it. Without the time of what the
-    next start finds on the disk: compiled code, and tuning of kernels with ``cache_results``."""
     tuning_s: Mapping[str, float] = field(default_factory=dict)
-    """Function name -> time of its run-time tuning, with the same exceptions."""
-    wall_s: float | None = None
-    """Length of the window."""
+    """Function name -> time of its run-time tuning. Without what the next start finds on the disk: compiled code, and
+    the result for kernels with ``cache_results``."""
     gpu_us: float | None = None
     """Time in which the GPU was busy in the window; None where nothing profiles."""
     kernel_us: Mapping[str, float] = field(default_factory=dict)
@@ -77,21 +73,20 @@ class Window:
 
     def __init__(self, folder: Path, plan: Mapping[str, Any] | None, tables: str) -> None:
         self._path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-        self._began_s = time.perf_counter()
         self._rank = os.environ.get("RANK", "")
         self._plan: tuple[int, int | None] | None = None if plan is None else plan.get(self._rank, (sys.maxsize, None))
         self._tables = pinning.tables_of(tables) if tables else []
         logging.getLogger("fp8tune").setLevel(logging.ERROR)  # that kernels are pinned is no news
         self._tuning_s: defaultdict[str, float] = defaultdict(float)
-        self._compiled_s = self._cached_s = 0.0
+        self._compiled_s = 0.0
         self._known: set[int] = set()
         self._pinned: list[str] = []
         self._inside = threading.local()
         self._launches = self._tuned_at = 0
-        self._tuned_at_s = self._began_s
+        self._tuned_at_s = time.perf_counter()
         self._profile: Any = None
         self._opened: int | None = None
-        self._opened_s = self._startup_s = 0.0
+        self._opened_s = 0.0
         self._is_closed = False
         atexit.register(self._finish)
 
@@ -162,9 +157,7 @@ class Window:
 
     def _tuned(self, kernel: Any, seconds: float) -> None:
         """Note the time of run-time tuning, and begin anew: it is no work that both runs have."""
-        if getattr(kernel, "cache_results", False):
-            self._cached_s += seconds
-        else:
+        if not getattr(kernel, "cache_results", False):
             self._tuning_s[python_function(kernel).__name__] += seconds
         self._tuned_at, self._tuned_at_s = self._launches, time.perf_counter()
         if self._plan is None and self._opened is not None and not self._is_closed:
@@ -175,7 +168,6 @@ class Window:
         if times.is_capturing():
             return
         self._synchronize()
-        self._startup_s = time.perf_counter() - self._began_s - self._compiled_s - self._cached_s
         if times.is_on_gpu():
             profiler = sys.modules["torch"].profiler
             self._profile = profiler.profile(activities=[profiler.ProfilerActivity.CUDA])
@@ -187,7 +179,6 @@ class Window:
     def _close(self, *, is_end: bool = False) -> None:
         self._is_closed = True
         self._synchronize()
-        wall_s = time.perf_counter() - self._opened_s
         events = self._stop()
         spans = [(event.start_ns(), event.start_ns() + event.duration_ns()) for event in events]
         kernel_us: Counter[str] = Counter()
@@ -199,9 +190,7 @@ class Window:
                 opened=self._opened,
                 closed=None if is_end else self._launches,
                 launches=self._launches,
-                startup_s=self._startup_s,
                 tuning_s=dict(self._tuning_s),
-                wall_s=wall_s,
                 gpu_us=busy_ns(spans) / 1e3 if spans else None,
                 kernel_us=dict(kernel_us),  # asdict copies no Counter
                 pinned=tuple(self._pinned),
