@@ -219,7 +219,8 @@ def make_overview(
 ) -> Overview:
     """Summarize picks by kernel and GPU; ``wrong`` counts the sizes without a right config.
 
-    Rows are sorted by ``size``: proven ones before quick ones, then the largest speedup.
+    Rows are sorted by ``size``: recorded kernels before those that come with fp8tune, then proven ones before quick
+    ones, then the largest speedup.
     """
     groups: dict[tuple[str, str], list[ListedPick]] = {place: [] for place in wrong}
     for pick in picks:
@@ -239,6 +240,7 @@ def make_overview(
     trust = [*Verdict]
     rows.sort(key=lambda row: (-(row.over_default or 0.0), row.kernel))
     rows.sort(key=lambda row: (min(map(trust.index, row.verdicts)), row.in_use, -(row.speedup or 0.0)))
+    rows.sort(key=lambda row: ":" not in row.kernel)
     rows = _sorted(rows, sort, lambda row: -sum(pick.time_us for pick in groups[row.kernel, row.gpu]))
     return Overview(database=database, triton=list(triton), kernels=rows[:top])
 

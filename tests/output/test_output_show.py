@@ -101,6 +101,15 @@ def test_the_overview_has_a_row_for_each_kernel_and_gpu(database: Path) -> None:
     assert heading.split()[:4] == ["kernel", "gpu", "sizes", "speedup"]
 
 
+def test_recorded_kernels_come_first() -> None:
+    with Store.open(str(ROOT / "results.db"), writable=False) as store:
+        rows = list(map(show.ListedPick.from_pick, picks.read(store, ["colwise"])))
+    changes = {"kernel": "ops:swiglu", "speedup": 0.9, "verdict": Verdict.QUICK}
+    own = [row.model_copy(update=changes) for row in rows[:2]]
+    kernels = show.make_overview([*rows, *own], {}, "fp8tune.db", []).kernels
+    assert [row.kernel for row in kernels][:2] == ["ops:swiglu", "colwise"]
+
+
 def test_a_kernel_is_listed_on_one_gpu_and_the_others_are_counted(database: Path) -> None:
     listed = document(database, "colwise")
     assert (listed["gpu"], len(listed["picks"]), listed["elsewhere"]) == (H200.name, 3, {H100.name: 1})
