@@ -157,7 +157,7 @@ def _sweep(
     plan, first = selection.ordered(plan, recording)
     progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
     with _stored_note(progress, db), Store.open(db, create=True) as store, progress:
-        for event in sweeps.run(store, plan, first):
+        for event in sweeps.run(store, plan, first, options.budget_s):
             progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
         if left_out:

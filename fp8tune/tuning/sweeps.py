@@ -16,9 +16,9 @@ COARSE_SHARE = 0.6
 """Share of the budget that the coarse pass may take at most."""
 
 
-def run(store: Store, plan: Plan, first: int) -> Iterator[Event]:
+def run(store: Store, plan: Plan, first: int, budget_s: float) -> Iterator[Event]:
     """Sweep a plan: the coarse pass of all launches, then the confirmation of the first ones, then that of the rest."""
-    begun, budget_s = time.monotonic(), plan.options.budget_s
+    begun = time.monotonic()
 
     def swept(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> Iterator[Event]:
         options = replace(plan.options, budget_s=until_s, quick=quick)

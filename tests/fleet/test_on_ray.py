@@ -30,11 +30,11 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Start a Ray cluster of a GPU that is none, and yield its address."""
+    """Start a Ray cluster of two GPUs that are none, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--num-gpus=1", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", "--block"]
+    options = ["--num-gpus=2", "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", "--block"]
     ray = Path(sys.executable).with_name("ray")
     env = {**environment(), "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
