@@ -244,7 +244,7 @@ class FinalsRun:
     tie_band: float
     keep_band: float
     floor_us: float = 0.0
-    """Times below this cannot be resolved here; see :func:`fp8tune.stats.calibration.floor_us`."""
+    """Times below this cannot be resolved here; see :func:`fp8tune.stats.decide.floor_us`."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import forked
 import pytest
 from command_line import environment, fp8tune
 from database_rows import config, finished_sweep, problem
@@ -95,8 +96,7 @@ def test_a_size_without_a_right_config_is_1_and_a_specification_prints_nothing(t
     db, shapes = tmp_path / "r.db", tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
     sweep = ("sweep", "--kernel", HOSTILE, "--shapes", shapes, "--db", db)
-    code, *texts = ended(*sweep, "--json")
-    out, error = (text.decode() for text in texts)
+    code, out, error = forked.ended(*sweep, "--json")
     lines = [json.loads(line) for line in out.splitlines()]
     if any(line.get("kind") == "measured" for line in lines):
         pytest.skip("there is a GPU here")

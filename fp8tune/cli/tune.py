@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from fp8tune.records import Pick
     from fp8tune.replay.recording import Recording
     from fp8tune.store.results import Tally
-    from fp8tune.sweeping.planning import Plan, ProblemPlan
+    from fp8tune.sweeping.planning import Plan
     from fp8tune.tables.picks import KernelPicks
     from fp8tune.tuning.runs import Run
 
@@ -103,7 +102,7 @@ def tune(options: TuneOptions) -> None:
     _print_result(recording, picks, skipped, first, second, names)
     if second is not None and second.ended.exit_code:
         _end_as_program(second.ended.exit_code, "no file is changed: that was the run with the picks")
-    _offer(options, exported)
+    offer(options, exported)
 
 
 def _end_as_program(exit_code: int, consequence: str) -> NoReturn:
@@ -143,7 +142,7 @@ def _sweep(
     from fp8tune.output.text import counted
     from fp8tune.store.results import Store
     from fp8tune.sweeping import picks, planning, session
-    from fp8tune.tuning import selection
+    from fp8tune.tuning import selection, sweeps
 
     sweep = SweepOptions(
         kernel=tuple(kernels),
@@ -156,27 +155,13 @@ def _sweep(
     )
     plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
     plan, first = selection.ordered(plan, recording)
-    begun = time.monotonic()  # importing a large package twice takes a minute: that is not tuning
     progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
     with _stored_note(progress, db), Store.open(db, create=True) as store, progress:
-
-        def run(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> None:
-            options = replace(plan.options, budget_s=until_s, quick=quick)
-            for event in session.run(store, replace(plan, options=options, problems=tuple(sizes)), begun=begun):
-                progress.show(event)
-
-        if not plan.backend.times:
-            run(plan.problems, options.budget_s, quick=False)
-        else:
-            run(plan.problems, selection.COARSE_SHARE * options.budget_s, quick=True)
-            done = {study.problem for study in session.studies(store, plan) if study.is_usable}
-            for sizes in (plan.problems[:first], plan.problems[first:]):
-                if (
-                    timed := [size for size in sizes if size.problem in done]
-                ) and time.monotonic() < begun + options.budget_s:
-                    run(timed, options.budget_s, quick=False)
-            if left_out := len(plan.problems) - len(done):
-                notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")
+        for event in sweeps.run(store, plan, first, options.budget_s):
+            progress.show(event)
+        left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
+        if left_out:
+            notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")
         return plan, session.tallies(store, plan), picks.decided(session.studies(store, plan))
 
 
@@ -266,7 +251,7 @@ def _print_result(
     ).print()
 
 
-def _offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
+def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
     """Apply, write or offer the diff."""
     from fp8tune.output.tables import notice, print_lines, warning
     from fp8tune.output.text import counted, db_option, listed

@@ -43,13 +43,15 @@ def run(
     patterns: Sequence[str] = (),
     stdout: int | None = None,
     stores_integers: bool = True,
+    asks_usage: bool = True,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run a command and record the launches of all its Python processes.
 
     ``patterns``: kernels to record, as ``module:name`` or ``name`` with wildcards; without one, all autotuned kernels;
-    ``stdout``: the descriptor that the program prints to; ``variables``: more of its environment. A signal that ends
-    this process ends the program first. Raises UsageError for a command that cannot be started.
+    ``stdout``: the descriptor that the program prints to; ``asks_usage``: compile the kernels to see which tensors they
+    read and write, which takes seconds; ``variables``: more of its environment. A signal that ends this process ends
+    the program first. Raises UsageError for a command that cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
         environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns), **variables}
@@ -64,8 +66,9 @@ def run(
     recording = merged([part for part in parts if part.kernels] or parts[:1])
     full = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
     chosen = [k for k in recording.kernels if any(fnmatchcase(k.name, pattern) for pattern in full)]
-    kernels = tuple(_with_usage([_with_source(kernel) for kernel in chosen], recording.codes))
-    return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=kernels, codes={}))
+    kernels = [_with_source(kernel) for kernel in chosen]
+    kernels = _with_usage(kernels, recording.codes) if asks_usage else kernels
+    return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=tuple(kernels), codes={}))
 
 
 def _exit_code(command: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:

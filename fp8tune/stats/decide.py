@@ -18,7 +18,7 @@ TICK_SHARE = 0.0025  # a timer tick above this share of a time widens the bounds
 
 @dataclass(frozen=True)
 class MeasuringPlan:
-    """Sample counts, bands and error rates for measuring and deciding a study. A calibration may change them."""
+    """Sample counts, bands and error rates for measuring and deciding a study."""
 
     screen_rounds: int = 3
     """Rounds of the coarse pass."""
@@ -87,20 +87,28 @@ def _decide(pairs: Pairs, current: NamedInts | None, default: NamedInts | None, 
     return _with_precedence(decision, Precedence.TIED if is_tied else Precedence.DEFAULT)
 
 
+def floor_us(tick_us: float | None) -> float:
+    """Return the time of which one timer tick is 0.25 %; 0 if no tick is known.
+
+    For shorter times, a tick widens the bounds of a comparison. ``tick_us`` is the tick seen in the samples.
+    """
+    return (tick_us or 0.0) / TICK_SHARE
+
+
 def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts | None, axes: Axes) -> Decision:
     """Choose between finalists with the bands of the sweeps that timed them. Raises ValueError without finals.
 
     If the pick's time is below the floor, a timer tick is over 0.25 % of it and widens every bound. The config in use,
     which is the current one or else the default, is then replaced only by a config proven faster by more than a tick.
     """
-    floor_us, plan = max(times.run.floor_us for times in _process_times(finals)), plan_of(finals)
+    shortest_us, plan = max(times.run.floor_us for times in _process_times(finals)), plan_of(finals)
     values = process_values(blocks_of(finals))
     pairs = Pairs.compare(values, default, axes, plan.alpha_per_look)
     times_us = {config: math.exp(fmean(log_times.values())) for config, log_times in values.items()}
     decision = replace(_decide(pairs, current, default, plan), times_us=times_us)
-    if decision.time_us >= floor_us:
+    if decision.time_us >= shortest_us:
         return decision
-    tick = math.log1p(TICK_SHARE * floor_us / decision.time_us)
+    tick = math.log1p(TICK_SHARE * shortest_us / decision.time_us)
     pick = pairs.configs.index(decision.pick)
     in_use = next((index for index in map(pairs.position, (current, default)) if index is not None), pick)
     if in_use != pick and pairs.lower[in_use, pick] <= tick:

@@ -116,10 +116,6 @@ class Queue:
         """Number of units by state."""
         return Counter(status.state for status in self.units)
 
-    def in_state(self, state: UnitState) -> list[UnitStatus]:
-        """Return the units in a state."""
-        return [status for status in self.units if status.state is state]
-
 
 class Queueing(Database):
     """Methods of the work queue."""

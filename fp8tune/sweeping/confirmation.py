@@ -16,8 +16,7 @@ from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import ClockLimits, FinalsRun, NamedInts, Problem, Status
-from fp8tune.stats.calibration import floor_us
-from fp8tune.stats.decide import PLAN, decide_finals
+from fp8tune.stats.decide import PLAN, decide_finals, floor_us
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
 from fp8tune.stats.study import Study
@@ -169,7 +168,7 @@ class Confirmation:
 
     def _run_of(self, group: Finalists) -> FinalsRun:
         tick_us = self.store.tick_us(self.plan.subject(group.subject), self.sweep_id)
-        return FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, floor_us({}, tick_us))
+        return FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, floor_us(tick_us))
 
     def _end(self, group: Finalists) -> None:
         self.store.end_finals(self.sweep_id, self.plan.subject(group.subject), self._run_of(group))

@@ -70,7 +70,7 @@ def run(
         if first is not None:
             plan = {process.rank: (process.opened, process.closed) for process in first.launching}
             variables |= {window.PLAN: json.dumps(plan), window.TABLES: str(tables)}
-        ended = program.run(command, patterns, stdout, variables=variables)
+        ended = program.run(command, patterns, stdout, asks_usage=first is None, variables=variables)
         return Run(ended, Measured.read(Path(folder)))
 
 

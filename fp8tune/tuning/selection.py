@@ -14,8 +14,6 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 FIRST_SHARE = 0.8
 """Share of the GPU time that is confirmed first: the rest has its turn in what is left of the budget."""
-COARSE_SHARE = 0.6
-"""Share of the budget that the coarse pass may take at most."""
 
 
 def tunable(recording: Recording) -> list[str]:

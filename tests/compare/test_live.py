@@ -7,20 +7,20 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import fp8tune
+from forked import Forked
 from git_repositories import commit, git
 from places import PLANTED
 
+from fp8tune import cli
 from fp8tune.comparing import checkout, live, verdicts
 from fp8tune.comparing.rounds import Row, time_rounds
 from fp8tune.comparing.sides import Kernel, Sides, checked_out
@@ -291,41 +291,39 @@ def test_disturbed_blocks_are_counted(session: live.Session) -> None:
 
 
 @pytest.fixture
-def long_run(repository: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def long_run(repository: Path, tmp_path: Path) -> Forked:
     """Start a comparison that has its checkouts and goes on for a while."""
     (tmp_path / "many.toml").write_text(f"[[rows]]\nM = {[*range(100, 400)]}\nK = 64\nE = 1\n")
     arguments = ["compare", "main..main", "--timer", "simulated:1", "--kernel", f"{repository}/same.py:SPEC"]
-    command = [sys.executable, "-m", "fp8tune", *arguments, "--shapes", str(tmp_path / "many.toml")]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+
+    def compare() -> None:
+        tempfile.tempdir = str(tmp_path)
+        sys.argv = ["fp8tune", *arguments, "--shapes", str(tmp_path / "many.toml")]
+        cli.main()
+
+    process = Forked(compare)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("fp8tune-*"))) < 2:  # checkouts and Triton cache
-        assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    yield process
-    process.kill()
-    process.wait()
+    return process
 
 
-def test_checkouts_are_removed_when_it_is_stopped(
-    long_run: subprocess.Popen[bytes], repository: Path, tmp_path: Path
-) -> None:
-    long_run.send_signal(signal.SIGTERM)
-    assert long_run.wait(30) == 143
+def test_checkouts_are_removed_when_it_is_stopped(long_run: Forked, repository: Path, tmp_path: Path) -> None:
+    os.kill(long_run.pid, signal.SIGTERM)
+    assert long_run.wait()[0] == 143
     assert not list(tmp_path.glob("fp8tune-*"))
     assert git(repository, "worktree", "list").count("\n") == 0
     assert not git(repository, "status", "--porcelain")
 
 
 def test_checkouts_of_a_killed_run_are_removed_by_the_next(
-    long_run: subprocess.Popen[bytes], repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_run: Forked, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with checkouts(repository, []):  # while the other run goes on
         assert len(list(tmp_path.glob("fp8tune-*"))) == 3
     long_run.kill()
-    long_run.wait()
     time.sleep(0.2)
     with checkouts(repository, []):
         assert len(list(tmp_path.glob("fp8tune-compare-*"))) == 1

@@ -98,8 +98,8 @@ def test_a_signal_and_a_killed_worker_cost_nothing(tmp_path: Path) -> None:
         assert marked(mark) == []
         with Store.open(db, writable=False) as store:
             queue = store.queue()
-        assert not queue.in_state(UnitState.RUNNING)
-        assert all(status.attempts == 0 for status in queue.in_state(UnitState.WAITING))
+        assert not queue.counts[UnitState.RUNNING]
+        assert all(unit.attempts == 0 for unit in queue.units if unit.state is UnitState.WAITING)
         process = started()
         os.kill(marked(mark, "fp8tune worker")[0], signal.SIGKILL)
         _, error = process.communicate(timeout=200)

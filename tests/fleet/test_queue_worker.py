@@ -209,10 +209,10 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
     assert code == 143
     assert "its unit is given back" in text.splitlines()[-1]
     with Store.open(db, writable=False) as store:
-        waiting = store.queue().in_state(UnitState.WAITING)
-        assert waiting
-        assert not store.queue().in_state(UnitState.RUNNING)
-        assert all(status.attempts == 0 for status in waiting)
+        left = store.queue()
+        assert left.counts[UnitState.WAITING]
+        assert not left.counts[UnitState.RUNNING]
+        assert all(unit.attempts == 0 for unit in left.units if unit.state is UnitState.WAITING)
 
 
 def test_the_queue_says_what_there_is(db: str) -> None:

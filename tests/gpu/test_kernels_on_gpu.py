@@ -39,7 +39,7 @@ from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
 sys.path.append(str(ROOT / "tests" / "kernels"))
 
-from kernel_faults import DESCRIPTORS, FAULTS
+from kernel_faults import FAULTS, SETTINGS
 from on_edges import smallest
 from planting import plant_foreign
 
@@ -128,8 +128,7 @@ def test_every_planted_fault_is_found(pool: WorkerPool, tmp_path: Path) -> None:
         problem = problem_of(spec, spec.input_layouts[-1 if "panels" in modules else 0], SEVERAL_TILES.get(kernel, ROW))
         configs = [spec.default, smallest(spec)]
         configs += [NamedInts({**config, "LEAD": 0}) for config in configs if 0 in spec.axes.get("LEAD", ())]
-        if title in DESCRIPTORS:
-            configs = [NamedInts({**config, "DESCRIPTORS": DESCRIPTORS[title]}) for config in configs]
+        configs = [NamedInts({**config, **SETTINGS.get(title, {})}) for config in configs]
         arms = [KernelArm(reference, replace(problem, kernel=name), config) for config in configs]
         requests[title] = [pool.submit(TRIAL_TIMEOUT_S, checked_block, arm, "cuda", 0, times=False) for arm in arms]
     answers = {title: [answer(future) for future in futures] for title, futures in requests.items()}

@@ -70,9 +70,10 @@ def with_short_lead(config: NamedInts) -> NamedInts:
     return NamedInts({name: min(value, 1) if name == "LEAD" else value for name, value in config.items()})
 
 
-def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts) -> Iterator[str]:
+def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts, from_largest: bool = False) -> Iterator[str]:
     """Yield the faults in the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
-    for number, tensors in enumerate(tensors_on_edges(problem)):
+    edges = [*enumerate(tensors_on_edges(problem))]
+    for number, tensors in reversed(edges) if from_largest else edges:
         if wrong := replace(tensors, spec=spec).check(config, [number]):
             yield wrong
 

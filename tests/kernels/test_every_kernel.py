@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_faults import DESCRIPTORS, FAULTS
+from kernel_faults import FAULTS, LARGE, SETTINGS
 from on_edges import (
     faults_found,
     is_small,
@@ -111,9 +111,8 @@ def test_a_planted_fault_is_found(title: str, tmp_path: Path) -> None:
     spec = planted(title, tmp_path, *FAULTS[title])
     configs = [smallest(own), with_short_lead(own.default)]
     configs += [NamedInts({**config, "LEAD": 0}) for config in configs if 0 in own.axes.get("LEAD", ())]
-    if title in DESCRIPTORS:
-        configs = [NamedInts({**config, "DESCRIPTORS": DESCRIPTORS[title]}) for config in configs]
-    found = next((found for config in configs for found in faults_found(spec, problem, config)), "")
+    configs = [NamedInts({**config, **SETTINGS.get(title, {})}) for config in configs]
+    found = next((found for config in configs for found in faults_found(spec, problem, config, title in LARGE)), "")
     assert "elements differ, first at" in found or "bytes written" in found
 
 

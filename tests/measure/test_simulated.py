@@ -11,7 +11,9 @@ import pytest
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place, Work
 from fp8tune.measure.simulated import Noise, SimulatedBackend, SimulatedClock, log_slowdown, near_share
+from fp8tune.measure.timing import tick
 from fp8tune.records import NamedInts, Problem, Status
+from fp8tune.stats.decide import floor_us
 from fp8tune.stats.means import trimmed_mean
 
 STILL = Noise(
@@ -157,3 +159,14 @@ def test_landscapes_have_many_near_ties_and_a_few_slow_configs():
         assert 4 < slowdowns[-1] < 10
         assert list(slowdowns) == sorted(slowdowns)
     assert counts == [2, 8, 28]
+
+
+def test_a_coarse_tick_raises_the_floor() -> None:
+    """1.024 us, as seen on some devices, is 0.25 % of 410 us."""
+    coarse, fine = (
+        SimulatedClock(1, Noise(tick_us=tick_us)).block(Work("x", 300_000_000), Place()).samples_us
+        for tick_us in (1.024, 0.032)
+    )
+    assert floor_us(tick(coarse)) == pytest.approx(410, rel=0.01)
+    assert floor_us(tick(fine)) == pytest.approx(12.8, rel=0.01)
+    assert floor_us(None) == 0.0

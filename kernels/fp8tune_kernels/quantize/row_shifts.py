@@ -19,8 +19,6 @@ Other scales may be those of tokens, of which ``token_of_row`` says which a row 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +26,6 @@ from torch import Tensor
 from .. import interpreter
 from ..runtime.checks import check_ends, check_offsets
 from ..runtime.launching import launch_kernel
-from ..runtime.ops import define
 from .factors import check_scales
 
 CONFIG = {"BLOCK_SIZE": 2048, "num_warps": 8}
@@ -91,26 +88,12 @@ def _product(
     return tl.load(scales_ptr + rows, mask=inside, other=0.0) * tl.load(other_ptr + others, mask=inside, other=0.0)
 
 
-def shifts_of_rows(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
-    """``(shifts, least)``, (M,) and (G,), float32; ``scales`` and ``other_scales`` have M contiguous values each."""
-    return _operator(scales, other_scales, offs)
-
-
 def _outputs(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
     M = scales.numel()
     check_offsets(offs, scales.device, "scales")
     check_scales("scales", scales, M, scales.device)
     check_scales("other_scales", other_scales, M, scales.device)
     return scales.new_empty(M), scales.new_empty(offs.shape[0])
-
-
-def shifts_by_kernel(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`shifts_of_rows` without a dispatcher, for operators that launch several kernels."""
-    if scales.is_cpu and not interpreter.INTERPRETED:
-        return reference_shifts(scales, other_scales, offs)
-    shifts, least = _outputs(scales, other_scales, offs)
-    _launch((scales, other_scales, None, offs, shifts, least, None, None, None), 0, 0)
-    return shifts, least
 
 
 def shifts_and_scales(
@@ -147,7 +130,7 @@ def _launch(tensors: tuple[Tensor | None, ...], N: int, K: int) -> None:
 
 
 def reference_shifts(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`shifts_of_rows` in plain torch; reads ``offs`` on the host."""
+    """Return ``(shifts, least)``, (M,) and (G,), in plain torch; reads ``offs`` on the host."""
     shifts, least = _outputs(scales, other_scales, offs)
     check_ends(offs, scales.numel())
     product = scales.reshape(-1) * other_scales.reshape(-1)
@@ -160,12 +143,3 @@ def reference_shifts(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tupl
         shifts[start:end] = least[group].expand(len(rows)) / rows
         start = end
     return shifts, least
-
-
-_operator: Callable[..., tuple[Tensor, Tensor]] = define(
-    "shifts_of_rows(Tensor scales, Tensor other_scales, Tensor offs) -> (Tensor, Tensor)",
-    shifts_by_kernel,
-    shifts_by_kernel,
-    _outputs,
-    makes_codes=True,
-)
