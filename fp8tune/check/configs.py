@@ -17,7 +17,7 @@ from fp8tune.check.machine import installed_version, release
 from fp8tune.errors import UsageError, one_line
 from fp8tune.importing.foreign import LARGEST_BYTES
 from fp8tune.stats.means import group_by
-from fp8tune.tables.tuned_files import LAUNCH_OPTIONS, RULES, SGLANG_MOE, FileName, Rule, arch_of, vllm_lora_device
+from fp8tune.tables.tuned_files import RULES, SGLANG_MOE, FileName, Rule, arch_of, launch_options, vllm_lora_device
 from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 
@@ -179,8 +179,7 @@ def _read_entry(file: TunedFile, key: str, value: Any) -> None:
     config = dict(value) if isinstance(value, tuple) else None
     numbers = {} if config is None else {name: number for name, number in config.items() if type(number) is int}
     tiles = {name: number for name, number in numbers.items() if name.startswith("BLOCK_SIZE_")}
-    options = LAUNCH_OPTIONS[re.match(r"sm|gfx|", file.arch)[0]]  # type: ignore[index]
-    known = {*rule.required, *rule.optional, *options, "num_warps", "num_stages"}
+    known = {*rule.required, *rule.optional, *launch_options(file.arch)}
     if not re.fullmatch(r"[0-9]{1,18}", key):
         fault = "is no size, and the lookup fails" if rule is not _HF else "is no size"
     elif int(key) in file.configs:

@@ -88,27 +88,22 @@ class FileName:
         return sizes
 
 
-_TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-GROUPED_TILE = (*_TILE, "GROUP_SIZE_M")
+TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+GROUPEDTILE = (*TILE, "GROUP_SIZE_M")
 """Constants of the fused-MoE and block-scaled GEMM kernels that every config has to set."""
 
 _CUDA = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-LAUNCH_OPTIONS = {
-    "sm": _CUDA,
-    "gfx": (*_CUDA, "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
-    "": (*_CUDA, "waves_per_eu", "matrix_instr_nonkdim", "kpack", "grf_mode"),  # Intel, or an unknown device
-}
-"""Letters before an arch's number -> options of Triton's compiler that a config may set."""
+_AMD = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
-_VLLM_AMD = (
-    "MI300A MI300X MI308X MI325X MI300X_HF Radeon_RX7900XTX Radeon_890M Radeon_8060S Radeon_RX9070XT Radeon_R9700"
-)
-_AMD_NAMES = {
-    word: f"AMD_{'' if name.startswith('Radeon') else 'Instinct_'}{name}"
-    for name in _VLLM_AMD.split()
-    for word in {name.removeprefix("Radeon_"), name.removesuffix("X")}
-    if word != "MI300"  # of MI300A as of MI300X
-}
+
+def launch_options(arch: str) -> tuple[str, ...]:
+    """Return the options of Triton's compiler that a config for an arch may set; all for an unknown one."""
+    return _CUDA if arch.startswith("sm_") else (*_CUDA, *_AMD, *(() if arch.startswith("gfx") else ("grf_mode",)))
+
+
+_AMD_NAMES = {word: f"AMD_Instinct_{word}" for word in ("MI300A", "MI300X", "MI308X", "MI325X")}
+_AMD_NAMES |= {word: f"AMD_Radeon_{word}" for word in ("RX7900XTX", "890M", "8060S", "RX9070XT", "R9700")}
+_AMD_NAMES |= {"MI325": "AMD_Instinct_MI325X", "MI308": "AMD_Instinct_MI308X", "MI300X_HF": "AMD_Instinct_MI300X_HF"}
 """Word of a device's name -> name that vLLM gives to the PCI ID of that device, whatever the driver calls it."""
 
 
@@ -132,7 +127,7 @@ class Rule:
     values: Mapping[str, tuple[str, ...]]  # field -> texts that the lookup writes
     comma: str = ","  # in block_shape
     version: str = ""  # where the Triton version stands: "entry", "folder", or nowhere
-    required: tuple[str, ...] = GROUPED_TILE
+    required: tuple[str, ...] = GROUPEDTILE
     optional: tuple[str, ...] = ()
     has_h200_family: bool = False
     has_down: bool = False
@@ -256,7 +251,7 @@ RULES = (
         "W8A8 channelwise GEMM",
         _GEMM[:4],
         {"dtype": ("fp8_w8a8_channelwise",)},
-        required=_TILE,
+        required=TILE,
         may_be_null=True,
         ladder=_TUNED,
     ),
