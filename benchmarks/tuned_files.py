@@ -73,8 +73,8 @@ def by_second_method(root: Path, triton: str) -> Counter[tuple[str, str]]:
     for group in same.values():
         for device, tuned, entries in group:
             equal = [(0.0, device)]
-            for place, version, peer in group:
-                if (place, version) != (device, tuned) and {*peer} == {*entries}:
+            for place, triton_there, peer in group:
+                if (place, triton_there) != (device, tuned) and {*peer} == {*entries}:
                     equal.append((sum(entries[size] == peer[size] for size in entries) / len(entries), place))
             near = max(share for share, place in equal if share == 1 or place != device or share == 0)
             counts[device, "copy" if near == 1 else "near copy"] += near >= 0.9

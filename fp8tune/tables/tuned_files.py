@@ -142,7 +142,7 @@ class Rule:
         """Return the name of the file that the lookup opens. Fields without a value are left out."""
         values = {**values, ("device" if "device" in self.fields else "device_name"): self.device_name(device)}
         if block := values.get("block_shape"):
-            values["block_shape"] = f"[{self.comma.join(map(str, block))}]"  # type: ignore[arg-type, call-overload]
+            values["block_shape"] = f"[{self.comma.join(map(str, block))}]"  # type: ignore[call-overload]
         parts = []
         for name in (field.removesuffix("?") for field in self.fields):
             if self.values.get(name) == ("",):

@@ -97,7 +97,7 @@ def test_sizes_without_a_known_default_are_left_out_and_named() -> None:
     notices: list[str] = []
     (rows,) = documents(by_size.write_vllm, moe(), dtype="int4_w4a16", notice=notices.append).values()
     assert [*rows] == ["triton_version", "1", "2", "128", "256", "512"]
-    assert sum("default for int4_w4a16 is unknown" in notice for notice in notices) == len(LADDER) - 5
+    assert any("default is unknown for M = 4, 8," in notice for notice in notices)
 
 
 def test_exported_files_have_no_problem_for_doctor(tmp_path) -> None:

@@ -28,8 +28,6 @@ DTYPES |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), "fp8_w8a8")
 _LEADING_SIZES = ("E", "N", "K")  # sizes that come first in Hugging Face's file names
 _Place = TypeVar("_Place")
 
-_BLOCK_SIZES = ("block_n", "block_k")  # sizes of the blocks of quantized weights, written as block_shape
-
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
     """Parse sizes such as ``M=num_tokens`` and ``E=8``. Raises UsageError for any other text."""
@@ -96,38 +94,38 @@ def _write_fused_moe(
     if missing:
         raise UsageError(f"{kernel.kernel} has no {missing[0]}, which fused-MoE kernels have: use --for python")
     dims = {*options.sizes, *(dim for pick in kernel.picks for dim in pick.problem.shape)}
-    has_blocks = dims.issuperset(_BLOCK_SIZES)
+    has_blocks = dims.issuperset(("block_n", "block_k"))
     _device_name(kernel)
 
     def place(pick: Pick) -> _MoeFile:
         dtype = DTYPES.get(pick.problem.in_dtype) if options.dtype is None else options.dtype
         if dtype is None:
             raise UsageError(f"vLLM has no name for the dtype {pick.problem.in_dtype}: give --dtype, such as fp8_w8a8")
-        block = tuple(_size(pick, name, options) for name in _BLOCK_SIZES) if has_blocks else None
-        values = {"E": _size(pick, "E", options), "N": _size(pick, "N", options), "dtype": dtype, "block_shape": block}
+        experts, columns = (_size(pick, name, options) for name in "EN")
+        block = (_size(pick, "block_n", options), _size(pick, "block_k", options)) if has_blocks else None
+        values = {"E": experts, "N": columns, "dtype": dtype, "block_shape": block}
         name = _safe_file_name(str(rule.file_name(values, kernel.device.name)))
-        return _MoeFile(folder / f"{name}.json", values["E"], dtype, block)
+        return _MoeFile(folder / f"{name}.json", experts, dtype, block)
 
-    files, pinned = [], set[int]()
+    files, pinned, missing_sizes = [], set[int](), set[int]()
     for file, by_size in _by_file(kernel, options, "M", place):
         entries = {size: _moe_config(kernel, picks, rule, options) for size, picks in by_size.items()}
         for tokens in sorted({*LADDER} - {*entries}):
             # The consumer takes the nearest key, however far it is. Its tuner's steps are at most a factor of 2.
             near = min(by_size, key=lambda size: max(size, tokens) / max(1, min(size, tokens)))
+            config = default(tokens, file.experts, file.dtype, file.block, kernel.device.arch)
             if max(near, tokens) <= 2 * min(near, tokens):
                 entries[tokens] = entries[near]
-            elif (config := default(tokens, file.experts, file.dtype, file.block, kernel.device.arch)) is not None:
-                entries[tokens] = config
-                pinned.add(tokens)
+            elif config is None:
+                missing_sizes.add(tokens)
             else:
-                message = (
-                    f"M={tokens} is not swept, and {rule.consumer}'s default for {file.dtype} is unknown: sweep it"
-                )
-                options.notice(message)
+                entries[tokens] = {**config}
+                pinned.add(tokens)
         files.append(_file(file.path, head, entries))
-    if pinned:
-        listed = ", ".join(map(str, sorted(pinned)))
-        options.notice(f"{rule.consumer}'s default is written for M = {listed}, far from all swept: sweep these")
+    for sizes, text in ((pinned, "is written for"), (missing_sizes, "is unknown for")):
+        if sizes:
+            listed = ", ".join(map(str, sorted(sizes)))
+            options.notice(f"{rule.consumer}'s default {text} M = {listed}, far from all swept: sweep these")
     return files
 
 
