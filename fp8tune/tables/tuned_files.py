@@ -89,7 +89,7 @@ class FileName:
 
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-GROUPEDTILE = (*TILE, "GROUP_SIZE_M")
+GROUPED_TILE = (*TILE, "GROUP_SIZE_M")
 """Constants of the fused-MoE and block-scaled GEMM kernels that every config has to set."""
 
 _CUDA = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -127,7 +127,7 @@ class Rule:
     values: Mapping[str, tuple[str, ...]]  # field -> texts that the lookup writes
     comma: str = ","  # in block_shape
     version: str = ""  # where the Triton version stands: "entry", "folder", or nowhere
-    required: tuple[str, ...] = GROUPEDTILE
+    required: tuple[str, ...] = GROUPED_TILE
     optional: tuple[str, ...] = ()
     has_h200_family: bool = False
     has_down: bool = False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8tune.check.configs import Problem, check_folder, shared_bytes
@@ -215,6 +215,25 @@ def test_names_of_a_lookup_match_and_changed_ones_do_not(named: tuple[Rule, File
 def test_any_text_is_a_name_that_keeps_it(text: str) -> None:
     assert str(FileName.parse(text)) == text
     assert all(isinstance(rule.mismatch(FileName.parse(text))[0], str) for rule in RULES)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+)
+KEYS = st.sampled_from(["1", "64", "triton_version", "BLOCK_SIZE_M"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(names(), st.dictionaries(KEYS, JSON | st.dictionaries(st.sampled_from([*TILE]), JSON, max_size=6), max_size=3))
+def test_whatever_a_file_holds_it_is_reported(
+    tmp_path_factory: pytest.TempPathFactory, named: tuple[Rule, FileName], content: object
+) -> None:
+    path = tmp_path_factory.mktemp("hostile") / f"{named[1]}.json"
+    path.write_text(json.dumps(content))
+    ((file,), findings) = check_folder(path.parent, "3.8.0")
+    assert file.path == path.name
+    assert findings
 
 
 def test_lookups_spell_names_their_own_way() -> None:
