@@ -262,7 +262,7 @@ def _check_launches(file: TunedFile) -> None:
         if block and file.rule.consumer == "vLLM":  # it cuts the tile so that one scale covers it
             numbers["BLOCK_SIZE_K"] = min(numbers["BLOCK_SIZE_K"], *block)
         threads = numbers.get("num_warps", 4) * limits.warp_size
-        needed, fault = shared_bytes(numbers, file.arch, element_bytes, has_blocks=block is not None), ""
+        needed, fault = shared_bytes(numbers, file.arch, element_bytes), ""
         if threads > limits.max_threads_per_block:
             fault = f"{threads} threads a block, {file.arch} has at most {limits.max_threads_per_block}"
         elif needed > limits.shared_bytes_per_block:
@@ -273,20 +273,20 @@ def _check_launches(file: TunedFile) -> None:
             file.add(Problem.NO_LAUNCH, f"{size}: {fault}", "tune that size again on the device")
 
 
-def shared_bytes(config: Mapping[str, int], arch: str, element_bytes: tuple[int, int], *, has_blocks: bool) -> int:
+def shared_bytes(config: Mapping[str, int], arch: str, element_bytes: tuple[int, int]) -> int:
     """Return the least shared memory that Triton gives to the operands of a GEMM, as its compiler states it.
 
-    One stage is in flight to registers or tensor cores. Tensor cores of sm_90 and sm_100 read tiles of 64 rows from
-    shared memory, which keeps one stage more; scales of blocks may hinder that.
+    One stage is in flight to registers. Tensor cores of sm_90 and sm_100 read tiles of 64 rows from shared memory,
+    which keeps one stage more, if no operand is converted first.
     """
     rows, columns, depth = (config[f"BLOCK_SIZE_{dim}"] for dim in "MNK")
     sides = (rows * depth * element_bytes[0], columns * depth * element_bytes[1])
-    stages = config.get("num_stages", 2 if arch.startswith("gfx") else 3)
+    is_amd, is_converted = arch.startswith("gfx"), element_bytes[0] != element_bytes[1]
+    stages = config.get("num_stages", 2 if is_amd else 3)
     if stages < 2:
-        return max(sides) if arch.startswith("gfx") else sum(sides) if element_bytes[0] == element_bytes[1] else 0
+        return max(sides) if is_amd else 0 if is_converted else sum(sides)
     reads_shared = arch in ("sm_90", "sm_100") and rows >= 64 and config.get("num_warps", 4) % 4 == 0
-    is_plain = element_bytes[0] == element_bytes[1] and not has_blocks
-    return sum(sides) * (stages if reads_shared and is_plain else stages - 1)
+    return sum(sides) * (stages if reads_shared and not is_converted else stages - 1)
 
 
 def _find_hidden(files: Iterable[TunedFile], here: str) -> None:

@@ -156,7 +156,7 @@ def test_copies_and_hidden_files_name_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "element_bytes", "tile", "bytes_"),
-    [  # as Triton 3.7.1 states them for a GEMM: (M, N, K, num_warps, num_stages)
+    [  # as Triton 3.7.1 states them for vLLM's kernel: (M, N, K, num_warps, num_stages)
         ("sm_80", (2, 2), (16, 64, 64, 4, 4), 30720),
         ("sm_80", (2, 2), (64, 128, 64, 4, 2), 24576),
         ("sm_90", (2, 2), (16, 64, 64, 4, 2), 10240),
@@ -172,7 +172,7 @@ def test_shared_memory_is_what_the_compiler_states(
     arch: str, element_bytes: tuple[int, int], tile: tuple[int, ...], bytes_: int
 ) -> None:
     names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
-    assert shared_bytes(dict(zip(names, tile, strict=True)), arch, element_bytes, has_blocks=False) == bytes_
+    assert shared_bytes(dict(zip(names, tile, strict=True)), arch, element_bytes) == bytes_
 
 
 # Names
