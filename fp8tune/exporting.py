@@ -173,7 +173,7 @@ def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) ->
     files = [file for group in groups for file in form.write(group, replace(options, notice=notices.append))]
     if not files:
         raise UsageError(f"{kernels[0].kernel} has no pick that --for {name} can hold: run fp8tune sweep")
-    return files, notices
+    return files, [*dict.fromkeys(notices)]
 
 
 def _named_studies(store: Reader, arch: str, kernel: str) -> list[Study]:

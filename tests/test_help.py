@@ -26,6 +26,7 @@ from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.plan.shapes import list_sets
 from fp8tune.records import NamedInts
 from fp8tune.store.results import Store
+from fp8tune.tables.tuned_files import GROUPED_TILE
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
@@ -104,7 +105,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recorded = (ROOT / "docs" / "examples" / "swiglu.json").read_text()
     (folder / "run.json").write_text(recorded.replace("swiglu:kernel", "ops:softmax").replace("swiglu.py", "ops.py"))
     (folder / "train.py").write_text("raise SystemExit(7)\n")
-    shutil.copytree(ROOT / "sweeps", folder / "vllm" / "model_executor" / "layers" / "fused_moe" / "configs")
+    tuned = folder / "vllm/model_executor/layers/fused_moe/configs/E=8,N=512,device_name=NVIDIA_H200.json"
+    tuned.parent.mkdir(parents=True)
+    tuned.write_text(json.dumps({"1": {**dict.fromkeys(GROUPED_TILE, 64), "num_warps": 4}}))
     for name in ("results.db", "other.db", "fp8tune.db"):
         with Store.open(str(folder / name), create=True) as store:
             finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})
@@ -158,13 +161,9 @@ def prepare(arguments: list[str]) -> None:
             == 0
         )
     if "moe:fused" in arguments:
-        shape, tiles = NamedInts(M=16, K=64, G=8, E=8, N=14336), ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-        size, tuned = (
-            replace(problem(), kernel="moe:fused", shape=shape),
-            NamedInts({**dict.fromkeys(tiles, 64), **config()}),
-        )
+        size = replace(problem(), kernel="moe:fused", shape=NamedInts(M=16, K=64, G=8, E=8, N=14336))
         with Store.open("fp8tune.db") as store:
-            finished_sweep(store, {size: {tuned: 100.0}})
+            finished_sweep(store, {size: {NamedInts(dict.fromkeys(GROUPED_TILE, 64)): 100.0}})
     if "gfx942" in arguments:
         os.environ["FP8TUNE_BASE"] = str(ROOT / "results.db")
     if arguments[1] == "compare":

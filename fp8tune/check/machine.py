@@ -25,7 +25,7 @@ def check_machine() -> Iterator[Finding]:
     """Check everything. Creates no GPU context."""
     gpu, software = device.probe(), device.software()
     yield from check_gpu(gpu, software.torch, software.triton)
-    yield from check_versions(software.torch, software.triton, _version("numpy"), _pinned_triton())
+    yield from check_versions(software.torch, software.triton, installed_version("numpy"), _pinned_triton())
     if gpu is not None:
         yield from check_clocks(gpu, device.telemetry(), device.other_processes())
         yield from check_compiling()
@@ -98,12 +98,13 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def _pinned_triton() -> str:
-    requirements = (importlib.metadata.requires("torch") or ()) if _version("torch") else ()
+    requirements = (importlib.metadata.requires("torch") or ()) if installed_version("torch") else ()
     pins = (re.match(r"(?:pytorch-)?triton(?:-rocm)?\s*==\s*([0-9.]+)", line) for line in requirements)
     return next((pin[1] for pin in pins if pin), "")
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Return the version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -22,6 +22,7 @@ from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.store.texts import UNSTATED, check_sizes, parse_named_ints
 from fp8tune.tables.current import recorded_launch
+from fp8tune.tables.tuned_files import FileName, arch_of
 from fp8tune.text import KERNEL_NAME as KERNEL
 from fp8tune.text import NAME, WORD, visible
 
@@ -32,18 +33,6 @@ Notice = Callable[[str], None]
 
 _FAULTS = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 """Errors of a reader that meets another document than it expects."""
-
-_ARCHES = {
-    "sm_80": "A100 A800",
-    "sm_89": "L4 L20 L40 L40S 4090",
-    "sm_90": "H20 H100 H200 H800 GH200",
-    "sm_100": "B200 GB200",
-    "sm_120": "5090 Blackwell",
-    "gfx90a": "MI250 MI250X",
-    "gfx942": "MI300X MI308X MI325X",
-    "gfx950": "MI350X MI355X",
-}
-"""Arch -> words of device names: the files name devices alone."""
 
 _FUSED_MOE_DTYPES = {"fp8_w8a8": ("float8_e4m3fn", "float8_e4m3fnuz"), "int8_w8a8": ("int8",)}
 """Dtype in file names of vLLM and SGLang -> dtypes of the activations."""
@@ -128,19 +117,10 @@ def _entries(path: Path, source: str) -> Iterator[tuple[str, Callable[[], Foreig
 
 def _pick_of_name(path: Path, source: str) -> ForeignPick:
     """Parse ``E=8,N=512,device_name=NVIDIA_H200,dtype=fp8_w8a8.json``. Flags are sizes of 1."""
-    stem = path.stem.removesuffix("_down")
-    shape, words = {"down": 1} if path.stem != stem else {}, {"device_name": "", "dtype": ""}
-    for part in re.split(r",(?![^\[]*\])", stem):
-        name, _, value = part.partition("=")
-        if NAME.fullmatch(name) and re.fullmatch(r"[0-9]{1,19}|True", value):
-            shape[name] = 1 if value == "True" else int(value)
-        elif block := re.fullmatch(r"block_shape=\[(\d{1,9}), ?(\d{1,9})\]", part):
-            shape |= {"block_n": int(block[1]), "block_k": int(block[2])}
-        elif name in words:
-            words[name] = value
-    kernel = "fused_moe_kernel" if stem.startswith("E=") and ",N=" in stem else ""
-    device, dtype = words.values()
-    return ForeignPick(kernel, (), Config({}), source, shape=NamedInts(shape), device=device, dtype=dtype)
+    name = FileName.parse(path.stem)
+    kernel = "fused_moe_kernel" if [*name.fields][:2] == ["E", "N"] else ""
+    device, dtype = name.fields.get("device_name", ""), name.fields.get("dtype", "")
+    return ForeignPick(kernel, (), Config({}), source, shape=NamedInts(name.sizes), device=device, dtype=dtype)
 
 
 def _sized_pick(of_file: ForeignPick, size: str, arguments: Any) -> ForeignPick:
@@ -247,8 +227,7 @@ class RowMaker:
         for subject in self._subjects:
             if words and re.findall(r"[A-Za-z0-9]+", subject.device.name) == words:
                 return Device(subject.device.arch, subject.device.name)
-        arches = (arch for arch, names in _ARCHES.items() if not set(names.split()).isdisjoint(words))
-        return Device(next(arches, UNSTATED), visible(text.replace("_", " "))[:200])
+        return Device(arch_of(text) or UNSTATED, visible(text.replace("_", " "))[:200])
 
 
 def _is_for(pick: ForeignPick, problem: Problem, launch: Launch | None) -> bool:

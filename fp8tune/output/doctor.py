@@ -1,16 +1,19 @@
-"""Document and screen of ``doctor``."""
+"""Document and screens of ``doctor``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fp8tune.check.configs import Problem, TunedFile
 from fp8tune.check.findings import Finding, Level
 from fp8tune.check.keys import KeyVerdict, VariationResult
+from fp8tune.check.machine import release
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import size_of
-from fp8tune.output.tables import STYLES, has_styles, styled, width_of, wrapped
+from fp8tune.output.tables import STYLES, Column, Screen, has_styles, number, styled, width_of, wrapped
 from fp8tune.redaction import redacted
+from fp8tune.stats.means import group_by
 
 INDENT = 9
 
@@ -38,21 +41,52 @@ class KeyVariation(Document):
     verdict: KeyVerdict = value("Whether the pick holds there: holds, open or moves.")
 
 
+class TunedFileProblem(Document):
+    """One problem of a tuned file."""
+
+    problem: Problem = value("Kind of problem: no match, damaged, no launch, old Triton and so on.")
+    text: str = value("What was found.")
+    fix: str = value("What to do about it.")
+
+
+class TunedFileReport(Document):
+    """One tuned file of another program."""
+
+    path: str = value("Path below the folder.")
+    consumer: str = value("Program that looks it up: vLLM, SGLang or HF kernels.")
+    kernel: str = value("Kernel that its configs are for.")
+    device: str = value("Device in its name.")
+    arch: str = value("Arch of the device; empty if it is unknown.")
+    dtype: str = value("Dtype in its name; empty if there is none.")
+    triton: str = value("Triton version that it was tuned with; empty if it is not recorded.")
+    sizes: list[int] = value("Sizes that have a config.")
+    problems: list[TunedFileProblem] = value("Problems; empty if there is none.")
+
+
 class DoctorReport(Document, printed_by="doctor"):
     """Everything that doctor checked."""
 
     findings: list[DoctorFinding] = value("Findings, errors first.")
     variations: list[KeyVariation] = value("Variations of the kernel's sizes; empty without KERNEL.")
+    files: list[TunedFileReport] = value("Tuned files; empty without --configs.")
 
 
-def make_report(findings: Sequence[Finding], results: Sequence[VariationResult] = ()) -> DoctorReport:
+def make_report(
+    findings: Sequence[Finding], results: Sequence[VariationResult] = (), files: Sequence[TunedFile] = ()
+) -> DoctorReport:
     """Return findings as a document."""
     ordered = sorted(findings, key=lambda finding: [*Level].index(finding.level))
     texts = [DoctorFinding(level=f.level, text=redacted(f.text), fix=redacted(f.fix)) for f in ordered]
     variations = [
         KeyVariation.from_records(result.subject, result, size=size_of(result.subject.size)) for result in results
     ]
-    return DoctorReport(findings=texts, variations=variations)
+    return DoctorReport(findings=texts, variations=variations, files=[_file_report(file) for file in files])
+
+
+def _file_report(file: TunedFile) -> TunedFileReport:
+    problems = [TunedFileProblem.from_records(problem) for problem in file.problems]
+    dtype, sizes = file.name.dtype, sorted(file.configs)
+    return TunedFileReport.from_records(file, file.rule, dtype=dtype, sizes=sizes, problems=problems)
 
 
 def print_findings(report: DoctorReport) -> None:
@@ -63,3 +97,25 @@ def print_findings(report: DoctorReport) -> None:
         print((styled(level, STYLES[finding.level]) if has_styles() else level) + wrapped(finding.text, width, INDENT))
         if finding.fix:
             print(f"{' ' * INDENT}-> {wrapped(finding.fix, width, INDENT + 3)}")
+
+
+def print_files(report: DoctorReport) -> None:
+    """Print the number of tuned files and of each problem by device."""
+    by_device = group_by(report.files, lambda file: file.device)
+    rows = sorted(by_device.items(), key=lambda row: (-len(row[1]), row[0]))
+
+    def versions(files: Sequence[TunedFileReport]) -> str:
+        known = sorted({file.triton for file in files if file.triton}, key=release)
+        return "-" if not known else known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+    def count(problem: Problem) -> Callable[[tuple[str, Sequence[TunedFileReport]]], str]:
+        return lambda row: str(sum(any(item.problem is problem for item in file.problems) for file in row[1]) or "")
+
+    columns = [
+        Column("device", lambda row: row[0] or "(none)", cut="end"),
+        number("files", lambda row: str(len(row[1]))),
+        Column("Triton", lambda row: versions(row[1]), leaves="before cuts"),
+        *(number(str(problem), count(problem)) for problem in Problem),
+    ]
+    print()
+    Screen([], columns, [], rows).print()

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8tune.check.configs import check_folder
 from fp8tune.errors import UsageError
 from fp8tune.records import Device
 from fp8tune.replay.recording import Config, Kernel
+from fp8tune.tables import files
 from fp8tune.tables.formats import Options, by_size
+from fp8tune.tables.formats.moe_defaults import LADDER
 from fp8tune.tables.picks import KernelPicks
 
 FLAT_SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
@@ -31,10 +34,10 @@ def moe(device: Device = made.H200, **others: object) -> KernelPicks:
 
 
 def test_a_gemm_is_found_as_the_example_looks_it_up() -> None:
-    files = documents(by_size.write_hugging_face, made.gemm())
+    written = documents(by_size.write_hugging_face, made.gemm())
 
     def looked_up(N: int, M: int) -> dict[str, int]:
-        rows = {int(m): row for m, row in files[f"_matmul/N={N},K=4096,device_name=NVIDIA_H200.json"].items()}
+        rows = {int(m): row for m, row in written[f"_matmul/N={N},K=4096,device_name=NVIDIA_H200.json"].items()}
         return rows[min(rows, key=lambda m: abs(math.log(M / m)))]
 
     assert looked_up(4096, 20) == FLAT_SMALL
@@ -58,14 +61,51 @@ def test_problems_of_one_name_share_the_config_that_loses_least() -> None:
     assert rows["16"]["BLOCK_SIZE_M"] == 64
 
 
-def test_vllm_and_sglang_have_their_own_names() -> None:
-    options = {"sizes": {"block_n": 128, "block_k": 128}, "dtype": "fp8_w8a8"}
+BLOCKS = {"sizes": {"block_n": 128, "block_k": 128, "GROUP_SIZE_M": 8}, "dtype": "fp8_w8a8"}
+
+
+def test_vllm_and_sglang_have_their_own_names_and_constants() -> None:
     name = "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,{}128].json"
-    rows = {"1": FLAT_SMALL, "256": FLAT_LARGE}
-    vllm = documents(by_size.write_vllm, moe(), **options)
-    assert vllm == {name.format(""): {"triton_version": "3.6.0", **rows}}
-    # SGLang takes every key for a size
-    assert documents(by_size.write_sglang, moe(), **options) == {f"configs/triton_3_6_0/{name.format(' ')}": rows}
+    ((vllm_name, vllm),) = documents(by_size.write_vllm, moe(), **BLOCKS).items()
+    ((sglang_name, sglang),) = documents(by_size.write_sglang, moe(), **BLOCKS).items()
+    assert (vllm_name, sglang_name) == (name.format(""), f"configs/triton_3_6_0/{name.format(' ')}")
+    assert (vllm.pop("triton_version"), vllm["1"]) == ("3.6.0", {**FLAT_SMALL, "GROUP_SIZE_M": 8, "SPLIT_K": 1})
+    assert sglang["256"] == {**FLAT_LARGE, "GROUP_SIZE_M": 8}  # SGLang's kernel takes no SPLIT_K, and no key but sizes
+
+
+@pytest.mark.parametrize(
+    ("write", "pinned"),
+    [  # at 32 and 1024 tokens, from the sources of the two programs
+        (by_size.write_vllm, ((16, 128, 128, 32, 4, 3), (64, 128, 128, 32, 4, 3))),
+        (by_size.write_sglang, ((64, 128, 128, 32, 4, 3), (64, 128, 128, 32, 4, 3))),
+    ],
+)
+def test_a_file_has_all_sizes_and_only_near_ones_take_a_swept_config(write, pinned) -> None:
+    notices: list[str] = []
+    (rows,) = documents(write, moe(), **BLOCKS, notice=notices.append).values()
+    rows.pop("triton_version", None)
+    assert [int(size) for size in rows] == [*LADDER]
+    assert [size for size, row in rows.items() if row == rows["1"]] == ["1", "2"]
+    assert [size for size, row in rows.items() if row == rows["256"]] == ["128", "256", "512"]
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+    assert tuple(tuple(rows[size][name] for name in names) for size in ("32", "1024")) == pinned
+    (notice,) = notices
+    assert "M = 4, 8, 16, 24, 32, 48, 64, 96, 1024, 1536, 2048, 3072, 4096" in notice
+
+
+def test_sizes_without_a_known_default_are_left_out_and_named() -> None:
+    notices: list[str] = []
+    (rows,) = documents(by_size.write_vllm, moe(), dtype="int4_w4a16", notice=notices.append).values()
+    assert [*rows] == ["triton_version", "1", "2", "128", "256", "512"]
+    assert any("default is unknown for M = 4, 8," in notice for notice in notices)
+
+
+def test_exported_files_have_no_problem_for_doctor(tmp_path) -> None:
+    for write in (by_size.write_vllm, by_size.write_sglang):
+        folder = tmp_path / write.__name__
+        files.write(write([moe()], Options(**BLOCKS)), folder)
+        (file,), _ = check_folder(folder, "3.6.0")
+        assert (file.problems, len(file.configs)) == ([], len(LADDER))
 
 
 def test_vllm_has_one_name_for_the_h200_family() -> None:
@@ -84,6 +124,29 @@ def test_sizes_can_be_named_or_given() -> None:
             by_size.parse_sizes([text])
 
 
+def constants(**values: int) -> KernelPicks:
+    """A fused-MoE kernel that sets more than a tile."""
+    kernel = Kernel("maker:moe", key=("M",), configs=(Config({**made.SMALL.kwargs, **values}),))
+    return made.kernel_picks(made.pick({"M": 1, "N": 64, "E": 8}, (1.0,), kernel), kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    ("write", "values"),
+    [
+        (by_size.write_vllm, {"GROUP_SIZE_M": 4, "SPLIT_K": 1}),
+        (by_size.write_sglang, {"GROUP_SIZE_M": 4}),
+    ],
+)
+def test_constants_of_a_config_come_first(write, values) -> None:
+    notices: list[str] = []
+    kernel = constants(GROUP_SIZE_M=4, SPLIT_K=1)
+    (rows,) = documents(write, kernel, sizes={"GROUP_SIZE_M": 8}, notice=notices.append).values()
+    assert {name: rows["1"].get(name) for name in values} == values
+    assert ("SPLIT_K" in rows["1"]) == ("SPLIT_K" in values)
+    documents(write, constants(), notice=notices.append)
+    assert any("GROUP_SIZE_M=1 is written" in notice for notice in notices)
+
+
 ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=True), made.SMALL))
 
 
@@ -93,6 +156,8 @@ ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=
         (by_size.write_vllm, made.gemm(), {}, "has no dim E"),
         (by_size.write_vllm, made.gemm(), {"sizes": {"E": "experts"}}, "has no dim experts"),
         (by_size.write_hugging_face, made.gemm(device=Device("sm_90")), {}, "does not name the device"),
+        (by_size.write_vllm, constants(SPLIT_K=2), {}, "sets SPLIT_K=2, which the kernel of vLLM"),
+        (by_size.write_sglang, constants(STAGES=2), {}, "sets STAGES, which the kernel of SGLang"),
         (by_size.write_vllm, moe(in_dtype="float64"), {}, "no name for the dtype float64"),
         (by_size.write_vllm, moe(), {"dtype": "a/b"}, "is no name"),
         (by_size.write_vllm, made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD)), {}, "has no BLOCK_SIZE_M"),

@@ -1,9 +1,7 @@
 """JSON files that map one size to configs, for Hugging Face kernels, vLLM and SGLang.
 
 The file name has the other sizes and the device. Hugging Face kernels choose these sizes (see triton-autotune.md of
-huggingface/kernels). vLLM calls every H200 ``NVIDIA_H200`` (see ``get_config_file_name``). SGLang puts a space into
-``block_shape=[128, 128]`` (see fused_moe_triton_config.py), and has a folder for each Triton version where vLLM has an
-entry ``triton_version``.
+huggingface/kernels). SGLang has a folder for each Triton version where vLLM has an entry ``triton_version``.
 """
 
 from __future__ import annotations
@@ -11,12 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeVar
 
 from fp8tune.errors import UsageError
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
+from fp8tune.tables.formats.moe_defaults import LADDER, Default, sglang_default, vllm_default
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
+from fp8tune.tables.tuned_files import SGLANG_MOE, TILE, VLLM_MOE, Rule, launch_options
 from fp8tune.text import NAME, visible
 
 DTYPES = {"bfloat16": "", "float16": "", "float32": "float32", "int8": "int8_w8a8"}
@@ -24,8 +26,7 @@ DTYPES |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), "fp8_w8a8")
 """Mapping from the dtype of the activations to its name in the file names of vLLM and SGLang."""
 
 _LEADING_SIZES = ("E", "N", "K")  # sizes that come first in Hugging Face's file names
-_REQUIRED_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")  # names that vLLM and SGLang require in a config
-_BLOCK_SIZES = ("block_n", "block_k")  # sizes of the blocks of quantized weights, written as block_shape
+_Place = TypeVar("_Place")
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
@@ -58,65 +59,132 @@ def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list
         parts += [f"dtype={pick.problem.in_dtype}"] if has_dtypes else []
         return PurePosixPath(_safe_file_name(kernel.bare_name), _safe_file_name(",".join(parts)) + ".json")
 
-    return _build_files(kernel, options, inside, path, {})
+    return _build_files(kernel, options, inside, path)
 
 
 def write_vllm(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return vLLM's fused-MoE files, one for each combination of E, N and dtype."""
-    device = _device_name(kernels[0])
-    family = "NVIDIA_H200" if "H200" in device.split("_") else device
     head = {"triton_version": kernels[0].device.triton}
-    return _write_fused_moe(kernels[0], options, PurePosixPath(), family, ",", head)
+    return _write_fused_moe(kernels[0], options, VLLM_MOE, vllm_default, PurePosixPath(), head)
 
 
 def write_sglang(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return SGLang's fused-MoE files, one for each combination of E, N and dtype, in the Triton version's folder."""
     version = _safe_file_name(kernels[0].device.triton).replace(".", "_")
     folder = PurePosixPath("configs", f"triton_{version}")
-    return _write_fused_moe(kernels[0], options, folder, _device_name(kernels[0]), ", ", {})
+    return _write_fused_moe(kernels[0], options, SGLANG_MOE, sglang_default, folder, {})
+
+
+@dataclass(frozen=True)
+class _MoeFile:
+    """File of a fused-MoE kernel, and what its kernel's default depends on."""
+
+    path: PurePosixPath
+    experts: int
+    dtype: str
+    block: tuple[int, int] | None
 
 
 def _write_fused_moe(
-    kernel: KernelPicks, options: Options, folder: PurePosixPath, device: str, comma: str, head: Mapping[str, str]
+    kernel: KernelPicks, options: Options, rule: Rule, default: Default, folder: PurePosixPath, head: Mapping[str, str]
 ) -> list[File]:
     if options.dtype and not NAME.fullmatch(options.dtype):
         raise UsageError(f"--dtype {visible(options.dtype)!r} is no name: give one as vLLM does, such as fp8_w8a8")
-    missing = [name for name in _REQUIRED_NAMES for pick in kernel.picks if name not in pick.config]
+    missing = [name for name in TILE for pick in kernel.picks if name not in pick.config]
     if missing:
         raise UsageError(f"{kernel.kernel} has no {missing[0]}, which fused-MoE kernels have: use --for python")
     dims = {*options.sizes, *(dim for pick in kernel.picks for dim in pick.problem.shape)}
-    blocks = _BLOCK_SIZES if dims.issuperset(_BLOCK_SIZES) else ()
+    has_blocks = dims.issuperset(("block_n", "block_k"))
+    _device_name(kernel)
 
-    def path(pick: Pick) -> PurePosixPath:
+    def place(pick: Pick) -> _MoeFile:
         dtype = DTYPES.get(pick.problem.in_dtype) if options.dtype is None else options.dtype
         if dtype is None:
             raise UsageError(f"vLLM has no name for the dtype {pick.problem.in_dtype}: give --dtype, such as fp8_w8a8")
-        parts = [*(f"{name}={_size(pick, name, options)}" for name in ("E", "N")), f"device_name={device}"]
-        parts += [f"dtype={dtype}"] if dtype else []
-        parts += [f"block_shape=[{comma.join(str(_size(pick, name, options)) for name in blocks)}]"] if blocks else []
-        return folder / f"{_safe_file_name(','.join(parts))}.json"
+        experts, columns = (_size(pick, name, options) for name in "EN")
+        block = (_size(pick, "block_n", options), _size(pick, "block_k", options)) if has_blocks else None
+        values = {"E": experts, "N": columns, "dtype": dtype, "block_shape": block}
+        name = _safe_file_name(str(rule.file_name(values, kernel.device.name)))
+        return _MoeFile(folder / f"{name}.json", experts, dtype, block)
 
-    return _build_files(kernel, options, "M", path, head)
+    files, pinned, missing_sizes = [], set[int](), set[int]()
+    for file, by_size in _by_file(kernel, options, "M", place):
+        entries = {size: _moe_config(kernel, picks, rule, options) for size, picks in by_size.items()}
+        for tokens in sorted({*LADDER} - {*entries}):
+            # The consumer takes the nearest key, however far it is. Its tuner's steps are at most a factor of 2.
+            near = min(by_size, key=lambda size: max(size, tokens) / max(1, min(size, tokens)))
+            config = default(tokens, file.experts, file.dtype, file.block, kernel.device.arch)
+            if max(near, tokens) <= 2 * min(near, tokens):
+                entries[tokens] = entries[near]
+            elif config is None:
+                missing_sizes.add(tokens)
+            else:
+                entries[tokens] = {**config}
+                pinned.add(tokens)
+        files.append(_file(file.path, head, entries))
+    for sizes, text in ((pinned, "is written for"), (missing_sizes, "is unknown for")):
+        if sizes:
+            listed = ", ".join(map(str, sorted(sizes)))
+            options.notice(f"{rule.consumer}'s default {text} M = {listed}, far from all swept: sweep these")
+    return files
+
+
+def _moe_config(kernel: KernelPicks, picks: Sequence[Pick], rule: Rule, options: Options) -> dict[str, object]:
+    """Return the config of a size, with all constants that the consumer's kernel takes, and no others."""
+    config = _json_config(kernel, picks)
+    launch = picks[0].launch
+    constants = {**(launch.scalars if launch else {}), **options.sizes}
+    group, split = config.get("GROUP_SIZE_M", constants.get("GROUP_SIZE_M")), config.pop("SPLIT_K", 1)
+    if not isinstance(group, int):
+        group = 1
+        options.notice("GROUP_SIZE_M=1 is written, which no config has: name another with --size GROUP_SIZE_M=8")
+    tile = {name: config.pop(name) for name in TILE}
+    config = {
+        **tile,
+        "GROUP_SIZE_M": group,
+        **{name: value for name, value in config.items() if name != "GROUP_SIZE_M"},
+    }
+    if "SPLIT_K" in rule.optional:
+        config["SPLIT_K"] = split
+    known = {*rule.required, *rule.optional, *launch_options(kernel.device.arch)}
+    unknown = next((name for name in config if name not in known), "" if split == 1 else f"SPLIT_K={split}")
+    if unknown:
+        advice = "use --for python"
+        raise UsageError(f"{kernel.kernel} sets {unknown}, which the kernel of {rule.consumer} does not take: {advice}")
+    return config
 
 
 def _build_files(
-    kernel: KernelPicks, options: Options, inside: str, path: Callable[[Pick], PurePosixPath], head: Mapping[str, str]
+    kernel: KernelPicks, options: Options, inside: str, path: Callable[[Pick], PurePosixPath]
 ) -> list[File]:
-    """Return the files. Picks with the same file and size get the config whose worst slowdown is smallest."""
-    groups: dict[PurePosixPath, dict[int, list[Pick]]] = {}
-    for pick in kernel.picks:
-        groups.setdefault(path(pick), {}).setdefault(_size(pick, inside, options), []).append(pick)
     files = []
-    for name, by_size in sorted(groups.items()):
-        entries: dict[str, object] = dict(head)
-        for size, picks in sorted(by_size.items()):
-            config = kernel.triton_config(shared_config(picks))
-            if config.has_pre_hook or any(isinstance(value, Mapping) for value in config.kwargs.values()):
-                what = "a pre_hook" if config.has_pre_hook else "values that JSON does not have"
-                raise UsageError(f"configs of {kernel.kernel} have {what}: export --for python, and use fp8tune.pin")
-            entries[str(size)] = {**config.kwargs, **config.options}
-        files.append(File(name, json.dumps(entries, indent=4, allow_nan=False) + "\n"))
+    for name, by_size in _by_file(kernel, options, inside, path):
+        files.append(_file(name, {}, {size: _json_config(kernel, picks) for size, picks in by_size.items()}))
     return files
+
+
+def _by_file(
+    kernel: KernelPicks, options: Options, inside: str, place: Callable[[Pick], _Place]
+) -> list[tuple[_Place, dict[int, list[Pick]]]]:
+    """Return the picks of each file by the size inside it."""
+    groups: dict[_Place, dict[int, list[Pick]]] = {}
+    for pick in kernel.picks:
+        groups.setdefault(place(pick), {}).setdefault(_size(pick, inside, options), []).append(pick)
+    return sorted(groups.items(), key=lambda item: str(item[0]))
+
+
+def _file(path: PurePosixPath, head: Mapping[str, str], entries: Mapping[int, object]) -> File:
+    document = {**head, **{str(size): config for size, config in sorted(entries.items())}}
+    return File(path, json.dumps(document, indent=4, allow_nan=False) + "\n")
+
+
+def _json_config(kernel: KernelPicks, picks: Sequence[Pick]) -> dict[str, object]:
+    """Return one config. Picks with the same file and size get that whose worst slowdown is smallest."""
+    config = kernel.triton_config(shared_config(picks))
+    if config.has_pre_hook or any(isinstance(value, Mapping) for value in config.kwargs.values()):
+        what = "a pre_hook" if config.has_pre_hook else "values that JSON does not have"
+        raise UsageError(f"configs of {kernel.kernel} have {what}: export --for python, and use fp8tune.pin")
+    return {**config.kwargs, **config.options}
 
 
 def _size(pick: Pick, name: str, options: Options) -> int:
