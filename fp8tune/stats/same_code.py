@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from fp8tune.records import Compiler, Device, KernelVersion, NamedInts, Pick, Problem, Program
@@ -37,6 +38,11 @@ class Programs:
         pairs = {config: (_by(pick.device, hashes), _by(device, hashes)) for config, hashes in known.items()}
         both = {config: old == new for config, (old, new) in pairs.items() if old and new}
         return all(config in both for config in deciding) and all(both.values())
+
+
+def is_same_gpu(first: Device, second: Device) -> bool:
+    """Return True for the same GPU with the same software but Triton."""
+    return replace(first, triton=second.triton, codegen=second.codegen) == second
 
 
 def _by(device: Device, hashes: Mapping[Compiler, str]) -> str:
