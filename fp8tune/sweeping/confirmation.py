@@ -39,7 +39,7 @@ class Confirmation:
         self.is_wanted = plan.backend.times and not plan.options.quick
         self.left_out = 0  # trials, without those of processes that might have been added
         self.is_incomplete = False  # the tensors of a problem size could not be built
-        self.decisions = (PLAN.processes, *PLAN.more_processes)  # processes after which problem sizes are decided
+        self.decisions = plan.processes  # processes after which problem sizes are decided
         self._uid = store.sweep_uid(sweep_id)
         self._turn_s = 0.0
 
@@ -173,6 +173,8 @@ class Confirmation:
 
     def _end(self, group: Finalists) -> None:
         self.store.end_finals(self.sweep_id, self.plan.subject(group.subject), self._run_of(group))
+        if self.plan.is_partial:
+            self.store.mark_complete(self.sweep_id, self.plan.subject(group.subject), len(group.subject.configs))
 
 
 def _configs(group: Finalists) -> list[NamedInts]:

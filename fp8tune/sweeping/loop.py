@@ -170,7 +170,8 @@ class _CoarsePass:
                 if not set(configs) <= self.known.get(round, {}).keys():
                     return
         self.is_done = True
-        self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
+        if not self.plan.is_partial:
+            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
 
     def _contenders(self) -> list[NamedInts]:
         """Return the configs that may still be the best, and those that launches use: no single block drops these."""

@@ -1,0 +1,285 @@
+"""The stages of a recheck, each cheaper than a sweep, and each the end of the work for most sizes.
+
+1. Same machine code as when the config in use was timed: nothing to time.
+2. One process times the config in use beside its known rivals. Every few sizes, the configs that were near the best are
+   timed as well: those that an upgrade made faster join the rivals of the kernel's other sizes. Where the config in use
+   may be beaten, fresh processes decide.
+3. With a time budget, sizes whose best known config has become slower are swept. What is left of the budget confirms
+   the other sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from statistics import fmean, median
+
+from fp8tune.rechecking.targets import Target
+from fp8tune.records import NamedInts, Problem
+from fp8tune.stats.decide import PLAN, decide_study
+from fp8tune.stats.means import group_by
+from fp8tune.stats.study import Study
+from fp8tune.store.results import Store
+from fp8tune.sweeping import picks
+from fp8tune.sweeping.events import Event
+from fp8tune.sweeping.loop import CONTENDER_RATIO, sweep
+from fp8tune.sweeping.planning import Plan
+
+CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band
+SAMPLED = 8  # one in so many sizes of a kernel is sampled
+SAMPLE = 32  # configs that are timed on a sampled size, the fastest of older sweeps
+GAIN = 0.02  # change of a sampled config's log time that is no chance: two errors of two coarse passes
+NEAR, AHEAD = 0.03, -0.01  # predicted log slowdown up to which a config becomes a rival: one with a gain, any other
+NEW_RIVALS = 4
+LOST = 0.025  # log slowdown of the best known config: the keep band, and an error of the coarse pass
+CHANGED, MOST = 0.03, 0.5  # a ranking is void if so many of the known configs changed by more than chance
+DECISIONS = (PLAN.processes, *PLAN.more_processes[:1])
+
+
+class State(StrEnum):
+    """Result of a size, as the columns of the screen count it."""
+
+    SAME_CODE = "same code"
+    """The machine code is that of older measurements, so these count."""
+    STILL_BEST = "still best"
+    """No known config is proven faster by more than the keep band."""
+    BEATEN = "beaten"
+    """A known config is proven faster by more than the keep band, or the config in use fails."""
+    TO_SWEEP = "to sweep"
+    """The best known config has become slower than others may have, so only a sweep can decide."""
+    NOT_REACHED = "not reached"
+    """Nothing was timed: the budget ended before, or there is no GPU."""
+
+
+@dataclass(frozen=True)
+class Rechecked:
+    """A size after the recheck."""
+
+    target: Target
+    new: Study | None = None
+    """Results with the versions installed here; decided if fresh processes confirmed them."""
+    is_same_code: bool = False
+    needs_sweep: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        """The size."""
+        return self.target.size.problem
+
+    @cached_property
+    def times_us(self) -> Mapping[NamedInts, float]:
+        """Times that count: of the confirmation, else of the one process."""
+        if self.new is None:
+            return {}
+        return self.new.choice.times_us if self.is_confirmed else self.new.coarse_us
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if fresh processes timed the config in use."""
+        return self.new is not None and self.new.decision is not None and self.target.current in self.new.finals
+
+    @property
+    def best(self) -> NamedInts:
+        """The config to use."""
+        current, new = self.target.current, self.new
+        if self.is_confirmed and new is not None:
+            return new.choice.pick
+        if new is not None and current in new.failures and new.coarse_us:
+            return min(new.coarse_us, key=lambda config: new.coarse_us[config])
+        return current
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time of the config in use over that of the fastest known config; None if it was not timed."""
+        times_us = self.times_us
+        if self.target.current not in times_us:
+            return None
+        return times_us[self.target.current] / min(times_us.values())
+
+    @property
+    def tried(self) -> dict[NamedInts, None]:
+        """Configs that have a result with the versions installed here, after those that are known."""
+        new = self.new
+        return dict.fromkeys([*self.target.known, *([*new.coarse_us, *new.failures] if new else [])])
+
+    @cached_property
+    def changes(self) -> Mapping[NamedInts, float]:
+        """Change of each config's log time from the older versions, with what changed for all alike."""
+        if self.target.old is None or self.new is None:
+            return {}
+        old_us, new_us = self.target.old.coarse_us, self.new.coarse_us
+        return {config: math.log(new_us[config] / old_us[config]) for config in old_us if config in new_us}
+
+    @property
+    def is_lost(self) -> bool:
+        """True if what is known does not say which config is best, and the size was not swept.
+
+        The best known config is slower than before beside the others, or most of them changed.
+        """
+        new, old, changes = self.new, self.target.old, self.changes
+        if new is None or old is None or not new.coarse_us or len(changes) < 2:
+            return new is not None and not new.coarse_us and bool(new.failures)
+        middle = median(changes.values())
+        loss = math.log(min(new.coarse_us.values()) / min(old.coarse_us[config] for config in changes)) - middle
+        changed = [abs(change - middle) > CHANGED for change in changes.values()]
+        is_void = len(changes) > 3 and fmean(changed) >= MOST
+        return (loss > LOST or is_void) and len(new.coarse_us) + len(new.failures) < len(self.target.size.configs)
+
+    @property
+    def speedup(self) -> float | None:
+        """Time of the config in use over that of the best: 1 unless it is beaten; None if it was not timed."""
+        if self.state in (State.SAME_CODE, State.STILL_BEST):
+            return 1.0
+        is_timed = self.state is State.BEATEN and self.target.current in self.times_us
+        return self.times_us[self.target.current] / self.times_us[self.best] if is_timed else None
+
+    @property
+    def upgrade(self) -> float | None:
+        """Time of the config in use with the older versions over its time with those installed here."""
+        old, new, current = self.target.old, self.new, self.target.current
+        if self.is_same_code:
+            return 1.0
+        if old is None or new is None:
+            return None
+        if current in old.coarse_us and current in new.coarse_us:
+            return old.coarse_us[current] / new.coarse_us[current]
+        before_us, after_us = old.times_us.get(current), self.times_us.get(current)
+        return before_us / after_us if before_us and after_us else None
+
+    @property
+    def state(self) -> State:
+        """The result."""
+        if self.is_same_code:
+            return State.SAME_CODE
+        if self.best != self.target.current:
+            return State.BEATEN
+        if self.needs_sweep:
+            return State.TO_SWEEP
+        return State.NOT_REACHED if self.slowdown is None else State.STILL_BEST
+
+
+@dataclass
+class Recheck:
+    """A recheck in progress."""
+
+    store: Store
+    plan: Plan
+    targets: Sequence[Target]
+    same_code: frozenset[Problem] = frozenset()
+    clock: Callable[[], float] = time.monotonic
+    begun: float | None = None
+    results: list[Rechecked] = field(default_factory=list)
+
+    def run(self) -> Iterator[Event]:
+        """Time what has to be timed. Nothing is timed without a GPU. ``results`` are up to date afterwards."""
+        self._read()
+        if not self.plan.backend.times:
+            return
+        todo = [target for target in self.targets if not target.fresh and target.size.problem not in self.same_code]
+        sampled = samples(todo)
+        known = {target: [*target.known, *sampled.get(target.size.problem, ())] for target in todo}
+        yield from self._sweep("known", known, quick=True)
+        kernels = group_by((item for item in self.results if item.target in known), _kernel)
+        promoted = {target: configs for group in kernels.values() for target, configs in promotions(group, sampled)}
+        yield from self._sweep(
+            "promoted", {target: [*known[target], *promoted[target]] for target in promoted}, quick=True
+        )
+        contested = [item for item in self.results if (item.slowdown or 0.0) > CONTESTED]
+        yield from self._confirm("contested", contested, DECISIONS)
+        if self.plan.options.budget_s is not None:
+            lost = [item.target for item in self.results if item.needs_sweep]
+            yield from self._sweep("lost", dict.fromkeys(lost))
+            rest = [item for item in self.results if item.state is State.STILL_BEST]
+            yield from self._confirm("rest", rest, DECISIONS)
+        picks.keep_current(self.store)
+
+    def _confirm(self, name: str, results: Sequence[Rechecked], processes: tuple[int, ...]) -> Iterator[Event]:
+        """Time what is known of some sizes in fresh processes, unless that was done."""
+        tried = {item.target: [*item.tried] for item in results if not item.is_confirmed}
+        yield from self._sweep(name, tried, processes=processes)
+
+    def _sweep(
+        self,
+        name: str,
+        configs: Mapping[Target, Sequence[NamedInts] | None],
+        *,
+        quick: bool = False,
+        processes: tuple[int, ...] | None = None,
+    ) -> Iterator[Event]:
+        """Sweep configs of some sizes, None for all of a size, and read the results."""
+        sizes = [
+            target.size if some is None else replace(target.size, configs=dict.fromkeys(some, ""))
+            for target, some in configs.items()
+        ]
+        plan = replace(
+            self.plan,
+            key=f"{self.plan.key} {name}",  # each is resumed by itself
+            options=replace(self.plan.options, quick=quick),
+            problems=tuple(sizes),
+            processes=processes or self.plan.processes,
+            is_partial=quick or processes is not None,
+        )
+        if sizes:
+            yield from sweep(self.store, plan, self.clock, begun=self.begun)
+            self._read()
+
+    def _read(self) -> None:
+        """Read and judge what was timed with the versions installed here."""
+        device, problems = self.plan.backend.device, {target.size.problem for target in self.targets}
+        stored = {
+            (study.problem, study.source_hash): study for study in self.store.studies(problems=problems, device=device)
+        }
+        self.results = []
+        for target in self.targets:
+            version = target.size.version
+            new = target.fresh or stored.get((target.size.problem, version.source_hash))
+            if new is not None and new.finals:
+                new = decide_study(replace(new, current=target.current))
+            result = Rechecked(target, new, target.size.problem in self.same_code)
+            self.results.append(replace(result, needs_sweep=result.is_lost))
+
+
+def samples(targets: Iterable[Target]) -> dict[Problem, list[NamedInts]]:
+    """Return the sizes on which the fastest configs of older sweeps are timed, too: a few of each kernel."""
+    chosen = {}
+    for group in group_by((target for target in targets if target.old), lambda target: target.size.version).values():
+        for target in group[min(SAMPLED // 2, len(group) // 2) :: SAMPLED]:
+            assert target.old is not None
+            times_us, axes = target.old.coarse_us, {*target.current}
+            limit_us = CONTENDER_RATIO * min(times_us.values(), default=math.inf)
+            fast = (config for config in times_us if times_us[config] <= limit_us and {*config} == axes)
+            chosen[target.size.problem] = sorted(fast, key=lambda config: times_us[config])[:SAMPLE]
+    return chosen
+
+
+def promotions(
+    kernel: Sequence[Rechecked], sampled: Mapping[Problem, Sequence[NamedInts]]
+) -> Iterator[tuple[Target, list[NamedInts]]]:
+    """Yield the configs that may be the fastest of a size now, by older times and the gains on sampled sizes."""
+    changes = dict[NamedInts, list[float]]()
+    for item in kernel:
+        if item.problem in sampled and item.changes:
+            middle = median(item.changes.values())
+            for config, change in item.changes.items():
+                changes.setdefault(config, []).append(change - middle)
+    gains = {config: -fmean(values) for config, values in changes.items() if fmean(values) <= -GAIN}
+    for item in kernel:
+        if not item.changes or item.problem in sampled or item.new is None or item.target.old is None:
+            continue
+        best, middle = math.log(min(item.new.coarse_us.values())), median(item.changes.values())
+        predicted = {
+            config: math.log(time_us) + middle - gains.get(config, 0.0) - best
+            for config, time_us in item.target.old.coarse_us.items()
+            if config not in item.tried and {*config} == {*item.target.current}
+        }
+        near = [config for config, slow in predicted.items() if slow <= (NEAR if config in gains else AHEAD)]
+        if near:
+            yield item.target, sorted(near, key=lambda config: predicted[config])[:NEW_RIVALS]
+
+
+def _kernel(item: Rechecked) -> str:
+    return item.problem.kernel
