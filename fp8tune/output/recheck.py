@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fp8tune.options import RecheckOptions
+from fp8tune.output.compare import size_text
 from fp8tune.output.documents import Document, value
 from fp8tune.output.show import Place, place
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, db_option, duration, listed, mean, ratio
+from fp8tune.output.text import counted, db_option, duration, listed, mean, microseconds, ratio
 from fp8tune.rechecking.run import Rechecked, State
 from fp8tune.stats.means import group_by
 from fp8tune.sweeping.planning import Plan
@@ -107,7 +108,27 @@ def report(document: RecheckReport, options: RecheckOptions) -> Screen:
     return Screen([_title(document)], columns, _next_lines(document, options), document.kernels)
 
 
-def _count_of(state: State):  # type: ignore[no-untyped-def]
+def beaten(document: RecheckReport) -> Screen:
+    """Return the sizes whose config is beaten, with both configs: what a pull request changes."""
+    rows = sorted((row for row in document.rows if row.state is State.BEATEN), key=lambda row: -(row.speedup or 0.0))
+    columns = [
+        Column("kernel", lambda row: row.kernel),
+        Column("size", lambda row: size_text(row)),
+        number("speedup", lambda row: ratio(row.speedup)),
+        number("us", lambda row: f"{microseconds(row.config_us)} -> {microseconds(row.best_us)}"),
+        Column("config", lambda row: _change_of(row)),
+    ]
+    count = f"{counted(len(rows), 'config')} to change, each proven slower than another in fresh processes:"
+    return Screen([count] if rows else [], columns if rows else [], [], rows)
+
+
+def _change_of(row: RecheckedSize) -> str:
+    """Return the axes that differ: ``num_warps=4 -> 8``."""
+    names = [name for name in row.config if row.config[name] != row.best.get(name)]
+    return ", ".join(f"{name}={row.config[name]} -> {row.best.get(name, '?')}" for name in names)
+
+
+def _count_of(state: State) -> Callable[[RecheckedKernel], str]:
     return lambda row: f"{row.states.get(state, 0):,}"
 
 

@@ -1,9 +1,9 @@
 """The stages of a recheck, each cheaper than a sweep, and each the end of the work for most sizes.
 
 1. Same machine code as when the config in use was timed: nothing to time.
-2. One process times the config in use beside its known rivals. Every few sizes, the configs that were near the best are
-   timed as well: those that an upgrade made faster join the rivals of the kernel's other sizes. Where the config in use
-   may be beaten, fresh processes decide.
+2. One process times the config in use beside its known rivals, and beside a few others that were near the best, other
+   ones on each size. Those whose times changed join the rivals on all sizes of the kernel. Where the config in use may
+   be beaten, fresh processes decide.
 3. With a time budget, sizes whose best known config has become slower are swept. What is left of the budget confirms
    the other sizes.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -26,17 +27,17 @@ from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.events import Event
-from fp8tune.sweeping.loop import CONTENDER_RATIO, sweep
+from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
 CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band
-SAMPLED = 8  # one in so many sizes of a kernel is sampled
-SAMPLE = 32  # configs that are timed on a sampled size, the fastest of older sweeps
-GAIN = 0.02  # change of a sampled config's log time that is no chance: two errors of two coarse passes
-NEAR, AHEAD = 0.03, -0.01  # predicted log slowdown up to which a config becomes a rival: one with a gain, any other
-NEW_RIVALS = 4
+SAMPLE = 4  # configs of each size that were no rivals and are timed all the same
+NEAR_RATIO = 1.2  # time over the best in older sweeps of those
+CHANGED = 0.03  # change of a log time that is no chance: three to four errors of two coarse passes
+NEAR, AHEAD = 0.1, -0.01  # expected log slowdown up to which a config becomes a rival: a changed one, any other
+PROMOTED = 4
 LOST = 0.025  # log slowdown of the best known config: the keep band, and an error of the coarse pass
-CHANGED, MOST = 0.03, 0.5  # a ranking is void if so many of the known configs changed by more than chance
+MOST = 0.5  # a ranking is void if so many of the known configs changed
 DECISIONS = (PLAN.processes, *PLAN.more_processes[:1])
 
 
@@ -108,11 +109,16 @@ class Rechecked:
 
     @cached_property
     def changes(self) -> Mapping[NamedInts, float]:
-        """Change of each config's log time from the older versions, with what changed for all alike."""
+        """Change of each config's log time since the older versions, by coarse passes."""
         if self.target.old is None or self.new is None:
             return {}
         old_us, new_us = self.target.old.coarse_us, self.new.coarse_us
         return {config: math.log(new_us[config] / old_us[config]) for config in old_us if config in new_us}
+
+    @cached_property
+    def middle(self) -> float:
+        """Median change: of the GPU, the day, and what became faster or slower for all configs alike."""
+        return median(self.changes.values()) if self.changes else 0.0
 
     @property
     def is_lost(self) -> bool:
@@ -123,9 +129,8 @@ class Rechecked:
         new, old, changes = self.new, self.target.old, self.changes
         if new is None or old is None or not new.coarse_us or len(changes) < 2:
             return new is not None and not new.coarse_us and bool(new.failures)
-        middle = median(changes.values())
-        loss = math.log(min(new.coarse_us.values()) / min(old.coarse_us[config] for config in changes)) - middle
-        changed = [abs(change - middle) > CHANGED for change in changes.values()]
+        loss = math.log(min(new.coarse_us.values()) / min(old.coarse_us[config] for config in changes)) - self.middle
+        changed = [abs(change - self.middle) > CHANGED for change in changes.values()]
         is_void = len(changes) > 3 and fmean(changed) >= MOST
         return (loss > LOST or is_void) and len(new.coarse_us) + len(new.failures) < len(self.target.size.configs)
 
@@ -175,27 +180,34 @@ class Recheck:
     results: list[Rechecked] = field(default_factory=list)
 
     def run(self) -> Iterator[Event]:
-        """Time what has to be timed. Nothing is timed without a GPU. ``results`` are up to date afterwards."""
+        """Run all stages. Nothing is timed without a GPU. ``results`` are up to date afterwards."""
         self._read()
         if not self.plan.backend.times:
             return
-        todo = [target for target in self.targets if not target.fresh and target.size.problem not in self.same_code]
-        sampled = samples(todo)
-        known = {target: [*target.known, *sampled.get(target.size.problem, ())] for target in todo}
-        yield from self._sweep("known", known, quick=True)
-        kernels = group_by((item for item in self.results if item.target in known), _kernel)
-        promoted = {target: configs for group in kernels.values() for target, configs in promotions(group, sampled)}
-        yield from self._sweep(
-            "promoted", {target: [*known[target], *promoted[target]] for target in promoted}, quick=True
-        )
-        contested = [item for item in self.results if (item.slowdown or 0.0) > CONTESTED]
-        yield from self._confirm("contested", contested, DECISIONS)
+        yield from self.time_known()
         if self.plan.options.budget_s is not None:
-            lost = [item.target for item in self.results if item.needs_sweep]
-            yield from self._sweep("lost", dict.fromkeys(lost))
+            yield from self.sweep_lost()
             rest = [item for item in self.results if item.state is State.STILL_BEST]
             yield from self._confirm("rest", rest, DECISIONS)
         picks.keep_current(self.store)
+
+    def time_known(self) -> Iterator[Event]:
+        """Time the configs in use and their rivals, and decide in fresh processes where one may be beaten."""
+        todo = [target for target in self.targets if not target.fresh and target.size.problem not in self.same_code]
+        sampled = samples(self.targets)
+        known = {target: [*target.known, *sampled[target]] for target in todo}
+        yield from self._sweep("known", known, quick=True)
+        kernels = group_by(self.results, lambda item: item.problem.kernel)
+        promoted = dict(item for group in kernels.values() for item in promotions(group))
+        more = {target: [*configs, *promoted[target]] for target, configs in known.items() if target in promoted}
+        yield from self._sweep("promoted", more, quick=True)
+        contested = [item for item in self.results if (item.slowdown or 0.0) > CONTESTED]
+        yield from self._confirm("contested", contested, DECISIONS)
+
+    def sweep_lost(self) -> Iterator[Event]:
+        """Sweep the sizes that the known configs do not decide."""
+        lost = [item.target for item in self.results if item.needs_sweep]
+        yield from self._sweep("lost", dict.fromkeys(lost))
 
     def _confirm(self, name: str, results: Sequence[Rechecked], processes: tuple[int, ...]) -> Iterator[Event]:
         """Time what is known of some sizes in fresh processes, unless that was done."""
@@ -243,43 +255,42 @@ class Recheck:
             self.results.append(replace(result, needs_sweep=result.is_lost))
 
 
-def samples(targets: Iterable[Target]) -> dict[Problem, list[NamedInts]]:
-    """Return the sizes on which the fastest configs of older sweeps are timed, too: a few of each kernel."""
-    chosen = {}
-    for group in group_by((target for target in targets if target.old), lambda target: target.size.version).values():
-        for target in group[min(SAMPLED // 2, len(group) // 2) :: SAMPLED]:
-            assert target.old is not None
-            times_us, axes = target.old.coarse_us, {*target.current}
-            limit_us = CONTENDER_RATIO * min(times_us.values(), default=math.inf)
-            fast = (config for config in times_us if times_us[config] <= limit_us and {*config} == axes)
-            chosen[target.size.problem] = sorted(fast, key=lambda config: times_us[config])[:SAMPLE]
+def samples(targets: Iterable[Target]) -> dict[Target, list[NamedInts]]:
+    """Return a few more configs to time on each size, so that each that was ever near the best is timed on some size.
+
+    A config that another compiler made faster is so on many sizes of its kernel, and was a rival on none of them.
+    """
+    chosen, counts = dict[Target, list[NamedInts]](), Counter[tuple[str, NamedInts]]()
+    for target in targets:
+        times_us, kernel = {} if target.old is None else target.old.coarse_us, target.size.version.kernel
+        limit_us, axes = NEAR_RATIO * min(times_us.values(), default=0.0), {*target.current}
+        near = [c for c, time_us in times_us.items() if time_us <= limit_us and c not in target.known and {*c} == axes]
+        near.sort(key=lambda config: (counts[kernel, config], times_us[config]))
+        chosen[target] = near[:SAMPLE]
+        counts.update((kernel, config) for config in (*target.known, *chosen[target]))
     return chosen
 
 
-def promotions(
-    kernel: Sequence[Rechecked], sampled: Mapping[Problem, Sequence[NamedInts]]
-) -> Iterator[tuple[Target, list[NamedInts]]]:
-    """Yield the configs that may be the fastest of a size now, by older times and the gains on sampled sizes."""
+def promotions(kernel: Sequence[Rechecked]) -> Iterator[tuple[Target, list[NamedInts]]]:
+    """Yield the configs that may be the fastest of a size now.
+
+    They were near the best of the size, and changed on another one; or they are expected to be ahead of what was timed,
+    because that became slower.
+    """
     changes = dict[NamedInts, list[float]]()
     for item in kernel:
-        if item.problem in sampled and item.changes:
-            middle = median(item.changes.values())
-            for config, change in item.changes.items():
-                changes.setdefault(config, []).append(change - middle)
-    gains = {config: -fmean(values) for config, values in changes.items() if fmean(values) <= -GAIN}
+        for config, change in item.changes.items():
+            changes.setdefault(config, []).append(change - item.middle)
+    changed = {config: min(values) for config, values in changes.items() if max(map(abs, values)) >= CHANGED}
     for item in kernel:
-        if not item.changes or item.problem in sampled or item.new is None or item.target.old is None:
+        if not item.changes or item.new is None or item.target.old is None:
             continue
-        best, middle = math.log(min(item.new.coarse_us.values())), median(item.changes.values())
-        predicted = {
-            config: math.log(time_us) + middle - gains.get(config, 0.0) - best
+        best = math.log(min(item.new.coarse_us.values())) - item.middle
+        behind = {
+            config: math.log(time_us) - best + min(0.0, changed.get(config, 0.0))
             for config, time_us in item.target.old.coarse_us.items()
             if config not in item.tried and {*config} == {*item.target.current}
         }
-        near = [config for config, slow in predicted.items() if slow <= (NEAR if config in gains else AHEAD)]
+        near = [config for config, slow in behind.items() if slow <= (NEAR if config in changed else AHEAD)]
         if near:
-            yield item.target, sorted(near, key=lambda config: predicted[config])[:NEW_RIVALS]
-
-
-def _kernel(item: Rechecked) -> str:
-    return item.problem.kernel
+            yield item.target, sorted(near, key=lambda config: behind[config])[:PROMOTED]

@@ -25,7 +25,7 @@ from fp8tune.tables.current import recorded_launch
 from fp8tune.tables.exported import ExportedTable, read_table
 from fp8tune_kernels.runtime.chain import distance
 
-RIVALS = 4  # known configs of a size that are timed beside the one in use, the default and the fallback
+RIVALS = 8  # known configs of a size that are timed beside the one in use, the default and the fallback
 NEIGHBOURS = 2  # nearest sizes of the kernel whose best configs are rivals, too
 TIED = 1 + PLAN.tie_band
 
@@ -161,4 +161,4 @@ def _rivals(size: ProblemPlan, own: Iterable[Study], kernel: Iterable[Study]) ->
     picks = [study.choice.pick for other in near[:NEIGHBOURS] for study in others[other]]
     tied = sorted((config for config, slowdown in best.items() if slowdown <= TIED), key=lambda config: best[config])
     from_others = sorted(dict.fromkeys(picks), key=lambda config: best.get(config, TIED))
-    return [config for config in dict.fromkeys([*tied[: RIVALS - 1], *from_others, *tied]) if config]
+    return [config for config in dict.fromkeys([*tied[: RIVALS - 2], *from_others, *tied]) if config]
