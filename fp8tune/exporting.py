@@ -15,7 +15,7 @@ from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store import database, location
 from fp8tune.store.layers import Layers, Reader
-from fp8tune.studies import decided, is_stale, read_studies
+from fp8tune.studies import decided, is_stale, known_programs, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import DIFF, Options, diff, load
@@ -52,7 +52,7 @@ def select_rows(
     studies = store.studies(arch=arch, keep=competing)
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
-    picked, current = _with_stale(decided(studies, tables), here), tables.current(arch)
+    picked, current = _with_stale(store, decided(studies, tables), here), tables.current(arch)
     if allow_quick:
         return select(picked, compiled, arch, current)
     quick = [study for study in picked if _is_unconfirmed(study)]
@@ -85,9 +85,12 @@ def own_kernels(reader: Reader, arch: str) -> list[str]:
     return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(None, arch)})
 
 
-def _with_stale(studies: Iterable[Study], here: Device | None) -> list[Study]:
+def _with_stale(store: Reader, studies: Iterable[Study], here: Device | None) -> list[Study]:
+    programs = known_programs(store)
     return [
-        replace(study, decision=replace(study.choice, verdict=Verdict.STALE)) if is_stale(study, here) else study
+        replace(study, decision=replace(study.choice, verdict=Verdict.STALE))
+        if is_stale(study, here, programs)
+        else study
         for study in studies
     ]
 
@@ -144,7 +147,7 @@ def read_for_format(
     names.check_arch(arch, store)
     (kernel,) = names.stored_kernels(kernels, store)
     picks, refused = [], []
-    studies = _with_stale(_named_studies(store, arch, kernel), here)
+    studies = _with_stale(store, _named_studies(store, arch, kernel), here)
     for _, of_device in sorted(group_by(studies, lambda study: study.device.name).items()):
         try:
             picks.append(_device_picks(store, kernel, of_device, allow_quick=allow_quick))

@@ -121,6 +121,22 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Compiler:
+    """What turns a kernel's source into machine code, besides its config and its arguments."""
+
+    arch: str
+    triton: str
+    codegen: str = ""
+    """As in :class:`Device`."""
+    ptxas: str = ""
+    """Version of NVIDIA's assembler, which comes with Triton: ``12.8.93``. Empty for AMD."""
+
+
+Program = tuple[Problem, str, NamedInts]
+"""Problem, source hash of the kernel and config: with a compiler, all that decides the machine code of a launch."""
+
+
+@dataclass(frozen=True)
 class Code:
     """Facts of the binary of one config, where it was only compiled. Of several kernels the least favourable."""
 
@@ -147,6 +163,10 @@ class Facts:
     compile_s: float | None = None
     code: Code | None = None
     """Known where configs are compiled only."""
+    code_hash: str = ""
+    """Hash of the machine code of the launch; see :func:`fp8tune.compiled.facts.code_hash`."""
+    compiler: Compiler | None = None
+    """Compiler that made the machine code; stored with its hash."""
 
 
 @dataclass(frozen=True)

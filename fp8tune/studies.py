@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -15,6 +15,7 @@ from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
 from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
+from fp8tune.stats.same_code import Programs
 from fp8tune.stats.study import Study, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.store.read import Conditions
@@ -143,26 +144,43 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
             )
 
 
+def deciding_configs(study: Study) -> list[NamedInts]:
+    """Return the configs that a decided study's pick rests on: itself, today's, the default and its rivals."""
+    rivals = [config for config in (study.today and study.today.config, study.default) if config in study.times_us]
+    next_best = [study.next_best.config] if study.next_best else []
+    return list(dict.fromkeys([study.choice.pick, *rivals, *next_best, *study.finals]))
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def is_stale(pick: Pick | Study, here: Device | None) -> bool:
-    """Return True if the GPU that measured a pick is here, and runs other code, Triton or driver now.
+def is_stale(pick: Pick | Study, here: Device | None, programs: Callable[[], Programs] = Programs) -> bool:
+    """Return True if the GPU that measured a pick is here, and runs other code or another driver now.
+
+    Another Triton runs other code unless it is known to make the same machine code of the pick and its rivals.
 
     Args:
         pick: Pick or decided study of any device.
         here: GPU of this machine; None if it has none.
+        programs: Machine code that is known; called only if it decides.
     """
     if here is None or pick.kind is not Kind.MEASURED or pick.device.name != here.name or pick.version is None:
         return False
-    if (pick.device.triton, pick.device.driver) != (here.triton, here.driver):
+    if pick.device.driver != here.driver:
         return True
-    return _installed_hash(pick.version.kernel) not in ("", pick.version.source_hash)
+    if pick.device.triton != here.triton and not programs().is_unchanged(pick, here):
+        return True
+    return installed_hash(pick.version.kernel) not in ("", pick.version.source_hash)
+
+
+def known_programs(store: Reader, arch: str | None = None) -> Callable[[], Programs]:
+    """Return a function that reads the machine code of results once, when it is first asked for."""
+    return functools.cache(lambda: Programs(store.programs(arch=arch)))
 
 
 @functools.cache
-def _installed_hash(kernel: str) -> str:
+def installed_hash(kernel: str) -> str:
     """Return the hash of a kernel's code on this machine, without importing it; empty if it is not here."""
     try:
         return source.source_hash(kernel, source.installed(kernel))

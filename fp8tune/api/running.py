@@ -28,6 +28,7 @@ from fp8tune.rechecking import targets
 from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
+from fp8tune.studies import known_programs
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.events import Event, Finished
 
@@ -239,7 +240,7 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
             if options.db is None:
                 notice("No GPU found: comparing recorded results.")
             with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
-                return recorded.compare(recorded.stored(reader, both), both)
+                return recorded.compare(recorded.stored(reader, both), both, known_programs(reader))
         for line in notices:
             notice(line)
         with Display() as display:

@@ -18,6 +18,7 @@ from fp8tune.exporting import select_rows
 from fp8tune.measure import device
 from fp8tune.records import Device, Kind, Pick
 from fp8tune.revisions import git
+from fp8tune.stats.same_code import Programs
 from fp8tune.store import database, location
 from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
 from fp8tune.store.results import Store
@@ -89,7 +90,7 @@ def _contents(db: str, store: Store, here: Device | None, is_shipped: bool) -> I
     if not is_shipped and known and not store.has_kept_picks(picks.decided_by()):
         fix = "nothing: the next sweep or db import into it decides them again"
         yield Finding(Level.WARNING, f"picks of {database.label(db)} were decided by other rules or tables", fix)
-    yield from check_stale(known, here, option)
+    yield from check_stale(known, here, option, picks.known_programs(store))
     commands = [] if is_shipped else [*dict.fromkeys(store.unfinished_sweeps())]
     if commands:
         others = f" and {len(commands) - 1} other sweeps" if commands[1:] else ""
@@ -97,9 +98,11 @@ def _contents(db: str, store: Store, here: Device | None, is_shipped: bool) -> I
         yield Finding(Level.WARNING, text, "run the same command again to resume")
 
 
-def check_stale(known: list[Pick], here: Device | None, option: str = "") -> Iterator[Finding]:
+def check_stale(
+    known: list[Pick], here: Device | None, option: str = "", programs: Callable[[], Programs] = Programs
+) -> Iterator[Finding]:
     """Find picks of this GPU that were timed with other code, Triton or driver."""
-    stale = [pick for pick in known if picks.is_stale(pick, here)]
+    stale = [pick for pick in known if picks.is_stale(pick, here, programs)]
     for kernel, count in Counter(pick.problem.kernel for pick in stale).items():
         first = next(pick for pick in stale if pick.problem.kernel == kernel)
         count_text = "1 pick" if count == 1 else f"{count} picks"

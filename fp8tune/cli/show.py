@@ -76,11 +76,12 @@ def _has_shown_picks(
     chosen = [pick for pick in stored if _fits(filters, pick)]
     wrong = [subject for subject in subjects if _fits(filters, subject)]
     here = probe()
+    programs = picks.known_programs(store)
     measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
     if options.size and kernels and len(measured) == 1 and not wrong:
-        _show_detail(options, measured[0], store, picks.is_stale(measured[0], here))
+        _show_detail(options, measured[0], store, picks.is_stale(measured[0], here, programs))
         return True
-    rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here)) for pick in chosen]
+    rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here, programs)) for pick in chosen]
     if filters.verdicts:
         rows = [row for row in rows if row.verdict in filters.verdicts]
         wrong = wrong if Verdict.WRONG in filters.verdicts else []

@@ -1,8 +1,7 @@
 """Hash of the work of one launch: two sides with the same hash run the same code.
 
-It covers each kernel's binary with its launch options, its grid and its arguments (of tensors: dtype, shape, strides;
-constants are in the binary), and every torch operation beside it, in order. Line info must be off
-(``TRITON_DISABLE_LINE_INFO=1``), or a comment would change binaries.
+It covers each kernel's machine code, its grid and its arguments (of tensors: dtype, shape, strides; constants are in
+the code), and every torch operation beside it, in order.
 """
 
 from __future__ import annotations
@@ -12,13 +11,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from fp8tune.compiled import facts
 from fp8tune.measure import compiling
 from fp8tune.records import NamedInts, Problem
-
-BINARIES = ("cubin", "hsaco")
-
-# Metadata of a binary that its launch depends on. The metadata's own hash changes with a comment.
-OPTIONS = ("name", "shared", "num_warps", "num_ctas", "cluster_dims", "launch_cooperative_grid", "launch_pdl")
 
 
 def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
@@ -54,12 +49,10 @@ def _noted() -> Iterator[list[str]]:
     def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(function, *args, grid=grid, warmup=warmup, **options)
         blocks = grid({**dict(zip(function.arg_names, args, strict=False)), **options}) if callable(grid) else grid
-        code = next(kernel.asm[name] for name in BINARIES if name in kernel.asm)
-        metadata = [str(getattr(kernel.metadata, name, None)) for name in OPTIONS]
         pairs = zip(args, function.params, strict=False)
         values = [value for value, parameter in pairs if value is not None and not parameter.is_constexpr]
-        digest = hashlib.sha256(code).hexdigest()
-        notes.append(f"{digest} {metadata} {tuple(blocks)} {described(*values, *options.items())}")
+        code = facts.code_hash([kernel], [facts.resources(kernel)])
+        notes.append(f"{code} {tuple(blocks)} {described(*values, *options.items())}")
         return kernel
 
     class Operations(TorchDispatchMode):

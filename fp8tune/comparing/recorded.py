@@ -1,13 +1,14 @@
 """Comparison of two revisions by recorded results; :mod:`fp8tune.comparing.live` times both now.
 
 A result belongs to a revision if the kernel has the result's source hash there, so an unrelated commit changes nothing.
-Results are compared within one device, driver, torch and Triton, each side's at its own best config. A verdict needs
-several processes on both sides, because one says nothing about the noise.
+Results are compared within one device, driver, torch and Triton, each side's at its own best config. Those of another
+Triton count where it is known to make the same machine code. A verdict needs several processes on both sides, because
+one says nothing about the noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
 from fp8tune.comparing import verdicts
@@ -16,13 +17,14 @@ from fp8tune.comparing.verdicts import ChangeVerdict, ComparedRow, Comparison
 from fp8tune.records import Device, Kind, Problem
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import competing
-from fp8tune.stats.study import Result, Study
+from fp8tune.stats.same_code import Programs, is_same_gpu
+from fp8tune.stats.study import Study
 from fp8tune.store.layers import Reader
 from fp8tune.studies import decided
 
 TIMED_KINDS = (Kind.MEASURED, Kind.SIMULATED)
 
-Picks = dict[tuple[Problem, Device], Result]  # best config of each problem on each device
+Picks = dict[tuple[Problem, Device], Study]  # decided study of each problem on each device
 
 ONE_PROCESS = "one process per side says nothing about the noise: compare on a GPU, or sweep again"
 
@@ -38,10 +40,10 @@ def stored(store: Reader, both: Sides) -> list[Study]:
     return store.studies(kinds=TIMED_KINDS, keep=keep)
 
 
-def compare(studies: Iterable[Study], both: Sides) -> Comparison:
-    """Compare two revisions on stored studies."""
+def compare(studies: Iterable[Study], both: Sides, programs: Callable[[], Programs] = Programs) -> Comparison:
+    """Compare two revisions on stored studies, across compilers where ``programs`` says that code is the same."""
     timed = [study for study in studies if study.kind in TIMED_KINDS and study.version is not None]
-    rows = [row for kernel in both.kernels if None not in kernel.hashes for row in _rows(kernel, timed, both)]
+    rows = [row for kernel in both.kernels if None not in kernel.hashes for row in _rows(kernel, timed, both, programs)]
     tested = sum(row.effect is not None for row in rows)
     rows = [
         replace(row, verdict=verdicts.decide(row.effect, tested), tested=tested, reason="") if row.effect else row
@@ -51,12 +53,16 @@ def compare(studies: Iterable[Study], both: Sides) -> Comparison:
     return Comparison(both.before, both.after, tuple(rows), added, removed)
 
 
-def _rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> Iterator[ComparedRow]:
+def _rows(
+    kernel: Kernel, studies: Sequence[Study], both: Sides, programs: Callable[[], Programs]
+) -> Iterator[ComparedRow]:
     """Yield a row for each problem and device; those with an effect still need their verdict."""
     sides = []
     for source_hash in kernel.hashes:
         version = [item for item in studies if (item.problem.kernel, item.source_hash) == (kernel.name, source_hash)]
-        sides.append({(study.problem, study.device): study.pick for study in decided(version)})
+        sides.append({(study.problem, study.device): study for study in decided(version)})
+    _move_to_same_code(sides[1], sides[0], programs)
+    _move_to_same_code(sides[0], sides[1], programs)
     verdict = ChangeVerdict.OPEN if kernel.is_changed else ChangeVerdict.SAME_CODE
     if not any(sides):
         reason = f"no results at either revision: run fp8tune sweep --kernel {kernel.name} at both"
@@ -64,7 +70,7 @@ def _rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> Iterator[Com
     for key in sorted(
         {*sides[0], *sides[1]}, key=lambda key: (key[1].fingerprint, list(key[0].shape.items()), repr(key[0]))
     ):
-        before, after = (picks.get(key) for picks in sides)
+        before, after = (picks[key].pick if key in picks else None for picks in sides)
         row = ComparedRow(
             kernel.name,
             verdict,
@@ -82,6 +88,16 @@ def _rows(kernel: Kernel, studies: Sequence[Study], both: Sides) -> Iterator[Com
             missing, picks = (both.before, sides[0]) if before is None else (both.after, sides[1])
             row = replace(row, reason=_why_missing(missing, picks, *key))
         yield row
+
+
+def _move_to_same_code(there: Picks, here: Picks, programs: Callable[[], Programs]) -> None:
+    """Move what ``here`` has of another Triton to the device of ``there``, if the machine code is the same."""
+    for problem, device in sorted(there.keys() - here.keys(), key=repr):
+        for key in sorted(here.keys() - there.keys(), key=repr):
+            is_candidate = key[0] == problem and is_same_gpu(key[1], device)
+            if is_candidate and programs().is_unchanged(here[key], device):
+                here[problem, device] = here.pop(key)
+                break
 
 
 def _why_missing(revision: object, picks: Picks, problem: Problem, device: Device) -> str:

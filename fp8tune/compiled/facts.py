@@ -1,15 +1,19 @@
 """Facts that the compiler states of a Triton kernel, from its binary (NVIDIA) or its assembly (AMD).
 
-Resources come with every compilation; the assembly is read only where nothing will be timed.
+Resources and the hash of the machine code come with every compilation; the assembly is read only where nothing will be
+timed.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import re
+import struct
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from fp8tune.records import Code, Facts
@@ -17,6 +21,13 @@ from fp8tune.replay.lazy import triton
 from fp8tune_kernels.arches import REGISTER_UNIT, SIMDS, Arch
 
 _CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk|sr)_(?:fp8|bf8)_f32")
+
+# Sections of a binary that a GPU executes or reads. Constant bank 0 is filled by the launch; symbols, debug information
+# and notes name paths and versions.
+_EXECUTED = re.compile(r"\.text.*|\.rodata|\.nv\.constant[1-9].*|\.nv\.global\.init.*")
+
+# Options of a launch that are not in these sections -> their value in versions of Triton without them.
+_LAUNCH: Mapping[str, int] = {"num_warps": 0, "num_ctas": 1, "launch_cooperative_grid": 0, "launch_pdl": 0}
 
 SCALAR_REGISTERS, SCALAR_UNIT = 800, 16  # of a SIMD of gfx90a, gfx942 and gfx950, and how they are given to waves
 
@@ -82,6 +93,49 @@ def code(kernels: Sequence[Any], needs: Sequence[Resources], num_warps: int, arc
         ),
         fp8_conversions=sum(fp8_conversions(kernel.asm.get("amdgcn") or kernel.asm["ptx"]) for kernel in kernels),
     )
+
+
+def code_hash(kernels: Sequence[Any], needs: Sequence[Resources]) -> str:
+    """Return 16 hex digits for the machine code of a launch: the same digits run the same code in the same way.
+
+    It covers what the GPU executes, registers, shared and scratch memory, and the launch options of each kernel in
+    order. Names, paths, debug information and versions change none of it. Empty for a binary of unknown format.
+    """
+    digest = hashlib.sha256()
+    for kernel, need in zip(kernels, needs, strict=True):
+        options = [int(getattr(kernel.metadata, name, default)) for name, default in _LAUNCH.items()]
+        sections = executed(next(kernel.asm[name] for name in ("cubin", "hsaco") if name in kernel.asm))
+        if not sections:
+            return ""
+        digest.update(repr((astuple(need), options, sections)).encode())
+    return digest.hexdigest()[:16]
+
+
+def executed(elf: bytes) -> list[bytes]:
+    """Return the sections of an ELF file that a GPU executes or reads as constants, sorted: their names may differ."""
+    try:
+        (start,) = struct.unpack_from("<Q", elf, 40)
+        size, count, names_index = struct.unpack_from("<3H", elf, 58)
+        headers = [struct.unpack_from("<2I4Q", elf, start + size * index) for index in range(count)]
+        names_offset = headers[names_index][4]
+        sections = []
+        for name, _, _, _, offset, length in headers:
+            text = elf[names_offset + name : elf.index(0, names_offset + name)].decode()
+            if _EXECUTED.fullmatch(text):
+                sections.append(elf[offset : offset + length])
+    except (struct.error, IndexError, ValueError):  # no ELF file, or one that was cut off
+        return []
+    return sorted(sections)
+
+
+@functools.cache
+def ptxas_version(arch: str) -> str:
+    """Return the version of NVIDIA's assembler for an arch, such as ``12.8.93``; empty for AMD."""
+    if not arch.startswith("sm_"):
+        return ""
+    text = triton.backends.nvidia.compiler.get_ptxas_version(int(arch[3:]))
+    version = re.search(r"\bV(\d+(?:\.\d+)+)", text)
+    return version[1] if version else ""
 
 
 def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int, scalar_registers: int = 0) -> int:

@@ -21,8 +21,9 @@ from typing import Any
 
 from fp8tune.compiled import facts
 from fp8tune.errors import in_spec, one_line
-from fp8tune.measure import edges, machine
-from fp8tune.records import NamedInts, Outcome, Problem, Status
+from fp8tune.measure import codegen, edges, machine
+from fp8tune.measure.device import software
+from fp8tune.records import Compiler, NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.arches import ARCHES
@@ -53,6 +54,8 @@ def compile_config(
         kernels = [launch.kernel for launch in launches]
         resources = [facts.resources(kernel) for kernel in kernels]
         worst = facts.worst(resources, time.perf_counter() - started)
+        if kernels:
+            worst = replace(worst, code_hash=facts.code_hash(kernels, resources), compiler=compiler_of(arch))
         if kernels and not is_run:
             worst = replace(worst, code=facts.code(kernels, resources, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
@@ -64,6 +67,12 @@ def compile_config(
     if is_run:
         compile_edges(reference, problem, config, arch)
     return Outcome(Status.OK, facts=worst)
+
+
+@cache
+def compiler_of(arch: str) -> Compiler:
+    """Return the compiler of this process for an arch."""
+    return Compiler(arch, software().triton, codegen.settings(), facts.ptxas_version(arch))
 
 
 def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str) -> None:

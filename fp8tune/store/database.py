@@ -20,13 +20,13 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import tenacity
-from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
-from fp8tune.store.schema import METADATA, VERSION, Meta
+from fp8tune.store.schema import METADATA, MIGRATIONS, VERSION, Meta
 
 BUSY_S = 60.0
 """Patience with another process that holds the lock of a file."""
@@ -100,6 +100,10 @@ class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
 
 
+class OlderSchemaError(DatabaseError):
+    """The database has the tables of an older version that :meth:`Database.open` can bring up to date."""
+
+
 class ForeignLogError(DatabaseError):
     """A log beside the file belongs to another file: SQLite would write its pages into this one."""
 
@@ -149,6 +153,8 @@ class Database:
     def open(cls, url: str, *, wait: bool = False, **options: Any) -> Self:
         """Open a plain path or a database URL.
 
+        Tables of an older version are brought up to date first, in one transaction.
+
         Args:
             url: The database.
             wait: Wait for a server that this process has never reached.
@@ -162,7 +168,15 @@ class Database:
         def is_passing(error: LostConnectionError) -> bool:
             return wait or error.is_starting or error.label in _reached
 
-        database = _repeated(lambda: cls(url, **options), is_passing, label(url))
+        def attempt() -> Self:
+            try:
+                return cls(url, **options)
+            except OlderSchemaError:
+                with cls(url, versions=(*MIGRATIONS, VERSION)) as older:
+                    older.run(older._migrate, write=True)
+                return cls(url, **options)
+
+        database = _repeated(attempt, is_passing, label(url))
         _reached.add(database.label)
         return database
 
@@ -292,12 +306,22 @@ class Database:
         is_readable = "studies" in tables
         if self.version in self._versions and is_readable:
             return
+        if self.version in MIGRATIONS and is_readable:
+            raise OlderSchemaError(f"{self.label} was written by an older fp8tune")
         line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
         if self.version > VERSION:
             line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
         elif self.version and is_readable:  # all trials, as a release has them
             line = "is an archive: read it with fp8tune db import, into another database"
         raise DatabaseError(f"{self.label} {line}")
+
+    def _migrate(self) -> None:
+        """Bring the tables up to date, unless another process did so in the meantime."""
+        stored = select(Meta.c.value).where(Meta.c.name == "schema_version")
+        while (version := int(self._connection.scalar(stored) or VERSION)) in MIGRATIONS:
+            MIGRATIONS[version](self._connection)
+            new = update(Meta).where(Meta.c.name == "schema_version").values(value=str(version + 1))
+            self._connection.execute(new)
 
     def _check_still_there(self, path: Path) -> None:
         """Raise DatabaseError if the path has become another file: rows would go nowhere."""

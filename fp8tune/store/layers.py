@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Device, Kind, NamedInts, Outcome, Problem, Row, Subject
+from fp8tune.records import Compiler, Device, Kind, NamedInts, Outcome, Problem, Program, Row, Subject
 from fp8tune.stats.study import Study
 from fp8tune.store.location import Databases
 from fp8tune.store.read import Tally
@@ -72,6 +72,13 @@ class Layers:
     def recorded_launches(self, kernel: str | None = None) -> dict[Problem, str]:
         """Return the recorded launch of each problem."""
         return {**self.shipped.recorded_launches(kernel), **self.own.recorded_launches(kernel)}
+
+    def programs(self, kernel: str | None = None, arch: str | None = None) -> dict[Program, dict[Compiler, str]]:
+        """Return the machine code of both: what was compiled here holds for shipped results, too."""
+        programs = self.shipped.programs(kernel, arch)
+        for program, hashes in self.own.programs(kernel, arch).items():
+            programs[program] = programs.get(program, {}) | hashes
+        return programs
 
     def arches(self) -> list[str]:
         """Return the arches that have rows, sorted."""

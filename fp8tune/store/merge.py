@@ -19,7 +19,7 @@ from fp8tune.store.write import Writing, stored_command
 FULL = 1
 """Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
 
-READABLE = (db.VERSION, 21, FULL)
+READABLE = (db.VERSION, *db.MIGRATIONS, 21, FULL)
 """Versions of the schema that can be merged; 21 had other columns of decisions."""
 
 _OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
@@ -41,6 +41,8 @@ class Merging(Writing):
         """
         if source.version != FULL:
             source.studies()  # checks all rows
+        if source.version == db.VERSION:
+            source.programs()
         self._is_merging = True
         try:
             with source.transaction() as connection:

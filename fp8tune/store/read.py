@@ -19,6 +19,7 @@ from fp8tune.records import (
     RECORDED,
     ClockLimits,
     Code,
+    Compiler,
     Device,
     Facts,
     FinalsRun,
@@ -28,6 +29,7 @@ from fp8tune.records import (
     Outcome,
     Problem,
     ProcessTimes,
+    Program,
     Row,
     Status,
     Subject,
@@ -381,6 +383,22 @@ class Reading(Database):
             parse_document(row.document)
         with _damage("problems"):
             return {_problem(row): row.document for row in rows}
+
+    @reads
+    def programs(self, kernel: str | None = None, arch: str | None = None) -> dict[Program, dict[Compiler, str]]:
+        """Return the hash of the machine code of each launch by each compiler that is known to have compiled it."""
+        with _damage("programs"):
+            compilers = {id: _record(Compiler, row) for id, row in _by_id(self._connection, db.Compilers).items()}
+            problems = {id: _problem(row) for id, row in _by_id(self._connection, db.Problems).items()}
+            versions = {id: row.source_hash for id, row in _by_id(self._connection, db.Versions).items()}
+            configs = {id: parse_named_ints(row.text) for id, row in _by_id(self._connection, db.Configs).items()}
+            programs: dict[Program, dict[Compiler, str]] = {}
+            for row in checked_rows(self._connection, db.Programs):
+                problem, compiler = problems[row.problem_id], compilers[row.compiler_id]
+                if kernel in (None, problem.kernel) and arch in (None, compiler.arch):
+                    program = problem, versions[row.version_id], configs[row.config_id]
+                    programs.setdefault(program, {})[compiler] = row.code_hash
+            return programs
 
     @reads
     def arches(self) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -32,13 +33,15 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    insert,
+    select,
 )
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from fp8tune.records import Kind, Status
 
-VERSION = 22
+VERSION = 23
 METADATA = MetaData()
 COARSE, FINAL, CONTROL = range(3)
 """Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
@@ -260,11 +263,32 @@ Results = _table(
 CODE = ("agprs", "sgprs", "scratch_bytes", "resident_warps", "fp8_conversions")
 Codes = _table(
     "codes",
-    "Machine code of a result: its hash, the settings given when it was compiled, and what a disassembler counts.",
+    "Facts of the machine code of a result that was compiled only.",
     _refers("result_id", "results", primary_key=True),
-    _text("code_hash", _NAME),
-    _text("settings"),
     *(_integer(name, null=True) for name in CODE),
+)
+
+_COMPILER = ("arch", "triton", "codegen", "ptxas")
+Compilers = _table(
+    "compilers",
+    "Compilers: the version of Triton, the settings that change machine code, and the version of NVIDIA's assembler.",
+    _id(),
+    _text("arch", _NAME),
+    *(_text(name) for name in _COMPILER[1:]),
+    _crc(),
+    UniqueConstraint(*_COMPILER),
+)
+
+Programs = _table(
+    "programs",
+    "Hash of the machine code of a launch by one compiler. Launches with the same hash run the same code.",
+    _refers("problem_id", "problems", primary_key=True),
+    _refers("version_id", "versions", primary_key=True),
+    _refers("config_id", "configs", primary_key=True),
+    _refers("compiler_id", "compilers", primary_key=True),
+    _text("code_hash", _NAME),
+    _crc(),
+    rowid=False,
 )
 
 Trials = _table(
@@ -339,7 +363,7 @@ Units = _table(
     _text("kernel"),
     _text("source_hash", _NAME),
     _document("problems"),
-    *(_real(name, null=False) for name in ("worth", "expected_s")),  # worth is unused, and goes with schema 23
+    _real("expected_s", null=False),
     _choice("state", UnitState, server_default=UnitState.WAITING),
     _integer("attempts", server_default="0"),
     _text("worker"),
@@ -349,6 +373,21 @@ Units = _table(
     CheckConstraint("(state = 'running') = (expires_at IS NOT NULL)"),
     Index("units_by_state", "state", "sweep_key"),
 )
+
+
+def _with_programs(connection: Connection) -> None:
+    """Bring a database of schema 22 to 23: tables of machine code, and no columns that nothing used."""
+    for table in (Codes, Units):
+        rows = [dict(row) for row in connection.execute(select(table)).mappings()]
+        table.drop(connection)
+        table.create(connection)
+        if rows:
+            connection.execute(insert(table), rows)
+    METADATA.create_all(connection, tables=[Compilers, Programs])
+
+
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {22: _with_programs}
+"""Schema version -> the step to the next one."""
 
 
 def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:

@@ -133,7 +133,7 @@ class Queueing(Database):
         failed = (Units.c.sweep_key == sweep.key, Units.c.state == "failed")
         self._connection.execute(update(Units).where(*failed).values(**_NOT_TAKEN, attempts=0))
         documents = [json.dumps({"keys": unit.problems, "shapes": unit.shapes}) for unit in units]
-        rows = [{**vars(unit), "problems": text, "worth": 0} for unit, text in zip(units, documents, strict=True)]
+        rows = [{**vars(unit), "problems": text} for unit, text in zip(units, documents, strict=True)]
         rows = [{name: value for name, value in row.items() if name != "shapes"} for row in rows]
         adding, counted = insert_ignoring(self._connection, Units), {"preserve_rowcount": True}
         return self._connection.execute(adding, rows, execution_options=counted).rowcount if rows else 0

@@ -18,7 +18,18 @@ from typing import Any
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import ClockLimits, Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, Row, Subject
+from fp8tune.records import (
+    ClockLimits,
+    Compiler,
+    Device,
+    FinalsRun,
+    KernelVersion,
+    Kind,
+    NamedInts,
+    Problem,
+    Row,
+    Subject,
+)
 from fp8tune.redaction import redacted
 from fp8tune.store import schema as db
 from fp8tune.store.database import insert_ignoring, writes
@@ -33,6 +44,7 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
     db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
     db.Results: db.FACTS,
+    db.Programs: ("code_hash",),
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
@@ -130,6 +142,11 @@ class Writing(Reading):
         """Keep a named value measured of the sweep's device, in place of an earlier one; the unit is in the name."""
         row = {"sweep_id": sweep_id, "name": name, "value": float(value), "created_at": time.time()}
         self._ids(db.Calibrations, [row])
+
+    @writes
+    def keep_programs(self, compiler: Compiler, hashes: Mapping[tuple[KernelVersion, Problem, NamedInts], str]) -> None:
+        """Keep the hash of the machine code of launches by a compiler, also of launches without results here."""
+        self._store_programs((compiler, *launch, code_hash) for launch, code_hash in hashes.items())
 
     # Trials
 
@@ -264,12 +281,10 @@ class Writing(Reading):
     def _study(self, subject: Subject, sweep_id: int | None, /, row: Row | None = None, **run: Any) -> int:
         """Return the study of a subject, with what a row says of it, noted as begun in a sweep."""
         version = subject.version or KernelVersion(subject.problem.kernel, "")
-        kernel = {"kernel": version.kernel, "source_hash": version.source_hash, "key": " ".join(version.key)}
-        axes, default = json.dumps(version.axes, separators=(",", ":")), self._config(version.default)
         lookup_key = row.lookup_key if row else None
         study = {
             "problem_id": self._problem(subject.problem),
-            "version_id": self._id(db.Versions, {**kernel, "axes": axes, "default_id": default}),
+            "version_id": self._version(version),
             "device_id": self._id(db.Devices, vars(subject.device)),
             "kind": str(subject.kind),
             "lookup_key": None if lookup_key is None else str(lookup_key),
@@ -280,6 +295,25 @@ class Writing(Reading):
             facts = self._facts_of(sweep_id, version)
             self._ids(db.StudyRuns, [{"study_id": id, "sweep_id": sweep_id, **facts, **run}])
         return id
+
+    def _version(self, version: KernelVersion) -> int:
+        kernel = {"kernel": version.kernel, "source_hash": version.source_hash, "key": " ".join(version.key)}
+        axes, default = json.dumps(version.axes, separators=(",", ":")), self._config(version.default)
+        return self._id(db.Versions, {**kernel, "axes": axes, "default_id": default})
+
+    def _store_programs(self, programs: Iterable[tuple[Compiler, KernelVersion, Problem, NamedInts, str]]) -> None:
+        rows = [
+            {
+                "problem_id": self._problem(problem),
+                "version_id": self._version(version),
+                "config_id": self._config(config),
+                "compiler_id": self._id(db.Compilers, vars(compiler)),
+                "code_hash": code_hash,
+            }
+            for compiler, version, problem, config, code_hash in programs
+            if code_hash
+        ]
+        self._ids(db.Programs, rows)
 
     def _facts_of(self, sweep_id: int, version: KernelVersion) -> dict[str, str]:
         return self._facts.setdefault((sweep_id, version.kernel, version.source_hash), {})
@@ -320,6 +354,11 @@ class Writing(Reading):
         }
         for result, code in codes.items():
             self._replace(db.Codes, {"result_id": result, **vars(code)})
+        self._store_programs(
+            (row.outcome.facts.compiler, row.version, row.problem, row.config, row.outcome.facts.code_hash)
+            for row in rows
+            if row.outcome.facts.compiler and row.version and row.config is not None
+        )
         if once:  # leave out trials in whose round of the sweep some process came to the same status
             place_of = operator.itemgetter("result_id", "stage", "round", "status", "sweep_id")
             known = {place_of(trial._asdict()) for trial in read_trials(self._connection, set(results))}

@@ -18,6 +18,7 @@ from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.studies import finalists_of, pick_of, read_studies, with_words
 from fp8tune.studies import is_stale as is_stale
+from fp8tune.studies import known_programs as known_programs
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import table

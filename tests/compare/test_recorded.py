@@ -16,9 +16,10 @@ from fp8tune import errors
 from fp8tune.comparing import recorded
 from fp8tune.comparing.sides import checked_out
 from fp8tune.comparing.verdicts import ComparedRow, Comparison
-from fp8tune.records import Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
+from fp8tune.records import Compiler, Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.revisions import source
 from fp8tune.revisions.git import checkouts, resolve
+from fp8tune.stats.same_code import Programs
 from fp8tune.stats.study import Study
 
 KERNEL = """
@@ -158,6 +159,32 @@ def test_unlike_devices_and_versions_are_never_compared(
     assert [row.verdict for row in comparison.rows] == ["OPEN", "OPEN"]
     assert any("never compared" in row.reason and difference in row.reason for row in comparison.rows)
     assert comparison.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "verdict"),
+    [
+        ({"triton": "3.7.1"}, {"3.6.0": "a1", "3.7.1": "a1"}, "FASTER"),
+        ({"triton": "3.7.1", "codegen": "fp_fusion=0"}, {"3.6.0": "a1", "3.7.1": "a1"}, "OPEN"),
+        ({"triton": "3.7.1", "driver": "570.1"}, {"3.6.0": "a1", "3.7.1": "a1"}, "OPEN"),
+        ({"triton": "3.7.1"}, {"3.6.0": "a1", "3.7.1": "a2"}, "OPEN"),
+        ({"triton": "3.7.1"}, {"3.6.0": "a1"}, "OPEN"),
+    ],
+)
+@pytest.mark.parametrize("known", ["main", "branch"])
+def test_versions_of_triton_are_compared_where_one_side_has_the_same_machine_code_by_both(
+    repository: Path, change: dict[str, str], code: dict[str, str], verdict: str, known: str
+) -> None:
+    before = results(repository, "main", "colwise", *(200.0 * x for x in SPREAD))
+    device = replace(H100, **change)
+    after = results(repository, "branch", "colwise", *(150.0 * x for x in SPREAD), device=device)
+    of = before if known == "main" else after
+    hashes = {Compiler("sm_90", version): value for version, value in code.items()}
+    programs = Programs({(of.problem, of.source_hash, CONFIG): hashes})
+    with checked_out("main..branch", ["colwise"], repository) as both:
+        rows = recorded.compare([before, after], both, lambda: programs).rows
+    assert {row.verdict for row in rows} == {verdict}
+    assert len(rows) == (1 if verdict == "FASTER" else 2)
 
 
 @pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC, Kind.PUBLISHED])
