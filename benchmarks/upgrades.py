@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--base", type=Path, help="file that keeps the swept database")
     options = parser.parse_args(arguments)
     os.environ |= {"TRITON_INTERPRET": "1", "FP8TUNE_BASE": "", "FP8TUNE_TABLES": ""}
-    counts, spent_s, sizes = Counter[tuple[str, str, str]](), Counter[str](), 0
+    counts, spent_s = Counter[tuple[str, str, str]](), dict.fromkeys(("sweep", "stage 2", "stage 3"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         base = options.base or Path(folder) / "base.db"
         with Store.open(str(base), create=True) as store:
@@ -107,8 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     spent_s[name] += seconds(new)
                     judged = (judge(item, before, after, own) for item, own in zip(work.results, rivals, strict=True))
                     counts.update((name, *result) for result in judged)
-            sizes += len(chosen)
-            print(number, {key: count for key, count in counts.items() if key[0] == "stage 3"}, flush=True)
+            print(f"upgrade {number - 1} of {options.upgrades}", dict(counts), spent_s, file=sys.stderr, flush=True)
     rows = []
     for change in ("none", "known", "new"):
         total = sum(count for key, count in counts.items() if key[:2] == ("stage 2", change))
@@ -118,10 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         rows.append([change, str(total), *shares])
     print(table(["new winner", "sizes", "found by stage 2", "and by stage 3", "changed wrongly"], rows))
-    total_s = spent_s["stage 2"] + spent_s["stage 3"]
-    print(
-        f"\n{total_s / spent_s['sweep']:.1%} of the sweep's GPU time, {spent_s['stage 3'] / total_s:.1%} of it in stage 3"
-    )
+    known, swept = (spent_s[stage] / spent_s["sweep"] for stage in ("stage 2", "stage 3"))
+    print(f"\nGPU time: {known + swept:.1%} of the sweep's, {swept:.1%} of it in stage 3")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from fp8tune.output import compare as documents
 from fp8tune.output import recheck as recheck_documents
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.show import ListedPick
+from fp8tune.output.text import counted
 from fp8tune.plan import shapes
 from fp8tune.rechecking import run as rechecking
 from fp8tune.rechecking import targets
@@ -184,10 +185,15 @@ def rechecked(options: RecheckOptions, command: str, notice: Callable[[str], Non
     begun, path = time.monotonic(), location.to_write(options.db)
     with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
         plan, chosen = targets.planned(options, reader, command)
+        programs = reader.programs(arch=plan.backend.device.arch)
     for line in plan.notices:
         notice(line)
     with Store.open(path, create=True) as store, SweepProgress() as progress:
-        work = rechecking.Recheck(store, plan, chosen, begun=begun)
+
+        def report(done: int, total: int) -> None:
+            progress.update("comparing machine code", done / total, count=f"{done} of {counted(total, 'launch')}")
+
+        work = rechecking.Recheck(store, plan, chosen, programs, report, begun=begun)
         for event in work.run():
             progress.show(event)
     return recheck_documents.make_report(plan, work.results)

@@ -117,7 +117,7 @@ class Upgrade:
     """
 
     number: int = 1
-    share: float = 0.012  # share of a kernel's configs whose machine code becomes faster or slower
+    share: float = 0.025  # share of a kernel's configs whose machine code becomes faster or slower
     sd: float = 0.13  # standard deviation of their log times' changes
     kinship: float = KINSHIP  # correlation of a config's change on two keys, which run the same program
 

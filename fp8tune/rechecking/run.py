@@ -19,25 +19,30 @@ from enum import StrEnum
 from functools import cached_property
 from statistics import fmean, median
 
+from fp8tune.measure.programs import Wanted, compile_programs
 from fp8tune.rechecking.targets import Target
-from fp8tune.records import NamedInts, Problem
+from fp8tune.records import Compiler, KernelVersion, NamedInts, Problem, Program
 from fp8tune.stats.decide import PLAN, decide_study
 from fp8tune.stats.means import group_by
+from fp8tune.stats.same_code import Programs
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.loop import sweep
-from fp8tune.sweeping.planning import Plan
+from fp8tune.sweeping.planning import Plan, ProblemPlan
+from fp8tune_kernels.arches import ARCHES
 
 CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band
-SAMPLE = 4  # configs of each size that were no rivals and are timed all the same
+SAMPLE = 5  # configs of each size that were no rivals and are timed all the same
 NEAR_RATIO = 1.2  # time over the best in older sweeps of those
 CHANGED = 0.03  # change of a log time that is no chance: three to four errors of two coarse passes
 NEAR, AHEAD = 0.1, -0.01  # expected log slowdown up to which a config becomes a rival: a changed one, any other
 PROMOTED = 4
 LOST = 0.025  # log slowdown of the best known config: the keep band, and an error of the coarse pass
 MOST = 0.5  # a ranking is void if so many of the known configs changed
+RIVALS = 3  # configs that fresh processes time beside the one in use and the default
+COARSE_ROUNDS, ROUNDS = 2, 3  # the process is the unit, so a third of a sweep's blocks decide nearly as well
 DECISIONS = (PLAN.processes, *PLAN.more_processes[:1])
 
 
@@ -107,6 +112,14 @@ class Rechecked:
         new = self.new
         return dict.fromkeys([*self.target.known, *([*new.coarse_us, *new.failures] if new else [])])
 
+    @property
+    def finalists(self) -> list[NamedInts]:
+        """Configs that fresh processes time: the one in use, the default, and the fastest others."""
+        times_us = {} if self.new is None else self.new.coarse_us
+        always = [self.target.current, self.target.size.version.default]
+        others = sorted((config for config in times_us if config not in always), key=lambda config: times_us[config])
+        return [config for config in dict.fromkeys(always) if config in times_us] + others[:RIVALS]
+
     @cached_property
     def changes(self) -> Mapping[NamedInts, float]:
         """Change of each config's log time since the older versions, by coarse passes."""
@@ -174,6 +187,10 @@ class Recheck:
     store: Store
     plan: Plan
     targets: Sequence[Target]
+    programs: dict[Program, dict[Compiler, str]] = field(default_factory=dict)
+    """Machine code that is known, by compiler."""
+    report: Callable[[int, int], None] = lambda done, total: None
+    """Called with the number of compared launches, and of all."""
     same_code: frozenset[Problem] = frozenset()
     clock: Callable[[], float] = time.monotonic
     begun: float | None = None
@@ -181,6 +198,7 @@ class Recheck:
 
     def run(self) -> Iterator[Event]:
         """Run all stages. Nothing is timed without a GPU. ``results`` are up to date afterwards."""
+        self.compare_code()
         self._read()
         if not self.plan.backend.times:
             return
@@ -190,6 +208,39 @@ class Recheck:
             rest = [item for item in self.results if item.state is State.STILL_BEST]
             yield from self._confirm("rest", rest, DECISIONS)
         picks.keep_current(self.store)
+
+    def compare_code(self) -> None:
+        """Compile what older measurements rest on, keep its machine code, and find the sizes where that is the same."""
+        here, launches, known = self.plan.backend.device, dict[Wanted, KernelVersion](), Programs(self.programs)
+        proofs = [target for target in self.targets if target.old and self._is_comparable(target.old, target.size)]
+        for target in proofs if here.arch in ARCHES else ():
+            for config in _deciding(target, known):
+                launches[Wanted(target.size.reference, target.size.problem, config)] = target.size.version
+        if launches:
+            compiled = compile_programs(launches, here.arch, progress=self.report, is_over=self._is_over)
+            here = replace(here, triton=compiled.compiler.triton, codegen=compiled.compiler.codegen)
+            hashes = {(launches[item], item.problem, item.config): code for item, code in compiled.hashes.items()}
+            self.store.keep_programs(compiled.compiler, hashes)
+            for (version, problem, config), code in hashes.items():
+                by_compiler = self.programs.setdefault((problem, version.source_hash, config), {})
+                by_compiler[compiled.compiler] = code
+        known = Programs(self.programs)
+        self.same_code = frozenset(
+            target.size.problem
+            for target in proofs
+            if target.old
+            and known.is_unchanged(target.old, here)
+            and known.code_hash(target.size.problem, target.size.version, target.current, here)
+        )
+
+    def _is_comparable(self, old: Study, size: ProblemPlan) -> bool:
+        """Return True if only Triton separates an older study from a measurement here."""
+        driver = self.plan.backend.device.driver
+        return old.source_hash == size.version.source_hash and (not driver or old.device.driver == driver)
+
+    def _is_over(self) -> bool:
+        budget_s, begun = self.plan.options.budget_s, self.begun
+        return budget_s is not None and begun is not None and self.clock() > begun + budget_s
 
     def time_known(self) -> Iterator[Event]:
         """Time the configs in use and their rivals, and decide in fresh processes where one may be beaten."""
@@ -211,8 +262,8 @@ class Recheck:
 
     def _confirm(self, name: str, results: Sequence[Rechecked], processes: tuple[int, ...]) -> Iterator[Event]:
         """Time what is known of some sizes in fresh processes, unless that was done."""
-        tried = {item.target: [*item.tried] for item in results if not item.is_confirmed}
-        yield from self._sweep(name, tried, processes=processes)
+        rivals = {item.target: item.finalists for item in results if not item.is_confirmed}
+        yield from self._sweep(name, rivals, processes=processes)
 
     def _sweep(
         self,
@@ -232,8 +283,10 @@ class Recheck:
             key=f"{self.plan.key} {name}",  # each is resumed by itself
             options=replace(self.plan.options, quick=quick),
             problems=tuple(sizes),
+            is_partial=(is_partial := quick or processes is not None),
             processes=processes or self.plan.processes,
-            is_partial=quick or processes is not None,
+            coarse_rounds=COARSE_ROUNDS if is_partial else self.plan.coarse_rounds,
+            rounds=ROUNDS if is_partial else self.plan.rounds,
         )
         if sizes:
             yield from sweep(self.store, plan, self.clock, begun=self.begun)
@@ -294,3 +347,15 @@ def promotions(kernel: Sequence[Rechecked]) -> Iterator[tuple[Target, list[Named
         near = [config for config, slow in behind.items() if slow <= (NEAR if config in changed else AHEAD)]
         if near:
             yield item.target, sorted(near, key=lambda config: behind[config])[:PROMOTED]
+
+
+def _deciding(target: Target, known: Programs) -> list[NamedInts]:
+    """Return the configs whose machine code must be the same; none if it is not known of all that decide."""
+    old, size = target.old, target.size
+    if old is None:
+        return []
+    rival = old.next_best
+    deciding = [target.current, old.choice.pick, *([rival.config] if rival else [])]
+    configs = dict.fromkeys([*deciding, *target.known])
+    coded = [config for config in configs if known.code_hash(size.problem, size.version, config, old.device)]
+    return coded if {*deciding} <= {*coded} else []

@@ -46,7 +46,7 @@ class Target:
 
 
 def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple[Plan, list[Target]]:
-    """Return a plan of the sizes to recheck, and the sizes.
+    """Return a plan of the sizes to recheck, and the sizes. Its back end only compiles if this GPU has another arch.
 
     Raises:
         UsageError: There is nothing to recheck.
@@ -110,20 +110,18 @@ def _target(size: ProblemPlan, plan: Plan, studies: Sequence[Study], table: Expo
     own = [study for study in same_kernel if study.problem == size.problem]
     old = [study for study in own if not _is_current(study, device, version)]
     new = [study for study in own if _is_current(study, device, version) and study.has_finals and study.complete]
-    chosen = answering(old)
-    before = chosen[0] if chosen else None
-    current = _config_in_use(size, device, table, before)
+    before, confirmed = next(iter(answering(old)), None), next(iter(answering(new)), None)
+    current = _config_in_use(size, device, table, before or confirmed)
     if current is None:
         return None
+    size = replace(size, current=current)
+    if confirmed is not None and current in confirmed.finals:
+        return Target(size, current, before, (current,), decide_study(replace(confirmed, current=current)))
     known = [current, version.default, *filter(None, [size.fallback])]
-    for study in answering(new)[:1]:
-        fresh = decide_study(replace(study, current=current))
-        if current in fresh.finals:
-            return Target(replace(size, current=current), current, before, tuple(dict.fromkeys(known)), fresh)
     rivals = _rivals(size, own, same_kernel)
     known = [config for config in known if {*config} == {name for name, _ in version.axes}]
     known += [config for config in rivals if config not in known][:RIVALS]
-    return Target(replace(size, current=current), current, before, tuple(dict.fromkeys(known)))
+    return Target(size, current, before, tuple(dict.fromkeys(known)))
 
 
 def _is_current(study: Study, device: Device, version: KernelVersion) -> bool:

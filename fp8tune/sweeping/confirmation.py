@@ -119,7 +119,7 @@ class Confirmation:
         def is_over() -> bool:  # a turn cannot be interrupted: the next may take as long as the last
             return self.clock() + self._turn_s > self.deadline
 
-        schedule = Schedule(_numbers(processes), PLAN.rounds, self._order, is_over=is_over)
+        schedule = Schedule(_numbers(processes), self.plan.rounds, self._order, is_over=is_over)
         begun = self.clock()
         for turn in measure(self.plan.backend, groups, schedule):
             self._turn_s, begun = (ended := self.clock()) - begun, ended
@@ -128,7 +128,7 @@ class Confirmation:
 
     def _missing(self, groups: Sequence[Finalists], processes: int) -> int:
         blocks = ((group, sum(map(group.wants, _numbers(processes)))) for group in groups)
-        return sum(count * PLAN.rounds * len(group.arms) for group, count in blocks)
+        return sum(count * self.plan.rounds * len(group.arms) for group, count in blocks)
 
     def _order(self, group: Finalists, process: int, round: int) -> list[KernelArm]:
         return self.plan.permuted(group.arms, "final", process - 1, round, seed_text(group.subject.problem))

@@ -21,7 +21,6 @@ from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
-from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweeping.confirmation import Confirmation
@@ -157,7 +156,7 @@ class _CoarsePass:
         """Run all rounds; stored results come first in each."""
         if self.known_at != self.store.changes:  # another process stored something
             self.read()
-        rounds = PLAN.screen_rounds if self.plan.backend.times else 1
+        rounds = self.plan.coarse_rounds if self.plan.backend.times else 1
         for round in range(rounds):
             configs = self._permuted(self._contenders() if round else [*self.problem.configs], round)
             yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))

@@ -107,6 +107,8 @@ class Plan:
     commit: str = ""
     command: str = ""  # command line that is stored with the results
     processes: tuple[int, ...] = (PLAN.processes, *PLAN.more_processes)  # after which a size is decided
+    coarse_rounds: int = PLAN.screen_rounds
+    rounds: int = PLAN.rounds  # in each process of the confirmation
     is_partial: bool = False  # few configs of each size: it is complete only once they are confirmed
 
     @property
