@@ -24,7 +24,7 @@ _CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk
 
 # Sections of a binary that a GPU executes or reads. Constant bank 0 is filled by the launch; symbols, debug information
 # and notes name paths and versions.
-_EXECUTED = re.compile(r"\.text.*|\.rodata|\.nv\.constant[1-9].*|\.nv\.global\.init.*")
+_EXECUTED = re.compile(r"(\.text|\.rodata|\.nv\.constant[1-9]\d*|\.nv\.global\.init)(?:\..*)?")
 
 # Options of a launch that are not in these sections -> their value in versions of Triton without them.
 _LAUNCH: Mapping[str, int] = {"num_warps": 0, "num_ctas": 1, "launch_cooperative_grid": 0, "launch_pdl": 0}
@@ -111,8 +111,8 @@ def code_hash(kernels: Sequence[Any], needs: Sequence[Resources]) -> str:
     return digest.hexdigest()[:16]
 
 
-def executed(elf: bytes) -> list[bytes]:
-    """Return the sections of an ELF file that a GPU executes or reads as constants, sorted: their names may differ."""
+def executed(elf: bytes) -> list[tuple[str, bytes]]:
+    """Return kind and content of what a GPU executes or reads as constants in an ELF file, sorted, without names."""
     try:
         (start,) = struct.unpack_from("<Q", elf, 40)
         size, count, names_index = struct.unpack_from("<3H", elf, 58)
@@ -121,8 +121,8 @@ def executed(elf: bytes) -> list[bytes]:
         sections = []
         for name, _, _, _, offset, length in headers:
             text = elf[names_offset + name : elf.index(0, names_offset + name)].decode()
-            if _EXECUTED.fullmatch(text):
-                sections.append(elf[offset : offset + length])
+            if kind := _EXECUTED.fullmatch(text):
+                sections.append((kind[1], elf[offset : offset + length]))
     except (struct.error, IndexError, ValueError):  # no ELF file, or one that was cut off
         return []
     return sorted(sections)

@@ -34,7 +34,7 @@ class Pruning(Writing):
     """Method that prunes."""
 
     def prune(self, picks: Collection[tuple[str, NamedInts]]) -> Pruned:
-        """Remove samples, telemetry, coarse trials, and the results that no pick could rest on.
+        """Remove samples, telemetry, coarse trials, and results that no pick could rest on, with their machine code.
 
         Args:
             picks: Each kernel with each config that is picked anywhere for it. Without these the fallback row of a
@@ -61,8 +61,13 @@ class Pruning(Writing):
                 gone.add(id)
         connection.execute(delete(db.TrialDetails))
         removed = connection.execute(delete(db.Trials).where(db.Trials.c.stage == db.COARSE)).rowcount
+        launches = select(db.Studies.c.problem_id, db.Studies.c.version_id, results.config_id).join(db.Studies)
+        before = {tuple(launch) for launch in connection.execute(launches)}
         for ids in chunks(gone):
             connection.execute(delete(db.Results).where(results.id.in_(ids)))
+        for launch in before - {tuple(launch) for launch in connection.execute(launches)}:
+            of_launch = (column == id for column, id in zip(db.Programs.primary_key, launch, strict=False))
+            connection.execute(delete(db.Programs).where(*of_launch))
         self._update_studies(names.studies)
         remaining = connection.scalar(select(func.count()).select_from(db.Results)) or 0
         return Pruned(len(gone), removed, remaining)

@@ -26,6 +26,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
+from fp8tune.store.prune import FASTEST
 from fp8tune.store.results import Store
 from fp8tune.studies import deciding_configs, is_stale, pick_of, read_studies
 
@@ -179,6 +180,23 @@ def test_a_changed_hash_is_noticed(tmp_path: Path) -> None:
     raw.close()
     with Store.open(str(tmp_path / "a.db")) as store, pytest.raises(DatabaseError, match="programs is damaged"):
         store.programs()
+
+
+def test_prune_removes_the_code_of_results_that_go_and_keeps_proofs(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as store:
+        sweep = begin(store)
+        for number in range(FASTEST + 5):
+            facts = Facts(code_hash=f"{number:x}", compiler=OLD)
+            store.add(sweep, row(100.0 + number, config=config(number + 1), facts=facts))
+        elsewhere = (KERNEL, problem(K=1408), config(999))
+        store.keep_programs(
+            NEW, {elsewhere: "a1", (KERNEL, problem(), config(1)): "0", (KERNEL, problem(), config(FASTEST + 5)): "f"}
+        )
+        store.prune(set())
+        kept = {launch: set(hashes) for (_, _, launch), hashes in store.programs("colwise").items()}
+        assert kept.pop(config(999)) == {NEW}
+        assert kept.pop(config(1)) == {OLD, NEW}
+        assert kept == {config(number + 1): {OLD} for number in range(1, FASTEST)}
 
 
 HASHES = st.dictionaries(st.sampled_from([PICK, DEFAULT, RUNNER_UP, config(64)]), st.sampled_from("ab"))
