@@ -69,7 +69,9 @@ def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple
         where = here.device.name if is_here else arch
         text = f"nothing to recheck: no results of {where}" + (f" for the kernels of {options.table}" if table else "")
         raise UsageError(f"{text}; run fp8tune sweep, or add --recording run.json for kernels of your own")
-    sweep = SweepOptions(kernel=kernels, recording=recording, arch=None if is_here else arch, budget_s=options.budget_s)
+    sweep = SweepOptions(kernel=kernels, recording=recording, budget_s=options.budget_s)
+    if not is_here:
+        sweep = replace(sweep, arch=arch, timer="do_bench")  # a simulated GPU does not keep other archs from compiling
     short = planning.planned(sweep, command)
     key = hashlib.sha256(f"{short.key} recheck {options.table and Path(options.table).read_bytes()!r}".encode())
     by_kernel = group_by(studies, lambda study: study.problem.kernel)

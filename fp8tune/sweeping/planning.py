@@ -320,7 +320,7 @@ def _problems(reference: str, short: Plan, stored: Sequence[Problem] | None) -> 
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
     )
     sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes) if stored is None else stored))
-    if kind is Kind.STATIC:
+    if kind is Kind.STATIC and stored is None:
         sizes = [first for first, *_ in alike(reference, sizes, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):
