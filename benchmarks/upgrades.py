@@ -77,7 +77,7 @@ def tied(work: Recheck, clock: SimulatedClock) -> list[set[object]]:
         sets.append({config for config, time_us in times_us.items() if time_us <= limit_us})
     kernels = [target.size.version.kernel for target in work.targets]
     beside = [
-        [sets[other] for other in (place - 1, place + 1) if 0 <= other < len(sets) and kernels[other] == kernel]
+        [sets[near] for near in (place - 1, place + 1) if 0 <= near < len(sets) and kernels[near] == kernel]
         for place, kernel in enumerate(kernels)
     ]
     return [set().union(own, *others) for own, others in zip(sets, beside, strict=True)]

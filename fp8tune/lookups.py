@@ -64,7 +64,7 @@ class Lookup:
         return f"{self.kernel}, {self.key} on {self.device or self.arch}: {self.config} ({why})"
 
 
-def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts, other: Table | None = None) -> Lookup:
+def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts, exported: Table | None = None) -> Lookup:
     """Look a key up on a device, in the user's own table over the shipped one, or in another table.
 
     Raises:
@@ -72,12 +72,12 @@ def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts, other: T
     """
     declared = cast(KernelSpec, spec)  # these functions read no more of it than Declared has
     try:
-        own = user_tables.of_kernel(declared, user_tables.user_table(where.arch) if other is None else other)
+        own = user_tables.of_kernel(declared, user_tables.user_table(where.arch) if exported is None else exported)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    shipped = table(where.arch) if other is None else Table()
-    exported = user_tables.overlay(own, shipped) if own.rows else shipped
-    step, row = taken(declared, key, exported, where.name)
+    shipped = table(where.arch) if exported is None else Table()
+    rows = user_tables.overlay(own, shipped) if own.rows else shipped
+    step, row = taken(declared, key, rows, where.name)
     config = NamedInts({**spec.default, **dict(row[3] if row else ())})
     if row is None:
         return Lookup(spec.name, where.arch, where.name, key, config, step)

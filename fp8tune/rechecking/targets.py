@@ -157,8 +157,8 @@ def _rivals(size: ProblemPlan, own: Iterable[Study], kernel: Iterable[Study]) ->
     for study in kernel:
         if study.problem != size.problem and study.lookup_key is not None and study.has_finals:
             others.setdefault(study.lookup_key, []).append(study)
-    near = sorted(others, key=lambda other: (distance(key, tuple(sorted(other.items()))), other.canonical))
-    picks = [study.choice.pick for other in near[:NEIGHBOURS] for study in others[other]]
+    near = sorted(others, key=lambda place: (distance(key, tuple(sorted(place.items()))), place.canonical))
+    picks = [study.choice.pick for place in near[:NEIGHBOURS] for study in others[place]]
     tied = sorted((config for config, slowdown in best.items() if slowdown <= TIED), key=lambda config: best[config])
     from_others = sorted(dict.fromkeys(picks), key=lambda config: best.get(config, TIED))
     return [config for config in dict.fromkeys([*tied[: RIVALS - 2], *from_others, *tied]) if config]
