@@ -126,13 +126,14 @@ def attributes(owner: object) -> Mapping[str, str]:
 def api() -> str:
     """Return a section for each function, then its results."""
     parts, results = [], []
-    for name in ("open", "sweep", "compare", "lookup", "export", "pin", "unpin"):
+    for name in ("open", "sweep", "recheck", "compare", "lookup", "export", "pin", "unpin"):
         function = getattr(fp8tune.api, name)
         arguments = re.findall(r"^ {4}(\w+): (.+?)(?=\n {4}\w+:|\n\n|\Z)", _section(function, "Args"), re.M | re.S)
         rows = [(f"`{argument}`", prose(text)) for argument, text in arguments]
         parts += [f"## fp8tune.{name}", f"```text\n{_wrapped(signature(function))}\n```", summary(function)]
         parts += [bullets(rows)] if rows else []
-    for owner in (fp8tune.api.SweepResult, fp8tune.api.Comparison, fp8tune.api.Lookup, fp8tune.api.Export):
+    owners = ("SweepResult", "Recheck", "Comparison", "Lookup", "Export")
+    for owner in (getattr(fp8tune.api, name) for name in owners):
         results += [f"## {owner.__name__}", summary(owner), bullets(members(owner))]
     columns = [
         (f"`Results.{name}()`", ", ".join(f"`{frames.RENAMED.get(field, field)}`" for field in model.model_fields))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fp8tune.api import Comparison as Comparison
     from fp8tune.api import Export as Export
     from fp8tune.api import Lookup as Lookup
+    from fp8tune.api import Recheck as Recheck
     from fp8tune.api import Results as Results
     from fp8tune.api import SweepOptions as SweepOptions
     from fp8tune.api import SweepResult as SweepResult
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fp8tune.api import export as export
     from fp8tune.api import lookup as lookup
     from fp8tune.api import open as open
+    from fp8tune.api import recheck as recheck
     from fp8tune.api import sweep as sweep
     from fp8tune.errors import Fp8tuneError as Fp8tuneError
     from fp8tune_kernels.pinning import PinError as PinError
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    **dict.fromkeys(("open", "sweep", "compare", "lookup", "export"), "fp8tune.api"),
-    **dict.fromkeys(("Results", "SweepResult", "Comparison", "Lookup", "Export"), "fp8tune.api"),
+    **dict.fromkeys(("open", "sweep", "recheck", "compare", "lookup", "export"), "fp8tune.api"),
+    **dict.fromkeys(("Results", "SweepResult", "Recheck", "Comparison", "Lookup", "Export"), "fp8tune.api"),
     **dict.fromkeys(("SweepOptions", "CompareOptions"), "fp8tune.options"),
     **dict.fromkeys(("PinError", "pin", "unpin"), "fp8tune_kernels.pinning"),
     "Fp8tuneError": "fp8tune.errors",

@@ -12,7 +12,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.spec import KernelSpec, Span
-from fp8tune_kernels.tables import table
+from fp8tune_kernels.tables import Table, table
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,20 @@ class Lookup:
         return f"{self.kernel}, {self.key} on {self.device or self.arch}: {self.config} ({why})"
 
 
-def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts) -> Lookup:
-    """Look a key up on a device, in the user's own table over the shipped one.
+def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts, exported: Table | None = None) -> Lookup:
+    """Look a key up on a device, in the user's own table over the shipped one, or in another table.
 
     Raises:
         UsageError: The user's table cannot be read.
     """
     declared = cast(KernelSpec, spec)  # these functions read no more of it than Declared has
     try:
-        own = user_tables.of_kernel(declared, user_tables.user_table(where.arch))
+        own = user_tables.of_kernel(declared, user_tables.user_table(where.arch) if exported is None else exported)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    shipped = table(where.arch)
-    exported = user_tables.overlay(own, shipped) if own.rows else shipped
-    step, row = taken(declared, key, exported, where.name)
+    shipped = table(where.arch) if exported is None else Table()
+    rows = user_tables.overlay(own, shipped) if own.rows else shipped
+    step, row = taken(declared, key, rows, where.name)
     config = NamedInts({**spec.default, **dict(row[3] if row else ())})
     if row is None:
         return Lookup(spec.name, where.arch, where.name, key, config, step)

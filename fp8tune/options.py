@@ -111,6 +111,19 @@ class SweepOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecheckOptions:
+    """Options of ``fp8tune recheck``."""
+
+    table: str | None = None
+    arch: Annotated[str | None, Option("The arch to recheck, if not this GPU's.", "ARCH")] = None
+    kernel: Annotated[tuple[str, ...], Option("Only these kernels. Repeatable.", "NAME", names="--kernel")] = ()
+    recording: Annotated[str | None, Option("Launches of your own kernels.", "FILE")] = None
+    budget_s: Budget = None
+    db: Database = None
+    format: Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")] = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShowOptions:
     """Options of ``fp8tune show``."""
 

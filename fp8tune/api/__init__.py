@@ -14,7 +14,7 @@ What goes wrong raises :class:`fp8tune.errors.Fp8tuneError` with the line that t
 from fp8tune.api.exporting import Export, export
 from fp8tune.api.looking_up import Lookup, lookup
 from fp8tune.api.results import Results, open
-from fp8tune.api.running import Comparison, SweepResult, compare, sweep
+from fp8tune.api.running import Comparison, Recheck, SweepResult, compare, recheck, sweep
 from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune_kernels.pinning import PinError, pin, unpin
 
@@ -24,6 +24,7 @@ __all__ = [
     "Export",
     "Lookup",
     "PinError",
+    "Recheck",
     "Results",
     "SweepOptions",
     "SweepResult",
@@ -32,6 +33,7 @@ __all__ = [
     "lookup",
     "open",
     "pin",
+    "recheck",
     "sweep",
     "unpin",
 ]

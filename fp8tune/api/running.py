@@ -1,10 +1,11 @@
-"""``fp8tune.sweep`` and ``fp8tune.compare``: work that takes a GPU, a simulated one, or recorded results."""
+"""``fp8tune.sweep``, ``recheck`` and ``compare``: work that takes a GPU, a simulated one, or recorded results."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +17,15 @@ from fp8tune.comparing import live, recorded, sides
 from fp8tune.comparing.verdicts import Comparison as Judged
 from fp8tune.errors import UsageError
 from fp8tune.measure.backends import backend_for
-from fp8tune.options import CompareOptions, SweepOptions
+from fp8tune.options import CompareOptions, RecheckOptions, SweepOptions
 from fp8tune.output import compare as documents
+from fp8tune.output import recheck as recheck_documents
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.show import ListedPick
+from fp8tune.output.text import counted
 from fp8tune.plan import shapes
+from fp8tune.rechecking import run as rechecking
+from fp8tune.rechecking import targets
 from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
@@ -117,6 +122,81 @@ def sweep(
         left_out=finished.left_out,
         notices=tuple(plan.notices),
     )
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """Result of a recheck."""
+
+    rows: DataFrame
+    """One row per size: state, speedup, what the upgrade itself changed, the config in use, and the best."""
+    exit_code: int
+    """Exit code of the command: 1 if a config is beaten."""
+    speedup: float | None
+    """Geometric mean of what the best known configs gain."""
+    sweep_s: float
+    """Estimated seconds of the sweeps that are needed."""
+
+
+def recheck(
+    kernel: Names = None,
+    *,
+    arch: str | None = None,
+    table: str | Path | None = None,
+    recording: str | Path | None = None,
+    budget_s: float | None = None,
+    db: str | Path | None = None,
+) -> Recheck:
+    """Test whether tuned configs still hold with the versions installed here. `.rows` is a DataFrame.
+
+    Results are kept in the database, and the same call resumes. As for :func:`sweep`, a script needs
+    ``if __name__ == "__main__":`` around the call.
+
+    Args:
+        kernel: Kernels; None for all of the table.
+        arch: The arch, if not this GPU's: then only machine code is compared.
+        table: File that ``fp8tune export`` or ``export --for python`` wrote; None for the tables in use.
+        recording: File of ``fp8tune record``, for kernels of your own.
+        budget_s: Time limit. With one, sizes whose ranking moved are swept.
+        db: Database to read and write; None for the own results over those that come with fp8tune.
+
+    Raises:
+        Fp8tuneError: A name is unknown, there is nothing to recheck, or this machine cannot do it.
+    """
+    options = RecheckOptions(
+        kernel=several(kernel),
+        arch=arch,
+        table=None if table is None else os.fspath(table),
+        recording=None if recording is None else os.fspath(recording),
+        budget_s=budget_s,
+        db=None if db is None else os.fspath(db),
+    )
+    document = rechecked(options, "fp8tune.recheck()", logger.warning)
+    return Recheck(
+        frames.table(recheck_documents.RecheckedSize, document.rows),
+        document.exit_code,
+        document.speedup,
+        document.sweep_s,
+    )
+
+
+def rechecked(options: RecheckOptions, command: str, notice: Callable[[str], None]) -> recheck_documents.RecheckReport:
+    """Recheck as the options say; ``notice`` takes lines that are no part of the result."""
+    begun, path = time.monotonic(), location.to_write(options.db)
+    with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
+        plan, chosen = targets.planned(options, reader, command)
+        programs = reader.programs(arch=plan.backend.device.arch)
+    for line in plan.notices:
+        notice(line)
+    with Store.open(path, create=True) as store, SweepProgress() as progress:
+
+        def report(done: int, total: int) -> None:
+            progress.update("comparing machine code", done / total, count=f"{done} of {counted(total, 'launch')}")
+
+        work = rechecking.Recheck(store, plan, chosen, programs, report, begun=begun)
+        for event in work.run():
+            progress.show(event)
+    return recheck_documents.make_report(plan, work.results)
 
 
 @dataclass(frozen=True)

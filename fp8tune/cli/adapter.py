@@ -32,7 +32,19 @@ class Group(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        order = ["tune", "record", "sweep", "show", "export", "compare", "report", "bench", "doctor", "worker"]
+        order = [
+            "tune",
+            "record",
+            "sweep",
+            "recheck",
+            "show",
+            "export",
+            "compare",
+            "report",
+            "bench",
+            "doctor",
+            "worker",
+        ]
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
 
 

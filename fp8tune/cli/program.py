@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from fp8tune.cli import bench, compare, db, doctor, export, record, report, show, streams, sweep, tune, worker  # noqa: F401
+from fp8tune.cli import bench, compare, db, doctor, export, recheck, record, report, show, streams, sweep, tune, worker  # noqa: F401
 from fp8tune.cli.adapter import app
 from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _notes(stopped: BaseException) -> str:
-    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "tune", "worker"} else []  # others store nothing
+    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "recheck", "tune", "worker"} else []  # others store nothing
     return "".join(f"; {note}" for note in getattr(stopped, "__notes__", default))
 
 

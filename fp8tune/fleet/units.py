@@ -24,17 +24,12 @@ from fp8tune.records import KernelVersion, NamedInts, Problem
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.stats.decide import PLAN
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import QueuedSweep, Unit
 from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.planning import Plan, ProblemPlan
-
-# On an H100, to compare units with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
-# pass, with 129 configs that ran and 591 that were pruned.
-CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
 KEPT_OPTIONS = {"kernel", "grid", "again", "quick"}
@@ -76,7 +71,6 @@ def queued(plan: Plan) -> QueuedSweep:
 def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
     """Yield a unit for each problem size of a plan, with an estimate of the seconds that it takes on one GPU."""
     for position, size in enumerate(plan.problems):
-        blocks = 0 if plan.options.quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, size.count) + 1)
         yield Unit(
             key=digest([sweep_key, problem_key(size)]),
             sweep_key=sweep_key,
@@ -85,7 +79,7 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
             source_hash=size.version.source_hash,
             problems=(problem_key(size),),
             shapes=(str(size.problem.shape),),
-            expected_s=size.count * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S,
+            expected_s=size.expected_s(quick=plan.options.quick),
         )
 
 

@@ -42,6 +42,7 @@ NUMBER = "[0-9]{1,18}"
 TIMER = re.compile(
     rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
     r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?"
+    rf"(?:,triton=(?P<triton>{NUMBER}))?"
 )
 
 BYTES_PER_US = 3e6
@@ -108,6 +109,19 @@ class Noise:
         return tuple((ticks * self.tick_us).tolist())
 
 
+@dataclass(frozen=True)
+class Upgrade:
+    """Changes of true times from one pretended Triton version to another.
+
+    By default a tenth of the rankings change, and half of the new winners were no rivals before.
+    """
+
+    number: int = 1
+    share: float = 0.025  # share of a kernel's configs whose machine code becomes faster or slower
+    sd: float = 0.13  # standard deviation of their log times' changes
+    kinship: float = KINSHIP  # correlation of a config's change on two keys, which run the same program
+
+
 # The largest of several devices over 20 fresh processes each: five H100s 0.09 to 0.13 % from process to process and
 # 0.27 to 0.29 % from block to block, four H200s at once 0.04 to 0.11 % and 0.15 to 0.16 %.
 MEASURED: Mapping[str, Noise] = {
@@ -139,8 +153,8 @@ def near_share(uniform: float) -> float:
 class SimulatedClock:
     """Draws the blocks of a simulated GPU."""
 
-    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0) -> None:
-        self.seed, self.noise = seed, noise
+    def __init__(self, seed: int, noise: Noise = Noise(), noise_seed: int = 0, upgrade: Upgrade = Upgrade()) -> None:
+        self.seed, self.noise, self.upgrade = seed, noise, upgrade
         self._gpu_seed = str(seed)
         self._noise_seed = f"{seed}.{noise_seed}" if noise_seed else str(seed)
         self._process_us = cache(self._true_us_in_process)  # making a generator takes longer than a draw
@@ -153,7 +167,16 @@ class SimulatedClock:
         near = near_share(_uniform(self._gpu_seed, "near", key))
         slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
         mode = self.noise.mean_mode(self._bimodal(work))[0]
-        return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
+        change = self._change(key, config)
+        return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode + change))
+
+    def _change(self, key: str, config: str) -> float:
+        """Return the change of a config's log time since version 1."""
+        upgrade, name = self.upgrade, f"triton {self.upgrade.number}"
+        if upgrade.number < 2 or _uniform(self._gpu_seed, name, config) >= upgrade.share:
+            return 0.0
+        shared, own = _normal(self._gpu_seed, name, config), _normal(self._gpu_seed, name, key, config)
+        return upgrade.sd * (math.sqrt(upgrade.kinship) * shared + math.sqrt(1 - upgrade.kinship) * own)
 
     def block(self, work: Work, place: Place) -> Samples:
         """Draw one block: the same for the same seed, work and place."""
@@ -221,10 +244,11 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by the name of its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE]``. It is its own worker.
+    """A GPU by its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,triton=NUMBER]``. It is its own worker.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
-    tells them apart. A device may be wrong in a share of the configs. The methods are those of
+    tells them apart. A device may be wrong in a share of the configs. ``triton`` pretends a version, and each from 2 on
+    changes some true times (:class:`Upgrade`). The methods are those of
     :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
 
@@ -239,13 +263,15 @@ class SimulatedBackend:
         self.timer, seed = timer, int(name["seed"])
         self.seed, self.noise, self.wrong = seed, int(name["noise"] or 0), float(name["wrong"] or 0)
         gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{seed} gpu {int(name['gpu'])}")
-        self.device = Device("simulated", f"simulated:{seed}", uuid_hash=gpu)  # no kernel runs: no versions
+        self.triton = int(name["triton"] or 0)  # no kernel runs, so there is no version unless one is pretended
+        version = f"{self.triton}.0" if self.triton else ""
+        self.device = Device("simulated", f"simulated:{seed}", uuid_hash=gpu, triton=version)
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
     def clock(self) -> SimulatedClock:
         """The clock that draws the times."""
-        return SimulatedClock(self.seed, noise_seed=self.noise)
+        return SimulatedClock(self.seed, noise_seed=self.noise, upgrade=Upgrade(self.triton))
 
     def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
         return self

@@ -139,7 +139,7 @@ def control(document: Comparison) -> str:
     return f"Control (A against A): {percent(abs(document.control), 1)} % apart, {state}{detected}."
 
 
-def size_text(row: ComparedSize) -> str:
+def size_text(row: Place) -> str:
     """Return a size with what is unusual about it. Its GPU says which FP8 format its output has."""
     attributes = {name: text for name, text in row.attributes.items() if name != "output"}
     unusual = [text for text in attributes.values() if text not in (*USUAL, "jagged")]

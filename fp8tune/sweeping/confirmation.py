@@ -38,7 +38,7 @@ class Confirmation:
         self.is_wanted = plan.backend.times and not plan.options.quick
         self.left_out = 0  # trials, without those of processes that might have been added
         self.is_incomplete = False  # the tensors of a problem size could not be built
-        self.decisions = (PLAN.processes, *PLAN.more_processes)  # processes after which problem sizes are decided
+        self.decisions = plan.processes  # processes after which problem sizes are decided
         self._uid = store.sweep_uid(sweep_id)
         self._turn_s = 0.0
 
@@ -118,7 +118,7 @@ class Confirmation:
         def is_over() -> bool:  # a turn cannot be interrupted: the next may take as long as the last
             return self.clock() + self._turn_s > self.deadline
 
-        schedule = Schedule(_numbers(processes), PLAN.rounds, self._order, is_over=is_over)
+        schedule = Schedule(_numbers(processes), self.plan.rounds, self._order, is_over=is_over)
         begun = self.clock()
         for turn in measure(self.plan.backend, groups, schedule):
             self._turn_s, begun = (ended := self.clock()) - begun, ended
@@ -127,7 +127,7 @@ class Confirmation:
 
     def _missing(self, groups: Sequence[Finalists], processes: int) -> int:
         blocks = ((group, sum(map(group.wants, _numbers(processes)))) for group in groups)
-        return sum(count * PLAN.rounds * len(group.arms) for group, count in blocks)
+        return sum(count * self.plan.rounds * len(group.arms) for group, count in blocks)
 
     def _order(self, group: Finalists, process: int, round: int) -> list[KernelArm]:
         return self.plan.permuted(group.arms, "final", process - 1, round, seed_text(group.subject.problem))
@@ -172,6 +172,8 @@ class Confirmation:
 
     def _end(self, group: Finalists) -> None:
         self.store.end_finals(self.sweep_id, self.plan.subject(group.subject), self._run_of(group))
+        if self.plan.is_partial:
+            self.store.mark_complete(self.sweep_id, self.plan.subject(group.subject), len(group.subject.configs))
 
 
 def _configs(group: Finalists) -> list[NamedInts]:

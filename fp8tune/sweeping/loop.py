@@ -21,7 +21,6 @@ from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
-from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweeping.confirmation import Confirmation
@@ -157,7 +156,7 @@ class _CoarsePass:
         """Run all rounds; stored results come first in each."""
         if self.known_at != self.store.changes:  # another process stored something
             self.read()
-        rounds = PLAN.screen_rounds if self.plan.backend.times else 1
+        rounds = self.plan.coarse_rounds if self.plan.backend.times else 1
         for round in range(rounds):
             configs = self._permuted(self._contenders() if round else [*self.problem.configs], round)
             yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))
@@ -170,7 +169,8 @@ class _CoarsePass:
                 if not set(configs) <= self.known.get(round, {}).keys():
                     return
         self.is_done = True
-        self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
+        if not self.plan.is_partial:
+            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
 
     def _contenders(self) -> list[NamedInts]:
         """Return the configs that may still be the best, and those that launches use: no single block drops these."""

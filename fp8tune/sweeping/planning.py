@@ -9,9 +9,10 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from fp8tune import __version__, alive, registry
@@ -32,11 +33,16 @@ from fp8tune.replay.loading import check_reference, load_spec, reach_recorded, r
 from fp8tune.replay.spec import RecordedSpec, repeatable
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
+from fp8tune.stats.decide import PLAN
 from fp8tune.stats.study import Today
 from fp8tune.studies import NO_CONFIGS
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
 
 T = TypeVar("T")
+
+# On an H100, to compare sizes with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
+# pass, with 129 configs that ran and 591 that were pruned.
+CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 RUNNING = (Kind.MEASURED, Kind.INTERPRETER)  # kinds of back ends on which kernels run
 
@@ -68,6 +74,11 @@ class ProblemPlan:
         """Number of configs, without building a grid for it."""
         return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
 
+    def expected_s(self, *, quick: bool) -> float:
+        """Return an estimate of the seconds that a sweep of the size takes on one GPU."""
+        blocks = 0 if quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, self.count) + 1)
+        return self.count * (CONFIG_S + self.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
+
     @classmethod
     def from_spec(
         cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
@@ -95,6 +106,10 @@ class Plan:
     problems: tuple[ProblemPlan, ...] = ()  # empty until :func:`expanded`
     commit: str = ""
     command: str = ""  # command line that is stored with the results
+    processes: tuple[int, ...] = (PLAN.processes, *PLAN.more_processes)  # after which a size is decided
+    coarse_rounds: int = PLAN.screen_rounds
+    rounds: int = PLAN.rounds  # in each process of the confirmation
+    is_partial: bool = False  # few configs of each size: it is complete only once they are confirmed
 
     @property
     def settings(self) -> Settings:
@@ -218,8 +233,13 @@ def _kernel_key(reference: str) -> list[str]:
         raise
 
 
-def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
-    """Add the problem sizes (imports torch and the kernels). Raises UsageError for a kernel of no use."""
+def expanded(
+    short: Plan, tables: CurrentTables = SHIPPED, stored: Mapping[str, Sequence[Problem]] = MappingProxyType({})
+) -> Plan:
+    """Add the problem sizes (imports torch and the kernels). Raises UsageError for a kernel of no use.
+
+    ``stored`` holds sizes by kernel that take the place of those in the shapes.
+    """
     backend, notices = short.backend, [*short.notices]
     if backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
@@ -230,7 +250,7 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
         for kernel in short.options.kernel:
             alive.sign()
             reference, lines = _checkable(kernel, backend.kind, worker)
-            sizes, left_out = _problems(reference, short)
+            sizes, left_out = _problems(reference, short, stored.get(load_spec(reference).name))
             result += [_with_tables(problem, backend, tables) for problem in sizes]
             notices += lines + left_out
     if not result:
@@ -290,7 +310,7 @@ def make_ready(backend: Backend) -> None:
         start_server()
 
 
-def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]]:
+def _problems(reference: str, short: Plan, stored: Sequence[Problem] | None) -> tuple[list[ProblemPlan], list[str]]:
     """Return the problem sizes of a kernel, and notices of those that are left out."""
     spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
     notices: list[str] = []
@@ -299,8 +319,8 @@ def _problems(reference: str, short: Plan) -> tuple[list[ProblemPlan], list[str]
     all_sizes = (
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
     )
-    sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes)))
-    if kind is Kind.STATIC:
+    sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes) if stored is None else stored))
+    if kind is Kind.STATIC and stored is None:
         sizes = [first for first, *_ in alike(reference, sizes, arch)]  # shapes with the same machine code need one row
     if kind is Kind.INTERPRETER:
         if isinstance(spec, RecordedSpec):

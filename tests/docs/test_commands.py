@@ -154,7 +154,7 @@ FINDINGS = (
     ("--for triton-cache", 2, "no GPU: export it --for python"),
 )
 # Commands that start other programs or compile for minutes: their folders have tests.
-ONLY_PARSED = ("--on ray", "sweep --arch", "fp8tune bench", "fp8tune report")
+ONLY_PARSED = ("--on ray", "sweep --arch", "fp8tune bench", "fp8tune report", "fp8tune recheck")
 
 
 @pytest.mark.parametrize("line", lines())

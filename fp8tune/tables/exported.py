@@ -1,0 +1,82 @@
+"""Configs of a table that an export wrote, read without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8tune.errors import UsageError, one_line
+from fp8tune.lookups import Declared, look_up
+from fp8tune.records import Device, KernelVersion, NamedInts
+from fp8tune.replay.configs import encoded
+from fp8tune.replay.recording import Config, Kernel, Launch
+from fp8tune_kernels.runtime import user_tables
+from fp8tune_kernels.runtime.chain import Step
+from fp8tune_kernels.tables import Table
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ExportedTable:
+    """A launch table of an arch, or the file of one kernel that ``export --for python`` wrote."""
+
+    kernels: frozenset[str]
+    rows: Table = field(default_factory=Table)
+    devices: Mapping[str, Mapping[Key, Mapping[str, Any]]] = field(default_factory=dict)
+    """Device name -> tuning key -> arguments of ``triton.Config``."""
+
+    def config(
+        self, version: KernelVersion, device: Device, key: NamedInts, recorded: tuple[Kernel, Launch] | None
+    ) -> NamedInts | None:
+        """Return the config that a launch takes from the table, or None if it has none for the launch.
+
+        Raises UsageError for a config that the recorded kernel cannot have.
+        """
+        if version.kernel not in self.kernels:
+            return None
+        if self.rows.rows:
+            result = look_up(Declared.from_version(version), device, key, self.rows)
+            return None if result.step is Step.DEFAULT else result.config
+        rows, keys = self.devices.get(device.name, {}), [tuple(key.values())]
+        if recorded is not None:
+            keys = [launch.key for launch in (recorded[1], *recorded[1].shared)]
+        arguments = next((rows[key] for key in keys if key in rows), None)
+        if arguments is None:
+            return None
+        try:
+            if recorded is not None:
+                return encoded(recorded[0], Config(**arguments))
+            options = {name: value or 0 for name, value in arguments.items() if name != "kwargs"}
+            return NamedInts({**version.default, **arguments["kwargs"], **options})
+        except (TypeError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"a config of {version.kernel} does not suit the kernel ({one_line(error, 100)}): export it again"
+            ) from None
+
+
+def read_table(path: Path) -> ExportedTable:
+    """Read a file of ``export`` or ``export --for python``. Raises UsageError for any other file."""
+    advice = "name a file that fp8tune export or fp8tune export --for python wrote"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({one_line(error, 100)}): {advice}") from None
+    try:
+        if "\nKERNEL = " not in text:
+            table = user_tables.parsed(text)
+            return ExportedTable(frozenset(row[0] for row in table.rows), table)
+        values = {
+            target.id: ast.literal_eval(statement.value)
+            for statement in ast.parse(text).body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name) and target.id in ("TABLE", "KERNEL")
+        }
+        devices = {str(device): dict(rows) for device, rows in values["TABLE"].items()}
+        return ExportedTable(frozenset({str(values["KERNEL"])}), devices=devices)
+    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError, MemoryError, RecursionError) as error:
+        raise UsageError(f"{path} is no table ({one_line(error, 100)}): {advice}") from None

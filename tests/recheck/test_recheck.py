@@ -1,0 +1,270 @@
+"""``recheck`` on simulated upgrades: what it finds, keeps and leaves alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from places import PLANTED
+
+from fp8tune.errors import MachineError, UsageError
+from fp8tune.measure.simulated import SimulatedClock
+from fp8tune.options import RecheckOptions, SweepOptions
+from fp8tune.output.recheck import make_report, report
+from fp8tune.rechecking import targets
+from fp8tune.rechecking.run import Recheck, Rechecked, State
+from fp8tune.records import Compiler, NamedInts, Status
+from fp8tune.stats.study import Result
+from fp8tune.store.layers import Layers
+from fp8tune.store.results import Store
+from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping.events import Finished, TrialDone
+from fp8tune.tables.exported import read_table
+from fp8tune.tables.launch_table import Entry, LaunchTable
+
+FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
+OPTIONS = RecheckOptions(kernel=(FAULTS,))
+Change = Callable[[NamedInts, NamedInts], float]  # key and config -> change of the log time
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of six sizes that were swept with version 1."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "sizes.toml").write_text(
+        "[[rows]]\nM = 16384\nK = [1024, 2048, 4096, 8192, 12288, 16384]\nN = 8\nE = 2\n"
+    )
+    options = SweepOptions(kernel=(FAULTS,), shapes=(str(folder / "sizes.toml"),), timer="simulated:7,triton=1")
+    with Store.open(str(folder / "swept.db"), create=True) as store:
+        list(session.run(store, planning.expanded(planning.planned(options))))
+    return folder / "swept.db"
+
+
+@pytest.fixture
+def store(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,triton=2")
+    (tmp_path / "own.db").write_bytes(swept.read_bytes())
+    with Store.open(str(tmp_path / "own.db")) as opened:
+        yield opened
+
+
+class ChangedClock(SimulatedClock):
+    """Version 2 of the simulated GPU, with changes that a test chose."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__(7, noise_seed=1)
+        self.change = change
+
+    def true_time_us(self, work) -> float:  # type: ignore[no-untyped-def]
+        config = NamedInts({name: int(value) for name, value in (p.split("=") for p in work.config.split()[1:])})
+        return super().true_time_us(work) * math.exp(self.change(work.key, config))
+
+
+def begun(store: Store, change: Change = lambda key, config: 0.0, options: RecheckOptions = OPTIONS) -> Recheck:
+    plan, chosen = targets.planned(options, store)
+    plan.backend.clock = ChangedClock(change)  # type: ignore[union-attr]
+    return Recheck(store, plan, chosen, store.programs())
+
+
+def timed(work: Recheck) -> int:
+    """Run a recheck; return the number of new blocks."""
+    return sum(isinstance(event, TrialDone) and not event.from_database for event in work.run())
+
+
+def states(work: Recheck) -> list[State]:
+    return [item.state for item in work.results]
+
+
+def test_an_upgrade_that_changes_nothing_changes_no_config(store: Store) -> None:
+    work = begun(store)
+    assert timed(work) > 0
+    assert states(work) == [State.STILL_BEST] * 6
+    assert make_report(work.plan, work.results).exit_code == 0
+    assert all(0.9 < item.upgrade < 1.1 for item in work.results if item.upgrade)
+
+
+def test_without_an_upgrade_there_is_nothing_to_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,triton=1")
+    work = begun(store)
+    assert timed(work) == 0
+    assert set(states(work)) <= {State.STILL_BEST}
+
+
+def test_a_config_that_became_slower_is_beaten_by_a_known_one(store: Store) -> None:
+    """Run again, the command times nothing and has equal results."""
+    current = begun(store).targets[2].current
+    slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
+    work = begun(store, slower)
+    timed(work)
+    uses = [item for item in work.results if item.target.current == current]
+    assert {item.state for item in uses} == {State.BEATEN}
+    assert {item.state for item in work.results} - {State.STILL_BEST} == {State.BEATEN}
+    for item in uses:
+        assert item.is_confirmed
+        assert item.best != current
+        assert 1.015 < (item.speedup or 0) < 1.12
+        assert item.upgrade == pytest.approx(math.exp(-0.1), rel=0.05)
+    document = make_report(work.plan, work.results)
+    assert document.exit_code == 1
+    again = begun(store, slower)
+    assert timed(again) == 0
+    assert make_report(again.plan, again.results) == document
+
+
+def test_a_config_that_was_no_rival_is_found_on_all_sizes(store: Store) -> None:
+    """It became faster on every size, and is sampled on few."""
+    work = begun(store)
+    old, configs = [target.old.slowdowns for target in work.targets if target.old], work.targets[0].size.configs
+    slowdowns = {config: [slow.get(config, math.inf) for slow in old] for config in configs}
+    known = {config for target in work.targets for config in target.known}
+    hidden = min((config for config in slowdowns if config not in known), key=lambda c: max(slowdowns[c]))
+    gain = math.log(max(slowdowns[hidden])) + 0.06
+    work = begun(store, lambda key, config: -gain if config == hidden else 0.0)
+    timed(work)
+    assert states(work) == [State.BEATEN] * 6
+    assert {item.best for item in work.results} == {hidden}
+
+
+def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) -> None:
+    current = begun(store).targets[2].current
+    slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
+    whole = begun(store, slower)
+    timed(whole)
+    for stop in (1, 40, 300):
+        path = tmp_path / f"{stop}.db"
+        path.write_bytes(swept.read_bytes())
+        with Store.open(str(path)) as stopped:
+            events = begun(stopped, slower).run()
+            for _ in range(stop):
+                next(events)
+            events.close()
+            resumed = begun(stopped, slower)
+            timed(resumed)
+            assert states(resumed) == states(whole)
+            assert [item.best for item in resumed.results] == [item.best for item in whole.results]
+
+
+def test_a_lost_size_is_swept_with_a_budget_only(store: Store) -> None:
+    """Most of what was near the best changed on one size, so older times say nothing of the others there."""
+    target = begun(store).targets[0]
+    assert target.old is not None
+    times_us, key = target.old.coarse_us, target.size.arm(target.current).work.key
+    places = {config: place for place, config in enumerate(sorted(times_us, key=lambda config: times_us[config])[:40])}
+
+    def changed(at: str, config: NamedInts) -> float:
+        return 0.1 * (1 + places[config] % 5) if at == key and config in places else 0.0
+
+    work = begun(store, changed)
+    timed(work)
+    assert [item.needs_sweep for item in work.results] == [True] + [False] * 5
+    assert "1 size needs a sweep" in " ".join(report(make_report(work.plan, work.results), OPTIONS).below)
+    work = begun(store, changed, replace(OPTIONS, budget_s=1e6))
+    timed(work)
+    assert not any(item.needs_sweep for item in work.results)
+    assert all(item.is_confirmed for item in work.results)
+    clock = ChangedClock(changed)
+    true_us = {config: clock.true_time_us(target.size.arm(config).work) for config in target.size.configs}
+    assert true_us[work.results[0].best] < 1.02 * min(true_us.values())
+
+
+def test_the_same_machine_code_needs_no_timing(store: Store) -> None:
+    work = begun(store)
+    target = work.targets[0]
+    assert target.old is not None
+    assert target.old.next_best is not None
+    configs = {target.current, target.old.choice.pick, target.old.next_best.config}
+    hashes = {(target.size.version, target.size.problem, config): str(place) for place, config in enumerate(configs)}
+    for version in ("1.0", "2.0"):
+        store.keep_programs(Compiler("simulated", version), hashes)
+    work = begun(store)
+    events = [event for event in work.run() if isinstance(event, TrialDone)]
+    assert states(work) == [State.SAME_CODE, *[State.STILL_BEST] * 5]
+    assert target.size.problem not in {event.row.problem for event in events}
+    store.keep_programs(Compiler("simulated", "2.0"), dict.fromkeys(hashes, "changed"))
+    assert State.SAME_CODE not in states_after_code(begun(store))
+
+
+def states_after_code(work: Recheck) -> list[State]:
+    work.compare_code()
+    return [Rechecked(target, None, target.size.problem in work.same_code).state for target in work.targets]
+
+
+def test_one_process_hides_no_confirmed_result(store: Store, swept: Path, tmp_path: Path) -> None:
+    """Own results of few configs are no reason to forget a shipped sweep."""
+    with Store.open(str(swept), writable=False) as shipped, Store.open(str(tmp_path / "mine.db"), create=True) as own:
+        before = picks.read(shipped)
+        both = Layers(own, shipped)
+        plan, chosen = targets.planned(OPTIONS, both)
+        timed(Recheck(own, plan, chosen))
+        assert [(pick.problem, pick.config, pick.verdict) for pick in picks.read(Layers(own, shipped))] == [
+            (pick.problem, pick.config, pick.verdict) for pick in before
+        ]
+
+
+def test_an_ended_budget_leaves_sizes_out(store: Store) -> None:
+    work = begun(store, options=replace(OPTIONS, budget_s=0.0))
+    work.begun = work.clock() - 1
+    assert not any(isinstance(event, Finished) and event.is_whole for event in work.run())
+    assert states(work) == [State.NOT_REACHED] * 6
+    text = " ".join(report(make_report(work.plan, work.results), replace(OPTIONS, budget_s=0.0)).below)
+    assert "6 sizes not timed" in text
+
+
+def test_a_table_says_which_config_is_in_use(store: Store, tmp_path: Path) -> None:
+    probe = begun(store)
+    size = probe.targets[0].size
+    slow = next(config for config in size.configs if config not in probe.targets[0].known)
+    key = tuple(sorted(size.lookup_key.items()))
+    rows = LaunchTable("simulated", (Entry(size.version.kernel, "", key, tuple(slow.items())),))
+    arguments = {"kwargs": {n: v for n, v in slow.items() if not n.startswith("num_")}}
+    arguments |= {name: value for name, value in slow.items() if name.startswith("num_")}
+    table = {"simulated:7": {tuple(size.lookup_key.values()): arguments}}
+    by_key = f"import math\nTABLE = {table}\nKERNEL = {size.version.kernel!r}\nopen('canary', 'w')\n"
+    for name, text in (("rows.py", rows.render()), ("keys.py", by_key)):
+        (tmp_path / name).write_text(text)
+        plan, chosen = targets.planned(replace(OPTIONS, table=str(tmp_path / name)), store)
+        assert [(target.size.problem, target.current) for target in chosen] == [(size.problem, slow)]
+        assert timed(Recheck(store, plan, chosen)) >= 0
+    assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ROWS = 1", "KERNEL = ", "\nKERNEL = f()\nTABLE = {}", "\nKERNEL = 'k'\nTABLE = {1: 2}"]
+)
+def test_other_files_are_no_tables(text: str, tmp_path: Path) -> None:
+    (tmp_path / "table.py").write_text(text)
+    with pytest.raises(UsageError, match=r"table\.py"):
+        read_table(tmp_path / "table.py")
+
+
+def test_a_failing_config_in_use_is_beaten_by_one_that_runs(store: Store) -> None:
+    target = begun(store).targets[0]
+    assert target.old is not None
+    right = next(config for config in target.known if config != target.current)
+    failures = {target.current: Status.COMPILE_ERROR}
+    new = replace(target.old, results=(Result(right, coarse_us=10.0),), failures=failures)
+    item = Rechecked(target, new)
+    assert (item.state, item.best, item.speedup) == (State.BEATEN, right, None)
+
+
+def test_without_a_gpu_an_arch_is_needed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FP8TUNE_TIMER")
+    with pytest.raises(MachineError, match="--arch"):
+        targets.planned(OPTIONS, store)
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "json"])
+def test_the_command_prints_what_to_do(form: str, store: Store, tmp_path: Path) -> None:
+    done = fp8tune("recheck", "--kernel", FAULTS, "--db", str(tmp_path / "own.db"), "--format", form)
+    assert done.returncode in (0, 1), done.stderr
+    if form == "json":
+        document = json.loads(done.stdout)
+        assert len(document["rows"]) == sum(document["kernels"][0]["states"].values()) == 6
+        assert document["exit_code"] == done.returncode
+    else:
+        assert "(Triton 1.0 -> 2.0)".replace(">", ">" if form == "table" else "&gt;") in done.stdout
