@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from fp8tune import names
 from fp8tune.errors import UsageError
-from fp8tune.records import Device, Kind, NamedInts, Status, Subject
+from fp8tune.records import GRAPH, Device, Kind, NamedInts, Status, Subject
 from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.means import group_by
 from fp8tune.stats.rank import competing
@@ -204,6 +204,7 @@ def _evidence_line(store: Reader, study: Study) -> str:
         device.name or device.arch,
         f"driver {device.driver}" if device.driver else "",
         f"triton {device.triton}" if device.triton else "",
+        "in CUDA graphs" if device.timing == GRAPH else "",
         f"commit {commit}" if commit else "",
         f"code {version.source_hash}" if version else "",
     ]

@@ -101,6 +101,9 @@ class SweepOptions:
     quick: Annotated[bool, Option("Coarse pass only; picks are not confirmed.")] = False
     again: Annotated[bool, Option("Repeat configs that have a result or failed.")] = False
     budget_s: Budget = None
+    timing: Annotated[Literal["events", "graph"], Option("events, or graph: as replayed in CUDA graphs.", "KIND")] = (
+        "events"
+    )
     on: Annotated[
         Literal["queue", "ray"] | None, Option("Leave the work to workers, or use all GPUs of Ray.", "queue|ray")
     ] = None

@@ -37,7 +37,7 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
-KEPT_OPTIONS = {"kernel", "grid", "again", "quick"}
+KEPT_OPTIONS = {"kernel", "grid", "again", "quick", "timing"}
 
 
 class OtherCodeError(UsageError):

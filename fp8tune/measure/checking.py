@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from fp8tune.measure import edges, guards
+from fp8tune.measure import edges, graphs, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
 from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
 from fp8tune.measure.timing import Prepared
@@ -55,6 +55,7 @@ class Tensors:
     without_race: set[NamedInts] = field(default_factory=set)  # configs that were launched many times in a row
     best_us: float = math.inf
     returned: tuple[Any, ...] | None = None  # by the last launch; None if it wrote into the outputs it was given
+    copies: list[Tensors] = field(default_factory=list)  # for launches in a graph
 
     def __post_init__(self) -> None:
         self.rule = Rule.from_spec(self.spec)
@@ -113,11 +114,43 @@ class Tensors:
         if (hook := getattr(self.spec, "hook", None)) is not None:  # of a recorded kernel
             hook(config, self.inputs, self.outputs)
 
-    def launcher(self, config: NamedInts) -> Callable[[], object]:
-        """Return the launch that is timed, with its preparation beside it."""
+    def launcher(self, config: NamedInts, in_graph: int = 0) -> Callable[[], object]:
+        """Return the launch that is timed, with its preparation beside it.
+
+        With ``in_graph`` it replays a CUDA graph of so many launches, each on tensors of its own: the flush before the
+        replay then leaves none of their inputs in the cache. Raises :class:`~fp8tune.measure.graphs.CaptureError`.
+        """
+        if in_graph:
+            return self._captured(config, in_graph)
         if self.spec.prepare is None:
             return lambda: self.launch(config)
         return Prepared(lambda: self.prepare(config), lambda: self.launch(config))
+
+    def _captured(self, config: NamedInts, in_graph: int) -> Prepared:
+        own_bytes = sum(guards.storage(value).nbytes for value in (*self.inputs, *self.outputs) if is_tensor(value))
+        in_graph = max(1, min(in_graph, graphs.COPIES_BYTES // max(1, own_bytes)))
+        while len(self.copies) < in_graph - 1:
+            inputs, outputs = (
+                tuple(guards.with_storage(value) if is_tensor(value) else value for value in values)
+                for values in (self.inputs, self.outputs)
+            )
+            self.copies.append(replace(self, inputs=inputs, outputs=outputs, expected=(), watch=None, copies=[]))
+        every = [self, *self.copies[: in_graph - 1]]
+        for tensors in every:
+            tensors.prepare(config)
+        self.launch(config)  # loads modules, which a capture must not
+        graph = graphs.capture([partial(tensors.launch, config) for tensors in every])
+        # The outputs of the launch above are no evidence of a replay.
+        returned = self.returned
+        self.poison()
+        self.prepare(config)
+        self.returned = returned
+
+        def prepare() -> None:
+            for tensors in every if self.spec.prepare is not None else ():
+                tensors.prepare(config)
+
+        return Prepared(prepare, graph.replay, in_graph)
 
     def check(self, config: NamedInts, launches: Sequence[int] = range(LAUNCHES)) -> str | None:
         """Launch once for each number, which chooses the poison. Return the first fault, or None."""

@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 NUMBER = "[0-9]{1,18}"
 TIMER = re.compile(
     rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
-    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?"
+    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?(?:,host=(?P<host>[0-9]{1,9}(?:\.[0-9]{1,9})?))?"
 )
 
 BYTES_PER_US = 3e6
@@ -155,8 +155,11 @@ class SimulatedClock:
         mode = self.noise.mean_mode(self._bimodal(work))[0]
         return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode))
 
-    def block(self, work: Work, place: Place) -> Samples:
-        """Draw one block: the same for the same seed, work and place."""
+    def block(self, work: Work, place: Place, host_us: float = 0.0, launches: int = 1) -> Samples:
+        """Draw one block: the same for the same seed, work and place.
+
+        ``host_us``: time of a launch on the host, which a sample takes at least; ``launches`` of a graph share a tick.
+        """
         names = [str(place.process), str(place.round), work.identity + " twin" * place.duplicate]
         if place.clock is not None:  # processes that take turns: each comes more than once in a round
             names.append(str(place.position))
@@ -166,8 +169,9 @@ class SimulatedClock:
         carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
         own = self.noise.block_sd * self._random("block", *names).standard_normal()
         true_us, in_process = self._process_us(work, place.process)
-        block_us = true_us * math.exp(in_process + float(drift + carry + own))
-        return Samples(self.noise.samples_us(self._random("samples", *names), block_us), self.noise.tick_us)
+        block_us = max(host_us, true_us * math.exp(in_process + float(drift + carry + own)))
+        noise = self.noise if launches == 1 else replace(self.noise, tick_us=self.noise.tick_us / launches)
+        return Samples(noise.samples_us(self._random("samples", *names), block_us), noise.tick_us)
 
     def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
         """Return True if a GPU that is wrong in a share of the configs is wrong in this one."""
@@ -221,10 +225,11 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by the name of its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE]``. It is its own worker.
+    """A GPU by its timer's name, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US]``. It is its own worker.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
-    tells them apart. A device may be wrong in a share of the configs. The methods are those of
+    tells them apart. A device may be wrong in a share of the configs, and its host may need a time for a launch, which
+    hides shorter ones from events and not from graphs. The methods are those of
     :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
 
@@ -238,6 +243,7 @@ class SimulatedBackend:
             raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
         self.timer, seed = timer, int(name["seed"])
         self.seed, self.noise, self.wrong = seed, int(name["noise"] or 0), float(name["wrong"] or 0)
+        self.host_us = float(name["host"] or 0)
         gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{seed} gpu {int(name['gpu'])}")
         self.device = Device("simulated", f"simulated:{seed}", uuid_hash=gpu)  # no kernel runs: no versions
         self._process = f"simulated-{os.urandom(6).hex()}"
@@ -270,7 +276,11 @@ class SimulatedBackend:
         return self._failure(arm) or Outcome(Status.OK)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        return self._failure(arm) or self.clock.block(arm.work, place).outcome(self._process)
+        if failure := self._failure(arm):
+            return failure
+        launches = arm.in_graph if isinstance(arm, KernelArm) else 0
+        host = 0.0 if launches else self.host_us
+        return self.clock.block(arm.work, place, host, max(1, launches)).outcome(self._process)
 
     def _failure(self, arm: Arm) -> Outcome | None:
         if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):

@@ -55,7 +55,7 @@ def sweep(
     deadline = (started if begun is None else begun) + (math.inf if options.budget_s is None else options.budget_s)
     sweep_id = store.begin_sweep(
         plan.key,
-        backend.device,
+        plan.device,
         command=plan.command,
         commit=plan.commit,
         timer=backend.timer,
