@@ -79,7 +79,7 @@ class Tensors:
             problem, outputs = replace(self.problem, seed=seed), self.outputs
             watch = InputWatch(partial(edges.inputs, spec, Edge("", problem), device))
             if problem != self.problem:  # group sizes may depend on the seed, and sizes of outputs on those
-                outputs = _outputs(spec, problem, device)
+                outputs = guarded_outputs(spec, problem, device)
             tensors = Tensors(spec, problem, watch.inputs, outputs, (), self.place, watch)
             if tensors.refusal is None:
                 break
@@ -252,7 +252,7 @@ def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     # A reference may return a view of an input, which a kernel that writes there would change.
     expected = tuple(right.clone() if right.untyped_storage().data_ptr() in storages else right for right in expected)
     watch.written()  # a reference may work in place
-    outputs = _outputs(spec, edge.problem, device)
+    outputs = guarded_outputs(spec, edge.problem, device)
 
     def form(tensor: Any) -> tuple[object, ...]:  # within a tolerance the reference has wider types
         return tuple(tensor.shape) if spec.check == "tolerance" else (str(tensor.dtype), tuple(tensor.shape))
@@ -265,7 +265,8 @@ def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
 
 def build_unchecked(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     """Build the tensors of a problem without a reference."""
-    return Tensors(spec, edge.problem, spec.inputs(edge.problem, device), _outputs(spec, edge.problem, device), ())
+    problem = edge.problem
+    return Tensors(spec, problem, spec.inputs(problem, device), guarded_outputs(spec, problem, device), ())
 
 
 def is_constant(value: Any) -> bool:
@@ -279,7 +280,8 @@ def is_constant(value: Any) -> bool:
     return bool((all_bits == all_bits[(0,) * all_bits.ndim]).all())
 
 
-def _outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
+def guarded_outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
+    """Return the outputs of a problem, uninitialised, each between guards."""
     return tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
 
 

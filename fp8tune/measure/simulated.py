@@ -34,7 +34,7 @@ from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.timing import Samples
 from fp8tune.measure.trees import Tree
-from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Status
 
 Floats = NDArray[np.float64]
 
@@ -288,6 +288,18 @@ class SimulatedBackend:
         return None
 
     checked_block = block
+
+    def output_bits(
+        self,
+        reference: str,
+        problem: Problem,
+        largest: Problem,
+        parts: Mapping[int, Problem],
+        configs: Sequence[NamedInts],
+    ) -> dict[NamedInts, dict[int, str]]:
+        """Draw one of three orders of sums for each config, the same at every size."""
+        orders = {config: int(3 * _uniform(str(self.seed), "order", config.canonical)) for config in configs}
+        return {config: dict.fromkeys(parts, f"{order}") for config, order in orders.items()}
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Run nothing."""

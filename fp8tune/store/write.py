@@ -33,6 +33,7 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
     db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
     db.Results: db.FACTS,
+    db.OutputBits: ("bits",),
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
@@ -114,6 +115,21 @@ class Writing(Reading):
         """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
         for problem, document in documents.items():
             self._replace(db.RecordedLaunches, {"problem_id": self._problem(problem), "document": document})
+
+    @writes
+    def record_output_bits(self, subject: Subject, axis: str, bits: Mapping[NamedInts, Mapping[int, str]]) -> None:
+        """Keep the hashes of outputs on a problem, by config and size, in place of earlier ones."""
+        db.OutputBits.create(self._connection, checkfirst=True)  # a database may be older than the table
+        results = {config: id for id, (config, _) in self._results_of(subject).items()}
+        rows = [
+            {"result_id": id, "axis": axis, "size": size, "bits": text}
+            for config, id in results.items()
+            for size, text in bits.get(config, {}).items()
+        ]
+        for ids in chunks(results.values()):
+            c = db.OutputBits.c
+            self._connection.execute(delete(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis))
+        self._ids(db.OutputBits, rows)
 
     @writes
     def record_flops(self, flops: Mapping[Problem, int]) -> None:

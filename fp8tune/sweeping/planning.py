@@ -57,12 +57,14 @@ class ProblemPlan:
     fallback: NamedInts | None = None  # the shipped table's for any other shape: timed in every round
     today: Today | None = None  # config that a launch uses now, which gains are measured against
     in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
+    also: tuple[NamedInts, ...] = ()  # finalists of their own right: the best with the bits of all other sizes
 
     @property
     def always(self) -> tuple[NamedInts, ...]:
         """Configs that are finalists whatever the coarse pass says."""
         today = self.today.config if self.today else None
-        return tuple(config for config in (self.version.default, self.current, today) if config is not None)
+        named = (self.version.default, self.current, today, *self.also)
+        return tuple(config for config in named if config is not None)
 
     @property
     def count(self) -> int:
@@ -159,6 +161,8 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     settings = shapes.common_settings(selections)
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
+    if options.same_bits and options.on:
+        raise UsageError("--same-bits compares sizes, and a worker has one: sweep here, without --on")
     options, left_out = _with_recording(options)
     backend, notices = backend_for(options.arch, options.timer)
     plan = Plan(options, backend, "")
@@ -167,6 +171,7 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
         [_kernel_key(reference) for reference in options.kernel],
         [(selected.size.canonical, *(row.canonical for row in selected.rows)) for selected in selections],
         [vars(settings), options.grid, options.quick, backend.timer, plan.device.fingerprint, __version__],
+        *([options.same_bits] if options.same_bits else []),  # it has more finalists
     ]
     key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
     return replace(plan, key=key, notices=notices + left_out, selections=selections, command=command)
@@ -247,6 +252,8 @@ def expanded(short: Plan, tables: CurrentTables = SHIPPED) -> Plan:
             sizes, by_events = _in_graphs(sizes, short, worker)
             result += [_with_tables(problem, backend, tables) for problem in sizes]
             notices += lines + left_out + by_events
+    if result and (axis := short.options.same_bits) and not any(axis in size.problem.shape for size in result):
+        raise UsageError(f"--same-bits {axis}: no size has that name; these have {', '.join(result[0].problem.shape)}")
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
     if backend.kind is Kind.INTERPRETER:
