@@ -56,7 +56,7 @@ Device = Annotated[str, Option("GPU name or arch: H200, sm_90.", "TEXT")]
 Budget = Annotated[float | None, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)]
 Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
 Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
-SameBits = Annotated[str | None, Option("Only picks with equal output bits at every M, say.", "SIZE")]
+SameBits = Annotated[str | None, Option("Picks with the same output bits at every value of SIZE, such as M.", "SIZE")]
 TableOrJson = Annotated[Literal["table", "json"], Option("table or json.", "FORMAT")]
 
 

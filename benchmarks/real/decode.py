@@ -27,9 +27,9 @@ _PRODUCTS = [
 ]
 
 
-@triton.autotune(configs=_TILES, key=["M", "N"])
-@triton.jit
-def softmax_kernel(x_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+@triton.autotune(configs=_TILES, key=["M", "N"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax_kernel(x_ptr: Any, y_ptr: Any, M: Any, N: Any, BLOCK: tl.constexpr) -> None:
     """Softmax of each row in blocks."""
     row, most, total = tl.program_id(0), -float("inf"), 0.0
     for start in range(0, N, BLOCK):
@@ -44,9 +44,9 @@ def softmax_kernel(x_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
         tl.store(y_ptr + row * N + at, tl.exp(x - most) / total, mask=at < N)
 
 
-@triton.autotune(configs=_TILES, key=["M", "N"])
-@triton.jit
-def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+@triton.autotune(configs=_TILES, key=["M", "N"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm_kernel(x_ptr: Any, weight_ptr: Any, y_ptr: Any, M: Any, N: Any, BLOCK: tl.constexpr) -> None:
     """``x / rms(x) * weight`` of each row in blocks."""
     row, squares = tl.program_id(0), 0.0
     for start in range(0, N, BLOCK):
@@ -61,9 +61,11 @@ def rms_norm_kernel(x_ptr, weight_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
         tl.store(y_ptr + row * N + at, x * scale * weight, mask=at < N)
 
 
-@triton.autotune(configs=_PRODUCTS, key=["M", "N", "K"])
-@triton.jit
-def product_kernel(x_ptr, w_ptr, y_ptr, M, N, K, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+@triton.autotune(configs=_PRODUCTS, key=["M", "N", "K"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def product_kernel(
+    x_ptr: Any, w_ptr: Any, y_ptr: Any, M: Any, N: Any, K: Any, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+) -> None:
     """``x @ w.T`` of at most 16 rows."""
     rows, columns = tl.arange(0, 16), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((16, BLOCK_N), dtype=tl.float32)

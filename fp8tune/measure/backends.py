@@ -210,8 +210,9 @@ class ProcessWorker:
 
     def output_bits(self, *places: Any) -> OutputBits | None:
         """Hash the outputs of configs, see :func:`fp8tune.measure.output_bits.output_bits`; None if that failed."""
+        function: Callable[..., OutputBits] = output_bits.output_bits
         try:
-            return self.run(output_bits.output_bits, *places, self._torch_device)
+            return self.run(function, *places, self._torch_device)
         except (WorkerDied, RemoteError):
             return None
 

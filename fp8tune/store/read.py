@@ -334,7 +334,7 @@ class Reading(Database):
             for ids in chunks(results):
                 query = select(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis)
                 for row in self._connection.execute(query).mappings():
-                    if db.row_checksum(db.OutputBits, row) != row["crc"]:
+                    if db.row_checksum(db.OutputBits, dict(row)) != row["crc"]:
                         raise damaged(db.OutputBits.name, "", "its checksum differs")
                     bits.setdefault(results[row["result_id"]][0], {})[row["size"]] = row["bits"]
         return bits

@@ -91,7 +91,7 @@ def sweep(
                 yield SizeDone(passes[index].problem.problem)
             index += 1
             compile_ahead()
-        coarse = [(one_pass.problem, one_pass.times_us) for one_pass in passes]
+        coarse: list[same_bits.Coarse] = [(one_pass.problem, one_pass.times_us) for one_pass in passes]
         if index == len(passes) and options.same_bits and backend.times:
             coarse = same_bits.with_finalists(store, plan, coarse, options.same_bits)
         if index == len(passes) and confirmation.is_wanted:
