@@ -134,7 +134,8 @@ class Tensors:
                 tuple(guards.with_storage(value) if is_tensor(value) else value for value in values)
                 for values in (self.inputs, self.outputs)
             )
-            self.copies.append(replace(self, inputs=inputs, outputs=outputs, expected=(), watch=None, copies=[]))
+            own = replace(self, inputs=inputs, outputs=outputs, expected=(), watch=None, copies=[], returned=None)
+            self.copies.append(own)
         every = [self, *self.copies[: in_graph - 1]]
         for tensors in every:
             tensors.prepare(config)
