@@ -166,7 +166,7 @@ def test_a_sweep_confirms_picks_of_one_order_and_export_takes_them(options: Swee
 
 
 def test_without_hashes_the_fix_is_named(options: SweepOptions) -> None:
-    """As of a database that is older than the table."""
+    """Read a database that is older than the table."""
     with Store.open("sqlite://", create=True) as store:
         swept(store, replace(options, same_bits=None, quick=True))
         with store.transaction(write=True) as connection:
