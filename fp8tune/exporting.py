@@ -8,14 +8,14 @@ from pathlib import PurePosixPath
 
 from fp8tune import names
 from fp8tune.errors import UsageError
-from fp8tune.records import Device, Kind, NamedInts, Status, Subject
+from fp8tune.records import GRAPH, Device, Kind, NamedInts, Status, Subject
 from fp8tune.replay.recording import Kernel, Launch
-from fp8tune.stats.means import group_by
+from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store import database, location
 from fp8tune.store.layers import Layers, Reader
-from fp8tune.studies import decided, is_stale, known_programs, read_studies
+from fp8tune.studies import constrained, decided, is_stale, known_programs, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import DIFF, Options, diff, load
@@ -37,6 +37,7 @@ def select_rows(
     *,
     allow_quick: bool = True,
     here: Device | None = None,
+    same_bits: str | None = None,
 ) -> Selection:
     """Select the rows of an arch's table.
 
@@ -48,13 +49,16 @@ def select_rows(
         allow_quick: Also select picks that were not confirmed. Otherwise they keep the rows that they have, and neither
             add nor change one.
         here: GPU of this machine, whose picks by other code, Triton or driver are not confirmed any more.
+        same_bits: Name of a size: only picks whose outputs have the same bits at all of its values.
     """
     studies = store.studies(arch=arch, keep=competing)
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
-    picked, current = _with_stale(store, decided(studies, tables), here), tables.current(arch)
+    picked, lines = _with_same_bits(store, decided(studies, tables), same_bits)
+    picked, current = _with_stale(store, picked, here), tables.current(arch)
     if allow_quick:
-        return select(picked, compiled, arch, current)
+        selection = select(picked, compiled, arch, current)
+        return replace(selection, notices=(*lines, *selection.notices))
     quick = [study for study in picked if _is_unconfirmed(study)]
 
     new = [study for study in quick if tables.config(study.problem.kernel, study.device, study.lookup_key) is None]
@@ -68,7 +72,7 @@ def select_rows(
 
     entries = tuple(entry for entry in selection.table.entries if is_kept(entry))
     left_out = len(new) + len(selection.table.entries) - len(entries)
-    notices = (left_out_notice(left_out, quick), *selection.notices) if left_out else selection.notices
+    notices = (*lines, *([left_out_notice(left_out, quick)] if left_out else []), *selection.notices)
     return replace(selection, table=replace(selection.table, entries=entries), notices=notices)
 
 
@@ -83,6 +87,21 @@ def own_kernels(reader: Reader, arch: str) -> list[str]:
     own, base = reader.own if isinstance(reader, Layers) else reader, location.base()
     is_shipped = base is not None and own.label == database.label(base)
     return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(None, arch)})
+
+
+def _with_same_bits(store: Reader, studies: list[Study], axis: str | None) -> tuple[list[Study], list[str]]:
+    """Return the studies as ``--same-bits`` decides them, and what that costs. Raises UsageError if none is left."""
+    if axis is None:
+        return studies, []
+    chosen, notices = constrained(store, studies, axis)
+    if not chosen:
+        raise UsageError(notices[0] if notices else f"no size is called {axis}: name one that varies, such as M")
+    slowdowns = {item.study.problem: item.slowdown for item in chosen if item.slowdown is not None}
+    if slowdowns:
+        worst = max(slowdowns, key=lambda problem: slowdowns[problem])
+        mean, most = (f"{100 * (ratio - 1):.1f} %" for ratio in (geomean(slowdowns.values()), slowdowns[worst]))
+        notices.append(f"the same bits at every {axis} cost {mean} of speed (geometric mean), {most} at {worst.shape}")
+    return [item.study for item in chosen], notices
 
 
 def _with_stale(store: Reader, studies: Iterable[Study], here: Device | None) -> list[Study]:
@@ -137,7 +156,13 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
 
 
 def read_for_format(
-    store: Reader, arch: str, kernels: Sequence[str], *, allow_quick: bool = True, here: Device | None = None
+    store: Reader,
+    arch: str,
+    kernels: Sequence[str],
+    *,
+    allow_quick: bool = True,
+    here: Device | None = None,
+    same_bits: str | None = None,
 ) -> list[KernelPicks]:
     """Read the picks of one kernel on each device of an arch, that with the most first; see :func:`select_rows`.
 
@@ -147,7 +172,8 @@ def read_for_format(
     names.check_arch(arch, store)
     (kernel,) = names.stored_kernels(kernels, store)
     picks, refused = [], []
-    studies = _with_stale(store, _named_studies(store, arch, kernel), here)
+    studies, notices = _with_same_bits(store, _named_studies(store, arch, kernel), same_bits)
+    studies = _with_stale(store, studies, here)
     for _, of_device in sorted(group_by(studies, lambda study: study.device.name).items()):
         try:
             picks.append(_device_picks(store, kernel, of_device, allow_quick=allow_quick))
@@ -156,7 +182,7 @@ def read_for_format(
     if not picks:
         raise UsageError(refused[0])
     first, *others = sorted(picks, key=lambda device: -len(device.picks))
-    return [replace(first, notices=(*first.notices, *refused)), *others]
+    return [replace(first, notices=(*notices, *first.notices, *refused)), *others]
 
 
 def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) -> tuple[list[File], list[str]]:
@@ -207,6 +233,7 @@ def _evidence_line(store: Reader, study: Study) -> str:
         device.name or device.arch,
         f"driver {device.driver}" if device.driver else "",
         f"triton {device.triton}" if device.triton else "",
+        "in CUDA graphs" if device.timing == GRAPH else "",
         f"commit {commit}" if commit else "",
         f"code {version.source_hash}" if version else "",
     ]

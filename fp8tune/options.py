@@ -56,6 +56,7 @@ Device = Annotated[str, Option("GPU name or arch: H200, sm_90.", "TEXT")]
 Budget = Annotated[float | None, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)]
 Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
 Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
+SameBits = Annotated[str | None, Option("Picks with the same output bits at every value of SIZE, such as M.", "SIZE")]
 TableOrJson = Annotated[Literal["table", "json"], Option("table or json.", "FORMAT")]
 
 
@@ -100,7 +101,11 @@ class SweepOptions:
     strict: Annotated[bool, Option("Exit 1 if any config is wrong.")] = False
     quick: Annotated[bool, Option("Coarse pass only; picks are not confirmed.")] = False
     again: Annotated[bool, Option("Repeat configs that have a result or failed.")] = False
+    same_bits: SameBits = None
     budget_s: Budget = None
+    timing: Annotated[Literal["events", "graph"], Option("events, or graph: as replayed in CUDA graphs.", "KIND")] = (
+        "events"
+    )
     on: Annotated[
         Literal["queue", "ray"] | None, Option("Leave the work to workers, or use all GPUs of Ray.", "queue|ray")
     ] = None
@@ -158,6 +163,7 @@ class ExportOptions:
     within: Annotated[
         float | None, Option("diff: slowdown allowed for fewer configs.", "PERCENT", default="2%", parse=share)
     ] = None
+    same_bits: SameBits = None
     allow_quick: Annotated[bool, Option("Also export quick picks.")] = False
     check: Annotated[bool, Option("Write nothing; exit 1 if a file is out of date.")] = False
     output: Annotated[str | None, Option("File or folder to write.", "PATH", names="-o, --output")] = None

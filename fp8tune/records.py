@@ -9,6 +9,9 @@ from fp8tune.text import visible
 from fp8tune_kernels.spec import NamedInts as NamedInts
 from fp8tune_kernels.spec import Problem as Problem
 
+GRAPH = "graph"
+"""Timing of a device whose launches are replayed in CUDA graphs."""
+
 RECORDED = "recorded-"
 """Begins the layout of a problem that was recorded; the launch's id follows."""
 
@@ -82,8 +85,8 @@ class Device:
     torch: str = ""
     triton: str = ""
     timing: str = ""
-    """How launches are timed: ``gated``, each queued before the GPU comes to it; ``events`` until fp8tune 0.2, where a
-    busy host could add its own time. Empty where nothing is timed on a GPU."""
+    """How launches are timed: ``gated``, each queued before the GPU comes to it; ``graph``, in CUDA graphs; ``events``
+    until fp8tune 0.2, where a busy host could add its own time. Empty where nothing is timed on a GPU."""
     codegen: str = ""
     """What changes machine code besides the versions, as :func:`fp8tune.measure.codegen.settings` lists it."""
 

@@ -7,11 +7,11 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem
+from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem, Subject
 from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
@@ -28,6 +28,9 @@ from fp8tune.tables.current import (
     recorded_configs,
     recorded_launch,
 )
+
+if TYPE_CHECKING:
+    from fp8tune.stats.same_bits import Bits, SameBits
 
 NO_CONFIGS: Mapping[Problem, NamedInts] = {}
 
@@ -80,6 +83,19 @@ def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, 
     if study.version is not None:
         today = find_today(study.version, study.device, study.lookup_key, recorded.get(study.problem))
     return replace(study, current=completed(current, study.version), today=today)
+
+
+def constrained(store: Reader, studies: Iterable[Study], axis: str) -> tuple[list[SameBits], list[str]]:
+    """Choose again, of decided studies, among configs with equal bits at every size; with what has none."""
+
+    def bits_of(study: Study) -> Bits:
+        if study.version is None:
+            return {}
+        return store.output_bits(Subject(study.version, study.device, study.kind, study.problem), axis)
+
+    from fp8tune.stats.same_bits import constrain  # here: who shows kept picks need not wait for NumPy
+
+    return constrain(studies, axis, bits_of)
 
 
 def pick_of(study: Study) -> Pick:

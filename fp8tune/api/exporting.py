@@ -41,6 +41,7 @@ def export(
     sizes: Mapping[str, str | int] | None = None,
     within: float | None = None,
     allow_quick: bool = False,
+    same_bits: str | None = None,
     db: str | Path | Results | None = None,
 ) -> Export:
     """Render the best configs as text: `.files` maps paths to text, `.write(folder)` stores them.
@@ -52,6 +53,7 @@ def export(
         sizes: For vllm, sglang and hf: sizes in file names, such as ``{"M": "num_tokens", "E": 8}``.
         within: For diff: slowdown allowed for fewer configs; 0.02 by default.
         allow_quick: Also export picks that were not confirmed.
+        same_bits: Size such as ``M`` at all of whose values the picks' outputs have the same bits.
         db: A database as :func:`open` takes it, or its result.
 
     Raises:
@@ -62,7 +64,9 @@ def export(
     if format != "table":
         check_options(format, requested, several(kernel))
         with results.reading() as reader:
-            picks = read_for_format(reader, arch, several(kernel), allow_quick=allow_quick, here=probe())
+            picks = read_for_format(
+                reader, arch, several(kernel), allow_quick=allow_quick, here=probe(), same_bits=same_bits
+            )
         written, notices = format_files(picks, format, options)
         return Export({str(file.path): file.text for file in written}, tuple(notices))
     if requested:
@@ -70,7 +74,8 @@ def export(
     with results.reading() as reader:
         names.check_arch(arch, reader)
         kernels = names.stored_kernels(several(kernel), reader) if kernel else ()
-        selection = select_rows(reader, arch, kernels, allow_quick=allow_quick, here=probe())
+        here = probe()
+        selection = select_rows(reader, arch, kernels, allow_quick=allow_quick, here=here, same_bits=same_bits)
     if not selection.table.entries:
         why = "no pick is proven, open or published; sweep on such a GPU, or pass allow_quick=True"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")

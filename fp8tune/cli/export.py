@@ -69,7 +69,9 @@ def _export_table(options: ExportOptions) -> None:
                     print(f"{arch}: no results of your own; kernels read {path_here(shipped_path(arch))}")
                     return
         here = None if is_shipped else probe()  # the shipped table is for other machines, too
-        selection = select_rows(store, arch, kernels, tables, allow_quick=options.allow_quick, here=here)
+        selection = select_rows(
+            store, arch, kernels, tables, allow_quick=options.allow_quick, here=here, same_bits=options.same_bits
+        )
     if not selection.table.entries and not (options.check and selection.known):
         why = "no pick is proven, open or published; sweep on such a GPU, or add --allow-quick"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
@@ -104,7 +106,8 @@ def _export_for(options: ExportOptions, name: str) -> None:
         raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
     with databases.opened(options.db) as (store, _):
         arch, quick = _arch(options, store), options.allow_quick
-        picks = read_for_format(store, arch, options.kernel, allow_quick=quick, here=probe())
+        kernels, same = options.kernel, options.same_bits
+        picks = read_for_format(store, arch, kernels, allow_quick=quick, here=probe(), same_bits=same)
     written, notices = format_files(picks, name, form)
     warning(notices)
     folder = output or Path()

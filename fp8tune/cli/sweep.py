@@ -17,6 +17,7 @@ from fp8tune.options import SweepOptions
 from fp8tune.redaction import command_line
 
 if TYPE_CHECKING:
+    from fp8tune.output.sweep import SameBitsDecided
     from fp8tune.stats.study import Study
     from fp8tune.store.results import Tally
     from fp8tune.sweeping.events import Finished
@@ -48,6 +49,7 @@ def sweep(options: SweepOptions) -> None:
     from fp8tune.stopping import Stopped
     from fp8tune.store import database, location
     from fp8tune.store.results import Store
+    from fp8tune.studies import constrained
     from fp8tune.sweeping import events, planning, session
 
     begun, text, as_json = time.monotonic(), command_line(map(shlex.quote, sys.argv[1:])), options.format == "json"
@@ -78,14 +80,30 @@ def sweep(options: SweepOptions) -> None:
                     elif isinstance(event, events.Finished):
                         finished = event
             studies, tallies = session.studies(store, plan), session.tallies(store, plan)
+            same, lines = constrained(store, studies, options.same_bits) if options.same_bits else ([], [])
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
         raise
     if finished is not None:
         _print_end(options, plan, finished, studies, tallies, database.label(db), is_stored=not progress.stored)
+        notice(*lines)
+        _print_same_bits([screens.SameBitsDecided.from_choice(choice) for choice in same], options)
     wrong = sum(tally.counts[Status.WRONG] for tally in tallies)
     if (options.strict and wrong) or not all(tally.has_right for tally in tallies):
         raise typer.Exit(1)
+
+
+def _print_same_bits(choices: Sequence[SameBitsDecided], options: SweepOptions) -> None:
+    from fp8tune.output.documents import print_json_line
+    from fp8tune.output.sweep import same_bits
+
+    for kernel in dict.fromkeys(choice.pick.kernel for choice in choices):
+        of_kernel = [choice for choice in choices if choice.pick.kernel == kernel]
+        if options.format == "table":
+            same_bits(of_kernel, options.same_bits or "").print()
+            continue
+        for choice in of_kernel:
+            print_json_line(choice)
 
 
 def _print_end(

@@ -32,7 +32,7 @@ from fp8tune.sweeping import planning
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
-KEPT_OPTIONS = {"kernel", "grid", "again", "quick"}
+KEPT_OPTIONS = {"kernel", "grid", "again", "quick", "timing"}
 
 
 class OtherCodeError(UsageError):

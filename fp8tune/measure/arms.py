@@ -68,6 +68,7 @@ class KernelArm(Arm):
     key: NamedInts = field(default_factory=NamedInts)  # lookup key of the problem
     bytes_moved: int = 0
     flops: int | None = None  # floating-point operations, if the kernel declares them
+    in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
 
     @classmethod
     def from_spec(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:
@@ -87,4 +88,5 @@ class KernelArm(Arm):
 
     def launcher(self, torch_device: str) -> Callable[[], object]:
         """Return a launch of the config; its bytes are not checked."""
-        return tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False).launcher(self.config)
+        tensors = tensor_cache.tensors(self.reference, self.problem, torch_device, is_checked=False)
+        return tensors.launcher(self.config, self.in_graph)

@@ -12,18 +12,19 @@ from typing import Any, ParamSpec, TypeVar
 
 from fp8tune import alive
 from fp8tune.errors import MachineError, UsageError, unknown
-from fp8tune.measure import device, trial
+from fp8tune.measure import device, output_bits, trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config
 from fp8tune.measure.engine import Backend, Ceiling, CompileProgress, Screened
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
-from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Status
 from fp8tune_kernels.arches import ARCHES
 
 P = ParamSpec("P")
 R = TypeVar("R")
+OutputBits = dict[NamedInts, dict[int, str]]
 
 TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
 COMPILE_TIMEOUT_S = 300.0
@@ -206,6 +207,14 @@ class ProcessWorker:
     def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
         """Check the arm (once a process), time it, and check its output once more."""
         return self._backend.comparable(self._outcome(trial.checked_block, arm, place.round))
+
+    def output_bits(self, *places: Any) -> OutputBits | None:
+        """Hash the outputs of configs, see :func:`fp8tune.measure.output_bits.output_bits`; None if that failed."""
+        function: Callable[..., OutputBits] = output_bits.output_bits
+        try:
+            return self.run(function, *places, self._torch_device)
+        except (WorkerDied, RemoteError):
+            return None
 
     def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run any function where kernels run. Raises WorkerDied or RemoteError."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from fp8tune.measure import edges, guards
+from fp8tune.measure import edges, graphs, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
 from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
 from fp8tune.measure.timing import Prepared
@@ -55,6 +55,7 @@ class Tensors:
     without_race: set[NamedInts] = field(default_factory=set)  # configs that were launched many times in a row
     best_us: float = math.inf
     returned: tuple[Any, ...] | None = None  # by the last launch; None if it wrote into the outputs it was given
+    copies: list[Tensors] = field(default_factory=list)  # for launches in a graph
 
     def __post_init__(self) -> None:
         self.rule = Rule.from_spec(self.spec)
@@ -78,7 +79,7 @@ class Tensors:
             problem, outputs = replace(self.problem, seed=seed), self.outputs
             watch = InputWatch(partial(edges.inputs, spec, Edge("", problem), device))
             if problem != self.problem:  # group sizes may depend on the seed, and sizes of outputs on those
-                outputs = _outputs(spec, problem, device)
+                outputs = guarded_outputs(spec, problem, device)
             tensors = Tensors(spec, problem, watch.inputs, outputs, (), self.place, watch)
             if tensors.refusal is None:
                 break
@@ -113,11 +114,44 @@ class Tensors:
         if (hook := getattr(self.spec, "hook", None)) is not None:  # of a recorded kernel
             hook(config, self.inputs, self.outputs)
 
-    def launcher(self, config: NamedInts) -> Callable[[], object]:
-        """Return the launch that is timed, with its preparation beside it."""
+    def launcher(self, config: NamedInts, in_graph: int = 0) -> Callable[[], object]:
+        """Return the launch that is timed, with its preparation beside it.
+
+        With ``in_graph`` it replays a CUDA graph of so many launches, each on tensors of its own: the flush before the
+        replay then leaves none of their inputs in the cache. Raises :class:`~fp8tune.measure.graphs.CaptureError`.
+        """
+        if in_graph:
+            return self._captured(config, in_graph)
         if self.spec.prepare is None:
             return lambda: self.launch(config)
         return Prepared(lambda: self.prepare(config), lambda: self.launch(config))
+
+    def _captured(self, config: NamedInts, in_graph: int) -> Prepared:
+        own_bytes = sum(guards.storage(value).nbytes for value in (*self.inputs, *self.outputs) if is_tensor(value))
+        in_graph = max(1, min(in_graph, graphs.COPIES_BYTES // max(1, own_bytes)))
+        while len(self.copies) < in_graph - 1:
+            inputs, outputs = (
+                tuple(guards.with_storage(value) if is_tensor(value) else value for value in values)
+                for values in (self.inputs, self.outputs)
+            )
+            own = replace(self, inputs=inputs, outputs=outputs, expected=(), watch=None, copies=[], returned=None)
+            self.copies.append(own)
+        every = [self, *self.copies[: in_graph - 1]]
+        for tensors in every:
+            tensors.prepare(config)
+        self.launch(config)  # loads modules, which a capture must not
+        graph = graphs.capture([partial(tensors.launch, config) for tensors in every])
+        # The outputs of the launch above are no evidence of a replay.
+        returned = self.returned
+        self.poison()
+        self.prepare(config)
+        self.returned = returned
+
+        def prepare() -> None:
+            for tensors in every if self.spec.prepare is not None else ():
+                tensors.prepare(config)
+
+        return Prepared(prepare, graph.replay, in_graph)
 
     def check(self, config: NamedInts, launches: Sequence[int] = range(LAUNCHES)) -> str | None:
         """Launch once for each number, which chooses the poison. Return the first fault, or None."""
@@ -219,7 +253,7 @@ def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     # A reference may return a view of an input, which a kernel that writes there would change.
     expected = tuple(right.clone() if right.untyped_storage().data_ptr() in storages else right for right in expected)
     watch.written()  # a reference may work in place
-    outputs = _outputs(spec, edge.problem, device)
+    outputs = guarded_outputs(spec, edge.problem, device)
 
     def form(tensor: Any) -> tuple[object, ...]:  # within a tolerance the reference has wider types
         return tuple(tensor.shape) if spec.check == "tolerance" else (str(tensor.dtype), tuple(tensor.shape))
@@ -232,7 +266,8 @@ def build(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
 
 def build_unchecked(spec: KernelSpec, edge: Edge, device: str) -> Tensors:
     """Build the tensors of a problem without a reference."""
-    return Tensors(spec, edge.problem, spec.inputs(edge.problem, device), _outputs(spec, edge.problem, device), ())
+    problem = edge.problem
+    return Tensors(spec, problem, spec.inputs(problem, device), guarded_outputs(spec, problem, device), ())
 
 
 def is_constant(value: Any) -> bool:
@@ -246,7 +281,8 @@ def is_constant(value: Any) -> bool:
     return bool((all_bits == all_bits[(0,) * all_bits.ndim]).all())
 
 
-def _outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
+def guarded_outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
+    """Return the outputs of a problem, uninitialised, each between guards."""
     return tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
 
 

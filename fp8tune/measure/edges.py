@@ -83,7 +83,7 @@ def exact_values(spec: KernelSpec, problem: Problem, values: Sequence[Any]) -> I
     finally:
         for tensor, before in zip(values, random, strict=True):
             if before is not None:
-                _in_memory(tensor).copy_(_in_memory(before))
+                in_memory(tensor).copy_(in_memory(before))
 
 
 def _fill_all_with_integers(values: Sequence[Any], edge: Edge) -> None:
@@ -148,7 +148,7 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
     ``nan``, ``infinite`` and ``zeros`` are as in :func:`fill`, between integers. ``huge`` and ``tiny`` multiply the
     integers by one power of two that the ranges of float32 and of the type allow.
     """
-    tensor = _in_memory(tensor)
+    tensor = in_memory(tensor)
     generator = torch.Generator(tensor.device).manual_seed(seed)
     drawn = torch.randint(0, 4, (tensor.numel(),), dtype=torch.int8, device=tensor.device, generator=generator)
     drawn[:2] = torch.arange(2, dtype=torch.int8, device=tensor.device)[: len(drawn)]
@@ -163,6 +163,6 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
         fill(tensor, content)
 
 
-def _in_memory(tensor: Any) -> Any:
+def in_memory(tensor: Any) -> Any:
     """Return the elements that a tensor has memory for: one along a dim that is expanded."""
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]

@@ -55,26 +55,33 @@ def guarded_copy(tensor: Any, offset: int = 0) -> Any:
     copy = guarded(tensor, tensor.device, offset)
     own, before = own_bytes(copy), offset * tensor.element_size()
     own[:before] = FILL
-    own[before:] = _storage(tensor)
+    own[before:] = storage(tensor)
     return copy
+
+
+def with_storage(tensor: Any) -> Any:
+    """Copy a tensor with all of its storage, so that the copy begins at the same place in it."""
+    memory, size = storage(tensor).clone(), tensor.element_size()
+    whole = memory[: len(memory) // size * size].view(tensor.dtype)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def own_bytes(tensor: Any) -> Any:
     """Return the memory between the guard bytes of a tensor of :func:`guarded`."""
     guard = guard_bytes(tensor.device)
-    return _storage(tensor)[guard:-guard]
+    return storage(tensor)[guard:-guard]
 
 
 def fill(tensor: Any, byte: int = FILL) -> None:
     """Paint the guard bytes of a tensor of :func:`guarded`."""
-    memory, guard = _storage(tensor), guard_bytes(tensor.device)
+    memory, guard = storage(tensor), guard_bytes(tensor.device)
     memory[:guard].fill_(byte)
     memory[-guard:].fill_(byte)
 
 
 def overwritten(tensor: Any, byte: int = FILL) -> str | None:
     """Describe guard bytes that are not the byte that they were filled with; None if all are."""
-    memory, size = _storage(tensor), guard_bytes(tensor.device)
+    memory, size = storage(tensor), guard_bytes(tensor.device)
     for side, guard in (("after", memory[-size:]), ("before", memory[:size])):
         least, most = guard.aminmax()  # a hundred times as fast on a CPU as a comparison of each byte
         if bool(least == byte) and bool(most == byte):
@@ -137,7 +144,8 @@ class InputWatch:
         return (_BESIDE_FLOATS if tensor.is_floating_point() else _BESIDE_INTEGERS)[self._number]
 
 
-def _storage(tensor: Any) -> Any:
+def storage(tensor: Any) -> Any:
+    """Return the memory of a tensor, guards included, as bytes."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 

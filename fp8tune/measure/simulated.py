@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -34,14 +34,14 @@ from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Screened
 from fp8tune.measure.timing import Samples
 from fp8tune.measure.trees import Tree
-from fp8tune.records import ClockLimits, Device, Kind, Outcome, Status
+from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Status
 
 Floats = NDArray[np.float64]
 
 NUMBER = "[0-9]{1,18}"
 TIMER = re.compile(
     rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
-    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?"
+    r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?(?:,host=(?P<host>[0-9]{1,9}(?:\.[0-9]{1,9})?))?"
     rf"(?:,triton=(?P<triton>{NUMBER}))?"
 )
 
@@ -178,8 +178,11 @@ class SimulatedClock:
         shared, own = _normal(self._gpu_seed, name, config), _normal(self._gpu_seed, name, key, config)
         return upgrade.sd * (math.sqrt(upgrade.kinship) * shared + math.sqrt(1 - upgrade.kinship) * own)
 
-    def block(self, work: Work, place: Place) -> Samples:
-        """Draw one block: the same for the same seed, work and place."""
+    def block(self, work: Work, place: Place, host_us: float = 0.0, launches: int = 1) -> Samples:
+        """Draw one block: the same for the same seed, work and place.
+
+        ``host_us``: time of a launch on the host, which a sample takes at least; ``launches`` of a graph share a tick.
+        """
         names = [str(place.process), str(place.round), work.identity + " twin" * place.duplicate]
         if place.clock is not None:  # processes that take turns: each comes more than once in a round
             names.append(str(place.position))
@@ -189,8 +192,9 @@ class SimulatedClock:
         carry = self.noise.carry_over_sd * _normal(self._gpu_seed, "after", place.after) if place.after else 0.0
         own = self.noise.block_sd * self._random("block", *names).standard_normal()
         true_us, in_process = self._process_us(work, place.process)
-        block_us = true_us * math.exp(in_process + float(drift + carry + own))
-        return Samples(self.noise.samples_us(self._random("samples", *names), block_us), self.noise.tick_us)
+        block_us = max(host_us, true_us * math.exp(in_process + float(drift + carry + own)))
+        noise = self.noise if launches == 1 else replace(self.noise, tick_us=self.noise.tick_us / launches)
+        return Samples(noise.samples_us(self._random("samples", *names), block_us), noise.tick_us)
 
     def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
         """Return True if a GPU that is wrong in a share of the configs is wrong in this one."""
@@ -244,11 +248,13 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,triton=NUMBER]``. It is its own worker.
+    """A GPU by its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``. It is its own
+    worker.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
-    tells them apart. A device may be wrong in a share of the configs. ``triton`` pretends a version, and each from 2 on
-    changes some true times (:class:`Upgrade`). The methods are those of
+    tells them apart. A device may be wrong in a share of the configs, and its host may need a time for a launch, which
+    hides shorter ones from events and not from graphs. ``triton`` pretends a version, and each from 2 on changes some
+    true times (:class:`Upgrade`). The methods are those of
     :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
 
@@ -262,6 +268,7 @@ class SimulatedBackend:
             raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
         self.timer, seed = timer, int(name["seed"])
         self.seed, self.noise, self.wrong = seed, int(name["noise"] or 0), float(name["wrong"] or 0)
+        self.host_us = float(name["host"] or 0)
         gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{seed} gpu {int(name['gpu'])}")
         self.triton = int(name["triton"] or 0)  # no kernel runs, so there is no version unless one is pretended
         version = f"{self.triton}.0" if self.triton else ""
@@ -296,7 +303,11 @@ class SimulatedBackend:
         return self._failure(arm) or Outcome(Status.OK)
 
     def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        return self._failure(arm) or self.clock.block(arm.work, place).outcome(self._process)
+        if failure := self._failure(arm):
+            return failure
+        launches = arm.in_graph if isinstance(arm, KernelArm) else 0
+        host = 0.0 if launches else self.host_us
+        return self.clock.block(arm.work, place, host, max(1, launches)).outcome(self._process)
 
     def _failure(self, arm: Arm) -> Outcome | None:
         if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
@@ -304,6 +315,18 @@ class SimulatedBackend:
         return None
 
     checked_block = block
+
+    def output_bits(
+        self,
+        reference: str,
+        problem: Problem,
+        largest: Problem,
+        parts: Mapping[int, Problem],
+        configs: Sequence[NamedInts],
+    ) -> dict[NamedInts, dict[int, str]]:
+        """Draw one of three orders of sums for each config, the same at every size."""
+        orders = {config: int(3 * _uniform(str(self.seed), "order", config.canonical)) for config in configs}
+        return {config: dict.fromkeys(parts, f"{order}") for config, order in orders.items()}
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Run nothing."""

@@ -17,7 +17,9 @@ from fp8tune.errors import UsageError, one_line
 from fp8tune.measure import checking, device, machine, tensor_cache, timing
 from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
+from fp8tune.measure.comparing import bits
 from fp8tune.measure.edges import edges_of, place
+from fp8tune.measure.graphs import CaptureError
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
@@ -108,6 +110,22 @@ def edge_failure(reference: str, torch_device: str) -> str | None:
     return None
 
 
+def capture_failure(arm: KernelArm, torch_device: str) -> str | None:
+    """Explain why launches of an arm cannot be timed in a CUDA graph; None if they can."""
+    tensors = tensor_cache.tensors(arm.reference, arm.problem, torch_device, is_checked=False)
+    try:
+        replay = tensors.launcher(arm.config, arm.in_graph)
+    except CaptureError as error:
+        return str(error)
+    except Exception:  # of the config: its row will say so
+        return None
+    poison = [output.clone() for output in tensors.written]
+    replay()
+    if all(torch.equal(bits(before), bits(after)) for before, after in zip(poison, tensors.written, strict=True)):
+        return "a replay writes nothing, as of launches on a stream of their own"
+    return None
+
+
 @_guarded
 def build(arm: Arm, torch_device: str) -> None:
     """Build what the arm's group shares."""
@@ -149,7 +167,8 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
     tensors.timed.prepare(config)  # what no launch writes must not be poison afterwards
     # Only round 0 gives up on a config: a stalled estimate once passed for a slow config in its third round.
     too_slow_us = checking.TOO_SLOW_RATIO * tensors.best_us if round == 0 else None
-    outcome = timed(tensors.timed.launcher(config), too_slow_us)
+    launch = tensors.timed.launcher(config, arm.in_graph)
+    outcome = timed(launch, too_slow_us)
     if fault := tensors.timed.wrong() or (None if tensors.timed.expected else tensors.check(config, [0])):
         tensors.passed.discard(config)
         return _wrong(f"after timed launches: {fault}")
@@ -176,6 +195,8 @@ def failure(error: Exception) -> Outcome:
     if isinstance(error, UsageError):
         raise error
     reason = one_line(error)
+    if isinstance(error, CaptureError):
+        return Outcome(Status.UNTIMED, reason=f"no CUDA graph can hold its launch: {reason}")
     if isinstance(error, triton.runtime.errors.OutOfResources):
         return Outcome(Status.OUT_OF_RESOURCES, reason=reason)
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):

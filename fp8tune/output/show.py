@@ -89,6 +89,7 @@ class ListedPick(Place):
     next_best: float | None = value("Slowdown of the fastest other config; below 0 if it is faster.", "share")
     noise: float | None = value("Difference between the default and the default timed again.", "share")
     processes: int = value("Fresh processes that confirmed the pick; 0 after a coarse pass only.")
+    timing: str = value("How launches were timed: gated, graph, or events before fp8tune 0.3; empty if none was.")
     source: str = value("Publication that reports the time; empty if measured here.")
 
     @classmethod
@@ -108,6 +109,7 @@ class ListedPick(Place):
             next_best=None if pick.runner_up_ratio is None else pick.runner_up_ratio - 1,
             noise=pick.noise_floor_share,
             processes=pick.processes if pick.stage == Stage.FINAL else 0,
+            timing=pick.device.timing,
         )
 
 
@@ -357,6 +359,7 @@ def pick_table(
         number("next best %", lambda row: percent(row.next_best, 1), wide=True),
         number("noise %", lambda row: percent(row.noise, 2), wide=True),
         number("processes", lambda row: str(row.processes or "-"), wide=True),
+        Column("timing", lambda row: row.timing if row.timing == records.GRAPH else "", wide=True),
     ]
     nothing = SimpleNamespace(**dict.fromkeys(ListedPick.model_fields) | {"verdict": Verdict.WRONG})
     return Screen([], columns, [names.legend], [*rows, *[nothing] * len(wrong)]), pairs(shared)
@@ -382,7 +385,8 @@ def detail(document: PickDetail, top: int | None = None) -> Screen:
         f"{pick.verdict}: {_reason(document)}",
     ]
     more = f"({counted(len(timed) - len(rows), 'more config')}: --top {len(timed)})" if len(timed) > len(rows) else ""
-    runs = f"confirmed in {counted(pick.processes, 'fresh process')}" if pick.processes else ""
+    confirmed = f"confirmed in {counted(pick.processes, 'fresh process')}" if pick.processes else ""
+    runs = ", ".join(filter(None, (confirmed, "timed in CUDA graphs" if pick.timing == records.GRAPH else "")))
     failed = Counter(row.status.replace("_", " ") for row in document.candidates if row.time_us is None)
     failures = f"failed: {', '.join(f'{count:,} {word}' for word, count in failed.items())} (--failed)"
     return Screen(

@@ -9,11 +9,13 @@ from typing import Literal
 
 from fp8tune import registry
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import ListedPick, all_in_use, pick_table, size_of
-from fp8tune.output.tables import Screen
-from fp8tune.output.text import counted, db_option, listed, mean, ratio
+from fp8tune.output.show import ListedPick, all_in_use, change, pick_table, size_of
+from fp8tune.output.tables import Screen, number
+from fp8tune.output.text import counted, db_option, listed, mean, percent, ratio
 from fp8tune.records import Kind, Row, Status
+from fp8tune.stats.same_bits import SameBits
 from fp8tune.stats.study import Verdict
+from fp8tune.studies import pick_of
 from fp8tune.sweeping.events import Finished, Started
 from fp8tune.sweeping.planning import Plan
 
@@ -66,6 +68,19 @@ class SizeDecided(Document, printed_by="sweep"):
     pick: ListedPick = value("The pick.")
 
 
+class SameBitsDecided(Document, printed_by="sweep"):
+    """The pick of one size among configs with equal output bits at every size, with --same-bits."""
+
+    event: Literal["same_bits"] = value("Distinguishes events.", default="same_bits")
+    pick: ListedPick = value("The pick.")
+    slower: float | None = value("Slowdown against the pick without the constraint; null if not compared.", "share")
+
+    @classmethod
+    def from_choice(cls, choice: SameBits) -> SameBitsDecided:
+        """Return a choice as a document."""
+        return cls(pick=ListedPick.from_pick(pick_of(choice.study)), slower=change(choice.slowdown))
+
+
 class SweepFinished(Document, printed_by="sweep"):
     """Last line of a sweep. It comes after a budget has ended, too."""
 
@@ -112,6 +127,18 @@ def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
     table, shared = pick_table(rows[:ROWS], over_default=is_in_use)
     rest = f"({counted(more, 'more size')}: fp8tune show {shlex.quote(rows[0].kernel)})" if more > 0 else ""
     return replace(table, above=[above, f"sizes with {shared}:" if shared else ""], below=[rest, *table.below])
+
+
+def same_bits(choices: Sequence[SameBitsDecided], axis: str) -> Screen:
+    """Return the table of picks with equal bits, and what each costs in speed."""
+    rows = [choice.pick for choice in choices]
+    table, shared = pick_table(rows)
+    slower = number("slower %", [percent(choice.slower, 1) for choice in choices])
+    columns = [slower if column.heading == "speedup" else column for column in table.columns]
+    costs = [1 + choice.slower for choice in choices if choice.slower is not None]
+    cost = f"{percent(change(mean(costs)), 1)} % slower (geometric mean of {counted(len(costs), 'size')})"
+    title = f"{rows[0].kernel}, same output bits at every {axis}: {cost}"
+    return replace(table, above=[title, f"sizes with {shared}:" if shared else ""], columns=columns)
 
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str | None) -> Iterator[str]:

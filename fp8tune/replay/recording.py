@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from fp8tune.errors import UsageError, one_line
 
@@ -356,6 +356,10 @@ def _typed(document: Any, hint: Any) -> Any:
         is_tensor = document.get("kind") == "tensor"
         document = {name: value for name, value in document.items() if name != "kind"}
         return _typed(document, Tensor if is_tensor else Scalar)
+    if origin is Literal:
+        if document not in inner:
+            raise ValueError(f"{document!r:.40} is none of {', '.join(map(str, inner))}")
+        return document
     if origin in (UnionType, Union):
         return None if document is None else _typed(document, inner[0])
     expected: Any = {tuple: list, Mapping: dict}.get(origin, dict if dataclasses.is_dataclass(hint) else None)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fp8tune.records import NamedInts, Status
+from fp8tune.records import GRAPH, NamedInts, Status
 from fp8tune.report.charts import MEANINGS, ORANGE, ROLES, chart, colours, sized, whole_axis
 from fp8tune.report.contents import TIMING_BY_EVENTS, Row, day, device_name
 from fp8tune.report.parts import Chart, Column, Page, Part, table
@@ -58,6 +58,8 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     yield "device", ", ".join(filter(None, [device_name(device), device.arch, *versions]))
     if device.timing == TIMING_BY_EVENTS:
         yield "timing", "events: a busy host may have added to times of the coarse pass"
+    elif device.timing == GRAPH:
+        yield "timing", "launches in CUDA graphs"
     yield "measured", ", ".join(filter(None, [day(study.newest), row.commit and f"commit {row.commit[:12]}"]))
     if result.source:
         yield "source", ", ".join(filter(None, [result.source, result.note]))

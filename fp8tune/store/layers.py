@@ -61,6 +61,10 @@ class Layers:
         """Return the last outcome of each config."""
         return self._store(subject).tried(subject, **options)
 
+    def output_bits(self, subject: Subject, axis: str) -> dict[NamedInts, dict[int, str]]:
+        """Return the hashes of outputs on a problem by config and size."""
+        return self._store(subject).output_bits(subject, axis)
+
     def commit(self, subject: Subject) -> str:
         """Return the git commit that last timed a problem."""
         return self._store(subject).commit(subject)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import Connection, Select, Table, Text, func, select
+from sqlalchemy import Connection, Select, Table, Text, func, inspect, select
 
 from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
@@ -39,7 +39,7 @@ from fp8tune.stats.study import CACHED_RATE, Result, Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import Database, reads
 from fp8tune.store.texts import check_text, parse_axes, parse_document, parse_named_ints
-from fp8tune.store.trials import LIMITS, STAGES, Trial, last_status, read_trials
+from fp8tune.store.trials import LIMITS, STAGES, Trial, chunks, last_status, read_trials
 from fp8tune_kernels.spec import CHECKS
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
@@ -326,6 +326,20 @@ class Reading(Database):
         same = (db.Results.c.study_id.in_(_study_ids(subject)), db.Processes.c.sweep_id == sweep)
         tick: float | None = self._connection.scalar(query.where(*same, details.stage != db.COARSE))
         return tick
+
+    @reads
+    def output_bits(self, subject: Subject, axis: str) -> dict[NamedInts, dict[int, str]]:
+        """Return the hashes of outputs on a problem by config and size. Raises DatabaseError for damaged ones."""
+        bits: dict[NamedInts, dict[int, str]] = {}
+        if inspect(self._connection).has_table(db.OutputBits.name):
+            results, c = self._results_of(subject), db.OutputBits.c
+            for ids in chunks(results):
+                query = select(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis)
+                for row in self._connection.execute(query).mappings():
+                    if db.row_checksum(db.OutputBits, dict(row)) != row["crc"]:
+                        raise damaged(db.OutputBits.name, "", "its checksum differs")
+                    bits.setdefault(results[row["result_id"]][0], {})[row["size"]] = row["bits"]
+        return bits
 
     def _results_of(self, subject: Subject) -> dict[int, tuple[NamedInts, Any]]:
         """Return the config and the row of each result of a subject."""

@@ -291,6 +291,17 @@ Programs = _table(
     rowid=False,
 )
 
+OutputBits = _table(
+    "output_bits",
+    "Hash of a config's output up to a size, on a batch that its family of problems shares: see sweep --same-bits.",
+    _refers("result_id", "results", primary_key=True),
+    _text("axis", _NAME, primary_key=True),
+    _integer("size", primary_key=True),
+    _text("bits", _NAME),
+    _crc(),
+    rowid=False,
+)
+
 Trials = _table(
     "trials",
     "One timed block or failed attempt; stage 0 is the coarse pass, 1 the finals, 2 their A/A control.",

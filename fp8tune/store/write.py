@@ -45,6 +45,7 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
     db.Results: db.FACTS,
     db.Programs: ("code_hash",),
+    db.OutputBits: ("bits",),
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
@@ -126,6 +127,21 @@ class Writing(Reading):
         """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
         for problem, document in documents.items():
             self._replace(db.RecordedLaunches, {"problem_id": self._problem(problem), "document": document})
+
+    @writes
+    def record_output_bits(self, subject: Subject, axis: str, bits: Mapping[NamedInts, Mapping[int, str]]) -> None:
+        """Keep the hashes of outputs on a problem, by config and size, in place of earlier ones."""
+        db.OutputBits.create(self._connection, checkfirst=True)  # a database may be older than the table
+        results = {config: id for id, (config, _) in self._results_of(subject).items()}
+        rows = [
+            {"result_id": id, "axis": axis, "size": size, "bits": text}
+            for config, id in results.items()
+            for size, text in bits.get(config, {}).items()
+        ]
+        for ids in chunks(results.values()):
+            c = db.OutputBits.c
+            self._connection.execute(delete(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis))
+        self._ids(db.OutputBits, rows)
 
     @writes
     def record_flops(self, flops: Mapping[Problem, int]) -> None:

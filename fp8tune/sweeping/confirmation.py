@@ -45,9 +45,13 @@ class Confirmation:
     def run(self, coarse: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """Confirm problem sizes, each given with its configs' block values in microseconds, the rounds in order."""
         chosen = [self._finalists(problem, times_us) for problem, times_us in coarse]
-        problems = {group.subject.problem for group in chosen}
-        studies = self.store.studies(problems=problems, device=self.plan.backend.device)
-        stored = {(study.problem, study.source_hash): study for study in studies if study.finals}
+        studies = self.store.studies(problems={group.subject.problem for group in chosen})
+        stored = {
+            group.subject.problem: study
+            for group in chosen
+            for study in studies
+            if study.finals and self._is_of(group.subject, study)
+        }
         pending, decided = list[Finalists](), 0
         for group in chosen:
             if self._is_confirmed(group, stored):
@@ -81,7 +85,8 @@ class Confirmation:
             self.store.end_finals(self.sweep_id, self.plan.subject(problem), run)
 
     def _is_of(self, problem: ProblemPlan, study: Study) -> bool:
-        return study.source_hash == problem.version.source_hash and study.device == self.plan.backend.device
+        is_same = (study.problem, study.source_hash) == (problem.problem, problem.version.source_hash)
+        return is_same and study.device == self.plan.device_of(problem)
 
     def _finalists(self, problem: ProblemPlan, times_us: Mapping[NamedInts, Sequence[float]]) -> Finalists:
         tried = self.store.tried(self.plan.subject(problem), sweep=self.sweep_id, stage="final")
@@ -94,9 +99,9 @@ class Confirmation:
         done = set.intersection(*names) if names else set()
         return Group(problem, arms, {number for number in _numbers(self.decisions[-1]) if process_name(number) in done})
 
-    def _is_confirmed(self, group: Finalists, stored: Mapping[tuple[Problem, str], Study]) -> bool:
+    def _is_confirmed(self, group: Finalists, stored: Mapping[Problem, Study]) -> bool:
         """Return True if there are no finalists, or if all have rows that no time budget cut short."""
-        study = stored.get((group.subject.problem, group.subject.version.source_hash))
+        study = stored.get(group.subject.problem)
         times = {} if study is None else study.finals
         configs = _configs(group)
         if not configs or not set(configs) <= times.keys():

@@ -23,6 +23,7 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
+from fp8tune.sweeping import same_bits
 from fp8tune.sweeping.confirmation import Confirmation
 from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Started, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
@@ -54,7 +55,7 @@ def sweep(
     deadline = (started if begun is None else begun) + (math.inf if options.budget_s is None else options.budget_s)
     sweep_id = store.begin_sweep(
         plan.key,
-        backend.device,
+        plan.device,
         command=plan.command,
         commit=plan.commit,
         timer=backend.timer,
@@ -89,8 +90,11 @@ def sweep(
                 yield SizeDone(passes[index].problem.problem)
             index += 1
             compile_ahead()
+        coarse: list[same_bits.Coarse] = [(one_pass.problem, one_pass.times_us) for one_pass in passes]
+        if index == len(passes) and options.same_bits and backend.times:
+            coarse = same_bits.with_finalists(store, plan, coarse, options.same_bits)
         if index == len(passes) and confirmation.is_wanted:
-            for event in confirmation.run((coarse.problem, coarse.times_us) for coarse in passes):
+            for event in confirmation.run(coarse):
                 trials += isinstance(event, TrialDone)
                 yield event
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)

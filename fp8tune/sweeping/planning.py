@@ -18,7 +18,7 @@ from typing import TypeVar
 from fp8tune import __version__, alive, registry
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
-from fp8tune.measure import device, machine, trial
+from fp8tune.measure import device, machine, timing, trial
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends import backend_for
 from fp8tune.measure.compiling import alike
@@ -27,7 +27,7 @@ from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids, problems, shapes
 from fp8tune.plan.shapes import Selection, Settings
-from fp8tune.records import KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
+from fp8tune.records import GRAPH, Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, reach_recorded, recorded_kernel
 from fp8tune.replay.spec import RecordedSpec, repeatable
@@ -62,12 +62,15 @@ class ProblemPlan:
     current: NamedInts | None = None  # the shipped table's for the key: it stays unless another is proven faster
     fallback: NamedInts | None = None  # the shipped table's for any other shape: timed in every round
     today: Today | None = None  # config that a launch uses now, which gains are measured against
+    in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
+    also: tuple[NamedInts, ...] = ()  # finalists of their own right: the best with the bits of all other sizes
 
     @property
     def always(self) -> tuple[NamedInts, ...]:
         """Configs that are finalists whatever the coarse pass says."""
         today = self.today.config if self.today else None
-        return tuple(config for config in (self.version.default, self.current, today) if config is not None)
+        named = (self.version.default, self.current, today, *self.also)
+        return tuple(config for config in named if config is not None)
 
     @property
     def count(self) -> int:
@@ -91,7 +94,8 @@ class ProblemPlan:
 
     def arm(self, config: NamedInts) -> KernelArm:
         """Return a config as it is launched."""
-        return KernelArm(self.reference, self.problem, config, self.lookup_key, self.bytes_moved, self.flops)
+        facts = self.lookup_key, self.bytes_moved, self.flops, self.in_graph
+        return KernelArm(self.reference, self.problem, config, *facts)
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,19 @@ class Plan:
         """Settings that all selections share."""
         return shapes.common_settings(self.selections)
 
+    @property
+    def device(self) -> Device:
+        """The device as it times unless a kernel cannot be captured in a graph."""
+        is_graph = self.options.timing == "graph" and self.backend.times
+        return replace(self.backend.device, timing=GRAPH) if is_graph else self.backend.device
+
+    def device_of(self, problem: ProblemPlan) -> Device:
+        """Return the device of a problem size's rows, with the way it is timed."""
+        return self.device if problem.in_graph else self.backend.device
+
     def subject(self, problem: ProblemPlan) -> Subject:
         """Return what the database knows a problem size of this sweep by."""
-        return Subject(problem.version, self.backend.device, self.backend.kind, problem.problem)
+        return Subject(problem.version, self.device_of(problem), self.backend.kind, problem.problem)
 
     def row(
         self,
@@ -133,7 +147,7 @@ class Plan:
         return Row(
             problem=problem.problem,
             config=config,
-            device=self.backend.device,
+            device=self.device_of(problem),
             kind=self.backend.kind,
             outcome=outcome,
             version=problem.version,
@@ -162,16 +176,20 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     settings = shapes.common_settings(selections)
     if settings.groups:
         raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
+    if options.same_bits and options.on:
+        raise UsageError("--same-bits compares sizes, and a worker has one: sweep here, without --on")
     options, left_out = _with_recording(options)
     backend, notices = backend_for(options.arch, options.timer)
+    plan = Plan(options, backend, "")
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],
         [(selected.size.canonical, *(row.canonical for row in selected.rows)) for selected in selections],
-        [vars(settings), options.grid, options.quick, backend.timer, backend.device.fingerprint, __version__],
+        [vars(settings), options.grid, options.quick, backend.timer, plan.device.fingerprint, __version__],
+        *([options.same_bits] if options.same_bits else []),  # it has more finalists
     ]
     key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
-    return Plan(options, backend, key, notices + left_out, selections, command=command)
+    return replace(plan, key=key, notices=notices + left_out, selections=selections, command=command)
 
 
 def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...]]:
@@ -251,8 +269,11 @@ def expanded(
             alive.sign()
             reference, lines = _checkable(kernel, backend.kind, worker)
             sizes, left_out = _problems(reference, short, stored.get(load_spec(reference).name))
+            sizes, by_events = _in_graphs(sizes, short, worker)
             result += [_with_tables(problem, backend, tables) for problem in sizes]
-            notices += lines + left_out
+            notices += lines + left_out + by_events
+    if result and (axis := short.options.same_bits) and not any(axis in size.problem.shape for size in result):
+        raise UsageError(f"--same-bits {axis}: no size has that name; these have {', '.join(result[0].problem.shape)}")
     if not result:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
     if backend.kind is Kind.INTERPRETER:
@@ -287,6 +308,23 @@ def _checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[st
     if untried:
         notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
     return reference, notices
+
+
+def _in_graphs(sizes: list[ProblemPlan], short: Plan, worker: Worker) -> tuple[list[ProblemPlan], list[str]]:
+    """Return the sizes of a kernel as ``--timing`` asks, and the notice of one that cannot be captured in a graph."""
+    if short.options.timing == "events" or not short.backend.times or not sizes:
+        return sizes, []
+    in_graphs = [replace(size, in_graph=timing.graph_launches(size.bytes_moved)) for size in sizes]
+    smallest = min(in_graphs, key=lambda size: size.bytes_moved)
+    reason: str | None = "inputs are made for each config"
+    if not KernelReference.parse(smallest.reference).inputs:
+        try:
+            reason = worker.run(trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
+        except (WorkerDied, RemoteError) as error:
+            reason = str(error).strip().splitlines()[-1][:200]
+    if reason is None:
+        return in_graphs, []
+    return sizes, [f"{smallest.problem.kernel} cannot be captured in a CUDA graph, and is timed by events: {reason}"]
 
 
 def _check_settings(short: Plan) -> None:

@@ -18,7 +18,7 @@ from fp8tune.measure.compiling import alike
 from fp8tune.options import SweepOptions
 from fp8tune.plan.grids import Grid
 from fp8tune.plan.problems import check_shape
-from fp8tune.records import Kind, NamedInts, Problem, Status
+from fp8tune.records import Device, Kind, NamedInts, Problem, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store, Tally
@@ -59,8 +59,10 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
 
 def studies(store: Store, plan: Plan) -> list[Study]:
     """Return the decided problem sizes of a plan on its device."""
-    problems = {problem.problem for problem in plan.problems}
-    return read_studies(store, problems=problems, device=plan.backend.device)
+    sizes: dict[Device, set[Problem]] = {}
+    for size in plan.problems:
+        sizes.setdefault(plan.device_of(size), set()).add(size.problem)
+    return [study for device in sizes for study in read_studies(store, problems=sizes[device], device=device)]
 
 
 def lookup_key(problem: Problem) -> NamedInts | None:

@@ -141,6 +141,14 @@ def test_what_a_launch_raises_opens_the_gate() -> None:
     assert value(stream, 5.0) == pytest.approx(5.0)
 
 
+def test_launches_of_a_graph_share_its_start_and_the_tick() -> None:
+    stream, start_us, launch_us = SimulatedQueue(), 3.0, 2.0
+    for launches in (1, 50):
+        replay = Prepared(lambda: None, partial(stream.launch, start_us + launches * launch_us), launches)
+        assert trimmed_mean(block(replay, stream=stream).samples_us) == pytest.approx(launch_us + start_us / launches)
+    assert len(block(replay, 70.0, stream).samples_us) > SLOW_LAUNCHES  # its launches are short, not its replays
+
+
 # On a GPU
 
 
