@@ -248,8 +248,8 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by its timer, ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``. It is its own
-    worker.
+    """A GPU by its timer: ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``. It is its
+    own worker.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
     tells them apart. A device may be wrong in a share of the configs, and its host may need a time for a launch, which
