@@ -35,10 +35,10 @@ LOOKUP = "sglang/srt/layers/moe/moe_runner/triton_utils"
 UNPACKED = (f"{KERNEL.partition(':')[0].replace('.', '/')}.py", f"{LOOKUP}/fused_moe_triton_config.py")
 
 _REFUSED = "def refused(*_, **__):\n    raise NotImplementedError\n\n\n"
-_CAPABILITY = "torch.cuda.is_available() and torch.cuda.get_device_capability()[0]"
 STANDINS = {
     f"{LOOKUP}/__init__": "def get_config():\n    return None\n",
-    "sglang/kernels/jit/utils": f"import torch\n\n\ndef is_arch_support_pdl():\n    return {_CAPABILITY} >= 9\n",
+    "sglang/kernels/jit/utils": "from sglang.srt.utils import capability\n\n\n"
+    "def is_arch_support_pdl():\n    return capability() >= 9\n",
     "sglang/kernels/ops/quantization/fp8_kernel": _REFUSED
     + "per_token_group_quant_fp8 = scaled_fp8_quant = sglang_per_token_group_quant_fp8 = refused\n",
     "sglang/kernels/ops/quantization/int8_kernel": _REFUSED
@@ -48,12 +48,33 @@ STANDINS = {
     "sglang/srt/layers/moe/utils": "def get_moe_padding_size(use_aiter):\n    return 0\n",
     "sglang/srt/runtime_context": "class get_exec:\n    class deterministic:\n"
     "        enable_deterministic_inference = False\n",
-    "sglang/srt/utils": "import torch\n\nis_cuda = torch.cuda.is_available\n"
-    "is_cpu = is_hip = cpu_has_amx_support = lambda: False\n\n\n"
-    f"def is_sm90_supported():\n    return {_CAPABILITY} == 9\n\n\n"
-    "def get_device_name():\n    return torch.cuda.get_device_name() if is_cuda() else 'simulated GPU'\n",
+    "sglang/srt/utils": """import functools
+
+import pynvml
+
+
+@functools.cache
+def of_first_gpu(question):  # creates no CUDA context: processes that only compile have none
+    try:
+        pynvml.nvmlInit()
+        return getattr(pynvml, question)(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except pynvml.NVMLError:
+        return None
+
+
+def capability():
+    return (of_first_gpu("nvmlDeviceGetCudaComputeCapability") or [0])[0]
+
+
+def get_device_name():
+    return of_first_gpu("nvmlDeviceGetName") or "simulated 1"
+
+
+is_cuda = is_sm90_supported = lambda: capability() == 9
+is_cpu = is_hip = cpu_has_amx_support = lambda: False
+""",
 }
-"""Modules that SGLang's kernel and lookup import, and that import much more: what they say on one NVIDIA GPU."""
+"""Modules that SGLang's kernel and lookup import, and that import much more: what they say on one Hopper GPU."""
 
 BLOCK = 128
 """Rows and columns of the blocks of quantized weights."""
