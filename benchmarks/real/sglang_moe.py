@@ -282,7 +282,7 @@ def times_us(layer: Layer, configs: Mapping[str, Mapping[str, int]], rounds: int
         for name, config in configs.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             cold.zero_()
-            torch.cuda._sleep(200_000)  # launches are enqueued meanwhile
+            torch.cuda._sleep(1_000_000)  # launches are enqueued meanwhile
             start.record()
             layer.launch(config, orders[name])
             end.record()
