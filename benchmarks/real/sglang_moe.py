@@ -192,14 +192,15 @@ def reference(
         result[rows] = a[rows // top_k] @ b.T
     if MUL_ROUTED_WEIGHT:
         result *= topk_weights_ptr.double().view(-1, 1)
-    return result.view(c_ptr.shape)
+    shape: tuple[int, ...] = c_ptr.shape
+    return result.view(shape)
 
 
 @functools.cache
 def weights(model: Model) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Return both weights with their scales, the same in every process."""
     generator = torch.Generator(DEVICE).manual_seed(0)
-    result = []
+    result: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     for shape in model.shapes:
         w = torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.bfloat16)
         scales = torch.rand(shape[0], shape[1] // BLOCK, shape[2] // BLOCK, generator=generator, device=DEVICE) / 64
