@@ -118,6 +118,13 @@ class Case:
         """Return the inputs of the spec: tensors, then this."""
         return (*(storage.filled(self.device, seed, self.is_exact) for storage in self._read), self)
 
+    def integers(self, launch: Launch) -> dict[str, Any]:
+        """Return the integer tensors that a launch only reads, by argument and on the CPU."""
+        storages = [storage for storage in self.storages if storage.launch is launch and not storage.is_written]
+        integers = [storage for storage in storages if all(item.is_integer for item in storage.arguments)]
+        filled = [(storage, storage.filled("cpu", 0, self.is_exact)) for storage in integers]
+        return {item.name: storage.view(memory, item) for storage, memory in filled for item in storage.arguments}
+
     def outputs(self) -> tuple[Any, ...]:
         """Return the outputs, uninitialised."""
         return tuple(storage.empty(self.device) for storage in self.written)

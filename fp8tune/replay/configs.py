@@ -9,6 +9,7 @@ named only where a config sets them; a ``maxnreg`` of 0 is none.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from fp8tune.records import NamedInts
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch, Scalar, Value, distinct, merged_by
 from fp8tune.replay.values import number
+
+_BLOCK = re.compile(r"BLOCK|^GROUP_(SIZE_)?M$")
+"""Names of block sizes, and of the number of row blocks in a group, as in Triton's tutorial of ``tl.dot``."""
 
 
 def encoded(kernel: Kernel, config: Config) -> NamedInts:
@@ -75,9 +79,9 @@ def axes(kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
 def as_autotuned(kernel: Kernel) -> Kernel:
     """Return a bare ``@triton.jit`` kernel with a config for each launch.
 
-    A config has the options of the launch, the constants that its grid reads, and its block sizes where the grid
-    follows them: with a fixed one, another block needs other programs. Launches that differ in nothing else become
-    one, which has all their configs. The sizes of launches are the key.
+    A config has the options of the launch, the constants that its grid reads, and where the grid follows them its block
+    sizes and the number of blocks in a group: with a fixed grid, another block needs other programs. Launches that
+    differ in nothing else become one, which has all their configs. The sizes of launches are the key.
     """
     tunable = {name for launch in kernel.launches for name in (*launch.grid.axes, *_blocks(launch))}
     split = [_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches]
@@ -98,10 +102,10 @@ def is_size(name: str, value: Value) -> bool:
 
 
 def _blocks(launch: Launch) -> list[str]:
-    """Return the block sizes that the grid of a launch follows."""
+    """Return the block sizes that the grid of a launch follows, and the number of row blocks in a group."""
     constants = (item for item in launch.arguments if isinstance(item, Scalar) and item.is_constexpr)
-    names = [item.name for item in constants if type(item.value) is int and "BLOCK" in item.name.upper()]
-    return names if launch.grid.axes else []
+    names = [item.name for item in constants if type(item.value) is int]
+    return [name for name in names if _BLOCK.search(name.upper())] if launch.grid.axes else []
 
 
 def _with_config(launch: Launch, tunable: set[str]) -> Launch:

@@ -60,7 +60,7 @@ class Launcher:
             if self._make_inputs is not None:
                 place = launch.id, config
                 if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:  # once for a config
-                    self._own_inputs[place] = inputs, self._made_inputs(self._make_inputs, chosen, inputs, arguments)
+                    self._own_inputs[place] = inputs, self._made_inputs(launch, chosen, inputs, arguments)
                 arguments |= self._own_inputs[place][1]
                 grid = arguments.pop("grid", grid)
             if grid is None:
@@ -80,8 +80,12 @@ class Launcher:
             chosen.pre_hook({**arguments, **options})
         return self._fn.run(**{**arguments, **options}, **launch_options)
 
-    def _made_inputs(self, make: Callable[..., Any], chosen: Any, inputs: Any, arguments: Any) -> dict[str, Any]:
+    def _made_inputs(self, launch: Launch, chosen: Any, inputs: Any, arguments: Any) -> dict[str, Any]:
         """Return the inputs that the user's function makes for a config. Raises UsageError if they are none."""
+        case, make = inputs[-1], self._make_inputs
+        assert make is not None
+        if case.device == "meta":  # compiled only, and yet it may look at integers, such as the expert of each row
+            arguments = arguments | case.integers(launch)
         try:
             own = dict(make(chosen.all_kwargs(), **arguments))
         except Exception as error:
@@ -89,6 +93,8 @@ class Launcher:
         written = {item.name for storage in inputs[-1].written for item in storage.arguments}
         if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
             raise UsageError(f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read")
+        if case.device == "meta":
+            own = {name: value.to("meta") if hasattr(value, "dtype") else value for name, value in own.items()}
         return own
 
     def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:

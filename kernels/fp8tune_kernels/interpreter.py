@@ -49,6 +49,7 @@ def install() -> None:
 
     interpreter._convert_float = _rounding_like_torch(interpreter._convert_float)
     interpreter._patch_lang_core = _knowing_float8e4b8(interpreter._patch_lang_core)
+    interpreter._patch_lang_tensor = _indexing_by_one_element(interpreter._patch_lang_tensor)
     interpreter._patch_lang = _once_a_launch(interpreter._patch_lang)
     _mend_arithmetic(interpreter.InterpreterBuilder)
     interpreter._implicit_cvt = _converting_floats(interpreter._implicit_cvt)
@@ -105,6 +106,16 @@ def _knowing_float8e4b8(patch_language: Any) -> Any:
             "to_ir",
             lambda self, builder: builder.get_fp8e4b8_ty() if self.name == "fp8e4b8" else to_ir(self, builder),
         )
+
+    return patch
+
+
+def _indexing_by_one_element(patch_tensor: Any) -> Any:
+    """Take the one element of a scalar as a loop's bound: Triton 3.6 converts the array, which numpy 2.4 refuses."""
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     return patch
 

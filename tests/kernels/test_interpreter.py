@@ -85,6 +85,22 @@ def test_infinities_in_a_kernel_do_not_warn() -> None:
 
 
 @triton.jit
+def count_kernel(count_ptr, out_ptr):
+    for i in range(0, tl.load(count_ptr)):
+        tl.store(out_ptr + i, i)
+
+
+def test_a_loop_ends_at_a_number_from_memory() -> None:
+    """Triton 3.6 converts an array of one element, which numpy 2.4 refuses, and warns of before."""
+    interpreter.install()
+    out = torch.full((5,), -1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        count_kernel[(1,)](torch.tensor([3]), out)
+    assert out.tolist() == [0, 1, 2, -1, -1]
+
+
+@triton.jit
 def arithmetic_kernel(x_ptr, y_ptr, out_ptr, wide_ptr, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
     x, y = tl.load(x_ptr + at), tl.load(y_ptr + at)

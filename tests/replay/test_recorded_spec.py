@@ -96,6 +96,8 @@ def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> No
     assert {config["B"]: reason for config, reason in result.items()} == {64: "", 128: ""}
     assert torch.equal(*run(spec, {"B": 128}))
     (launch,) = kernel.launches
+    grouped = replace(launch, arguments=(*launch.arguments, Scalar("GROUP_SIZE_M", 8, True), Scalar("GROUP", 2, True)))
+    assert configs.as_autotuned(replace(kernel, launches=(grouped,))).configs[0].kwargs == {"B": 64, "GROUP_SIZE_M": 8}
     own = Grid(("B",), (((128,), (2,)), ((64,), (4,))))
     second = replace(launch, arguments=(*launch.arguments[:-1], Scalar("B", 128, True)), grid=own)
     spec = spec_of(replace(kernel, launches=(launch, second)))

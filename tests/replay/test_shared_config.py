@@ -105,6 +105,14 @@ def test_right_configs_pass_on_the_interpreter(folder: Path) -> None:
     assert [item.status for tally in tallies for item in tally.outcomes.values()] == [Status.OK] * 4
 
 
+def test_inputs_are_made_where_a_config_is_only_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep on a GPU compiles first, without data; the function looks at the recorded rows all the same."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    ended = fp8tune("sweep", "--arch", "sm_90", "--kernel", NAME, "--db", "compiled.db", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 compiled" in ended.stdout + ended.stderr
+
+
 def test_arguments_that_not_every_launch_has_are_refused() -> None:
     with pytest.raises(UsageError, match=r"shared=batch: not every launch of .* has a whole number of that name"):
         spec_of("shared=batch")

@@ -119,7 +119,10 @@ def test_sizes_can_be_named_or_given() -> None:
     kernel = made.kernel_picks(made.pick({"num_tokens": 3, "N": 64}, (1.0, 2.0, 3.0)))
     (name,) = documents(by_size.write_vllm, kernel, sizes=by_size.parse_sizes(["E=8", "M=num_tokens"]))
     assert name == "E=8,N=64,device_name=NVIDIA_H200.json"
-    for text in ("E", "E=", "E=-1", "=8", "E=a b"):
+    by_rows = made.kernel_picks(made.pick({"num_rows": 24, "N": 64}, (1.0, 2.0, 3.0)))
+    (entries,) = documents(by_size.write_vllm, by_rows, sizes=by_size.parse_sizes(["E=8", "M=num_rows/8"])).values()
+    assert "3" in entries
+    for text in ("E", "E=", "E=-1", "=8", "E=a b", "M=8/2", "M=rows/0", "M=rows/"):
         with pytest.raises(UsageError, match="is no size"):
             by_size.parse_sizes([text])
 
@@ -155,6 +158,7 @@ ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=
     [
         (by_size.write_vllm, made.gemm(), {}, "has no dim E"),
         (by_size.write_vllm, made.gemm(), {"sizes": {"E": "experts"}}, "has no dim experts"),
+        (by_size.write_hugging_face, made.gemm(), {"sizes": {"M": "N/1000"}}, "is no multiple of 1000"),
         (by_size.write_hugging_face, made.gemm(device=Device("sm_90")), {}, "does not name the device"),
         (by_size.write_vllm, constants(SPLIT_K=2), {}, "sets SPLIT_K=2, which the kernel of vLLM"),
         (by_size.write_sglang, constants(STAGES=2), {}, "sets STAGES, which the kernel of SGLang"),

@@ -30,11 +30,11 @@ _Place = TypeVar("_Place")
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
-    """Parse sizes such as ``M=num_tokens`` and ``E=8``. Raises UsageError for any other text."""
+    """Parse sizes such as ``M=num_tokens``, ``M=num_rows/8`` and ``E=8``. Raises UsageError for any other text."""
     sizes: dict[str, str | int] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not NAME.fullmatch(name) or not re.fullmatch(rf"{NAME.pattern}|[0-9]{{1,18}}", value):
+        if not NAME.fullmatch(name) or not re.fullmatch(rf"{NAME.pattern}(/[1-9][0-9]{{0,8}})?|[0-9]{{1,18}}", value):
             raise UsageError(f"--size {visible(text)!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=tokens")
         sizes[name] = int(value) if value.isdigit() else value
     return sizes
@@ -191,9 +191,12 @@ def _size(pick: Pick, name: str, options: Options) -> int:
     dim, shape = options.sizes.get(name, name), pick.problem.shape
     if isinstance(dim, int):
         return dim
-    if dim in shape:
-        return shape[dim]
-    raise UsageError(f"{pick.problem.kernel} has no dim {dim}, only {', '.join(shape)}: give --size {name}=DIM")
+    dim, _, divisor = dim.partition("/")
+    if dim not in shape:
+        raise UsageError(f"{pick.problem.kernel} has no dim {dim}, only {', '.join(shape)}: give --size {name}=DIM")
+    if shape[dim] % int(divisor or 1):
+        raise UsageError(f"{dim}={shape[dim]} is no multiple of {divisor}: correct --size {name}={dim}/{divisor}")
+    return shape[dim] // int(divisor or 1)
 
 
 def _device_name(kernel: KernelPicks) -> str:
