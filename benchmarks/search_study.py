@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fp8tune.fleet.units import CONFIG_S, CONFIG_S_PER_BYTE
 from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import search
+from fp8tune.sweeping.planning import CONFIG_S, CONFIG_S_PER_BYTE
 
 SHARES = (0.05, 0.1, 0.2)
 COMPILERS = 4  # compiling takes a fourth of its time beside the timing: a small machine
@@ -161,7 +161,7 @@ def forest(run: Run, index: int) -> list[NamedInts]:
     from sklearn.ensemble import RandomForestRegressor
 
     def row(times: search.Times, config: NamedInts) -> list[float]:
-        return [*np.log2([*map(lambda value: value + 1.0, (*config.values(), *times.problem.shape.values()))])]
+        return [*np.log2([value + 1.0 for value in (*config.values(), *times.problem.shape.values())])]
 
     rows, logs = list[list[float]](), list[float]()
     for times in (run.times[index], *run.others(index)):

@@ -32,9 +32,7 @@ from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
-# On an H100, to compare units with each other: sizes of colwise that move 0.3 and 3 GB took 8 and 17 s in the coarse
-# pass, with 129 configs that ran and 591 that were pruned.
-CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
+BLOCK_S = 0.02  # of a confirmation, on the GPU whose coarse passes ProblemPlan.coarse_s estimates
 
 # Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
 KEPT_OPTIONS = {"kernel", "grid", "again", "quick"}
@@ -85,7 +83,7 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
             source_hash=size.version.source_hash,
             problems=(problem_key(size),),
             shapes=(str(size.problem.shape),),
-            expected_s=size.count * (CONFIG_S + size.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S,
+            expected_s=size.coarse_s + blocks * BLOCK_S,
         )
 
 
