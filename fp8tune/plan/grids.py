@@ -52,7 +52,7 @@ class Product(Grid):
     """All configs of some axes and the default. Configs and their reasons are computed when they are asked for."""
 
     def __init__(self, axes: Axes, first: NamedInts, reason: Callable[[NamedInts], str]) -> None:
-        self._axes, self._reason, self._first = axes, reason, first
+        self.axes, self._reason, self._first = axes, reason, first
         self._has_first = self._is_in_product(first)
         super().__init__(math.prod(map(len, axes.values())) + (not self._has_first), dict)
 
@@ -66,7 +66,7 @@ class Product(Grid):
 
     def __iter__(self) -> Iterator[NamedInts]:
         yield self._first
-        product = (NamedInts(list(zip(self._axes, values, strict=True))) for values in _product(self._axes))
+        product = (NamedInts(list(zip(self.axes, values, strict=True))) for values in _product(self.axes))
         yield from (config for config in product if config != self._first)
 
     def __len__(self) -> int:
@@ -77,14 +77,14 @@ class Product(Grid):
         if number == self.size - 1 and not self._has_first:
             return self._first
         items = list[tuple[str, int]]()
-        for name, values in reversed(self._axes.items()):
+        for name, values in reversed(self.axes.items()):
             number, place = divmod(number, len(values))
             items.append((name, values[place]))
         return NamedInts(items[::-1])
 
     def _is_in_product(self, config: object) -> bool:
-        is_config = isinstance(config, NamedInts) and config.keys() == self._axes.keys()
-        return is_config and all(value in self._axes[name] for name, value in cast(NamedInts, config).items())
+        is_config = isinstance(config, NamedInts) and config.keys() == self.axes.keys()
+        return is_config and all(value in self.axes[name] for name, value in cast(NamedInts, config).items())
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class Plan:
     problems: tuple[ProblemPlan, ...] = ()  # empty until :func:`expanded`
     commit: str = ""
     command: str = ""  # command line that is stored with the results
+    size_budget_s: float | None = None  # time budget of each problem size that a worker takes
 
     @property
     def settings(self) -> Settings:
