@@ -53,6 +53,7 @@ class Product(Grid):
 
     def __init__(self, axes: Axes, first: NamedInts, reason: Callable[[NamedInts], str]) -> None:
         self.axes, self._reason, self._first = axes, reason, first
+        self._values = {name: frozenset(values) for name, values in axes.items()}
         self._has_first = self._is_in_product(first)
         super().__init__(math.prod(map(len, axes.values())) + (not self._has_first), dict)
 
@@ -84,7 +85,7 @@ class Product(Grid):
 
     def _is_in_product(self, config: object) -> bool:
         is_config = isinstance(config, NamedInts) and config.keys() == self.axes.keys()
-        return is_config and all(value in self.axes[name] for name, value in cast(NamedInts, config).items())
+        return is_config and all(value in self._values[name] for name, value in cast(NamedInts, config).items())
 
 
 @dataclass(frozen=True)

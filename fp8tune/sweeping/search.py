@@ -22,7 +22,8 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 SHARE, QUICK_SHARE = 0.6, 0.9  # of the time budget: the rest is for the confirmation, or for later rounds alone
 VISITS, LEAST_VISIT_S = 4, 5.0  # later visits know what the other sizes showed; each builds the inputs of its size anew
 BATCH = 8  # configs that compile and run together before the next ones are chosen
-CANDIDATES, DRAWS = 1000, 20_000  # configs that are judged for a batch, and that are drawn for them at most
+CANDIDATES, FRESH = 800, 100  # configs that are judged for a batch, and those of them that were not before
+DRAWS = 5_000  # of a grid that is not built, for the fresh ones of a batch
 BEST = 5  # configs whose neighbours are candidates whatever is drawn
 COMPILE_S = 1.0  # of one config on one core
 SIMULATED_S = 0.001  # of one config on the simulated GPU
@@ -65,6 +66,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"search {self.plan.settings.seed} {seed_text(self.size.problem)}")
+        self._pool: list[NamedInts] = []
 
     @property
     def valid(self) -> int:
@@ -102,16 +104,16 @@ class Search:
     def _candidates(self, own: dict[NamedInts, float], tried: set[NamedInts]) -> list[NamedInts]:
         """Return configs at random, those next to the best, and the best of other sizes and devices."""
         best = [*_fastest(own), *(config for other in self.others for config in _fastest(other.times_us)[:2])]
-        chosen = dict.fromkeys(itertools.islice(self._drawn(tried), CANDIDATES))
         near = (config for config in dict.fromkeys(best) for config in (config, *self._neighbours(config)))
-        chosen |= dict.fromkeys(config for config in near if self._is_new(config, tried))
-        return [*chosen]
+        fresh = itertools.islice(self._drawn(tried), FRESH if self._pool else CANDIDATES // 2)
+        self._pool = [*dict.fromkeys([*fresh, *(config for config in self._pool if config not in tried)])][:CANDIDATES]
+        return [*dict.fromkeys([*self._pool, *(config for config in near if self._is_new(config, tried))])]
 
     def _drawn(self, tried: set[NamedInts]) -> Iterator[NamedInts]:
         configs = self.size.configs
         if not isinstance(configs, grids.Product):
             left = [config for config, reason in configs.items() if not reason and config not in tried]
-            yield from self._random.sample(left, min(len(left), CANDIDATES))
+            yield from self._random.sample(left, len(left))
             return
         for _ in range(DRAWS):
             config = configs.at(self._random.randrange(configs.size))
