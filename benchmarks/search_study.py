@@ -1,6 +1,6 @@
 """Replay search strategies on recorded trials: how far from the best config of a grid each ends.
 
-    python benchmarks/search_study.py trials.db out/
+    python benchmarks/search_study.py trials.db out/ [STRATEGIES [SCENARIOS [SHARES]]]
 
 The trials are an SQLite file as releases have it, unpacked. A strategy spends a share of the cost of the whole grid:
 compiling each config once for all sizes, checking it and timing it on each size. Regret is the time of the best config
@@ -10,6 +10,7 @@ scikit-learn and optuna for two of the strategies, and altair with vl-convert fo
 
 from __future__ import annotations
 
+import itertools
 import random
 import sqlite3
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -26,6 +28,7 @@ from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import search
 from fp8tune.sweeping.planning import CONFIG_S, CONFIG_S_PER_BYTE
 
+SCENARIOS = ("sweep", "alone", "other GPU")
 SHARES = (0.05, 0.1, 0.2)
 COMPILERS = 4  # compiling takes a fourth of its time beside the timing: a small machine
 LEAST_US, LEAST_CONFIGS = 60.0, 30  # coarse times of shorter launches were the host's; a tenth of fewer configs is none
@@ -171,7 +174,7 @@ def forest(run: Run, index: int) -> list[NamedInts]:
     untried = run.untried(index)
     if len(rows) < 4 or not untried:
         return untried[:BATCH]
-    model = RandomForestRegressor(30, random_state=run.random.randrange(2**31), max_features=0.6).fit(rows, logs)
+    model = RandomForestRegressor(15, random_state=run.random.randrange(2**31), max_features=0.6).fit(rows, logs)
     new = np.array([row(run.times[index], config) for config in untried])
     trees = np.array([tree.predict(new) for tree in model.estimators_])
     return [untried[place] for place in np.argsort(trees.mean(axis=0) - trees.std(axis=0))[:BATCH]]
@@ -261,26 +264,45 @@ def replay(sizes: Sequence[Size], name: str, share: float, scenario: str, seed: 
     return pd.DataFrame(rows, columns=["kernel", "regret"]).assign(strategy=name, share=share, scenario=scenario)
 
 
-def main(path: Path, out: Path, names: Sequence[str] = (), scenarios: Sequence[str] = ()) -> None:
+def main(
+    path: Path,
+    out: Path,
+    names: Sequence[str] = (),
+    scenarios: Sequence[str] = (),
+    shares: Sequence[float] = (),
+) -> None:
     """Replay strategies and write all regrets."""
     sizes, frames = read(path), list[pd.DataFrame]()
     kernels = sorted({size.kernel for size in sizes})
     print(f"{len(sizes)} sizes of {len(kernels)} kernels")
-    for scenario in scenarios or ("sweep", "alone", "other GPU"):
-        for name in names or STRATEGIES:
-            for share in SHARES:
-                frame = replay(sizes, name, share, scenario)
-                frame["held_out"] = frame["kernel"].isin(kernels[1::2])
-                frames.append(frame)
-                for held_out, rows in frame.groupby("held_out"):
-                    middle, high = 100 * rows["regret"].quantile([0.5, 0.95])
-                    print(
-                        f"{scenario:10} {name:17} {share:4.0%} {held_out!s:5} {len(rows):4} {middle:6.2f} {high:6.2f}"
-                    )
-                sys.stdout.flush()
     out.mkdir(exist_ok=True)
-    pd.concat(frames).to_csv(out / "search_study.csv", index=False)
+    for scenario, share, name in itertools.product(scenarios or SCENARIOS, shares or SHARES, names or STRATEGIES):
+        frame = replay(sizes, name, share, scenario)
+        frame["held_out"] = frame["kernel"].isin(kernels[1::2])
+        frames.append(frame)
+        for held_out, rows in frame.groupby("held_out"):
+            middle, high = 100 * rows["regret"].quantile([0.5, 0.95])
+            print(f"{scenario:10} {name:17} {share:4.0%} {held_out!s:5} {len(rows):4} {middle:6.2f} {high:6.2f}")
+        sys.stdout.flush()
+        pd.concat(frames).to_csv(out / "regrets.csv", index=False)
+    chart(pd.concat(frames)).save(out / "search.svg")
+
+
+def chart(regrets: pd.DataFrame) -> alt.LayerChart:
+    """Draw the regret of sweeps on held-out kernels against the share of the cost."""
+    rows = regrets[regrets["held_out"] & (regrets["scenario"] == "sweep")]
+    table = rows.groupby(["strategy", "share"])["regret"].quantile([0.5, 0.95]).rename_axis(index={None: "quantile"})
+    data = (100 * table).reset_index()
+    data["quantile"] = data["quantile"].map({0.5: "median", 0.95: "95th percentile"})
+    base = alt.Chart(data).encode(
+        x=alt.X("share:Q", title="share of the cost of all configs", axis=alt.Axis(format="%", values=[*SHARES])),
+        y=alt.Y("regret:Q", title="regret in %", scale=alt.Scale(type="symlog", constant=1)),
+        color=alt.Color("strategy:N", title=None),
+        strokeDash=alt.StrokeDash("quantile:N", title=None, sort=["median", "95th percentile"]),
+    )
+    return alt.layer(base.mark_line(), base.mark_point(filled=True, size=40)).properties(width=420, height=260)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split(",") if sys.argv[3:] else (), sys.argv[4:])
+    lists = [text.split(",") if text else [] for text in sys.argv[3:]]
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *lists[:2], *([*map(float, texts)] for texts in lists[2:]))

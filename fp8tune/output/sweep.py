@@ -124,7 +124,7 @@ def search_line(seen: int, grid: int) -> str:
         return f"the search saw all {grid:,} configs"
     shown = percent(share, 0 if share > 0.1 else 1)
     if share < REGRET[0][0]:
-        meaning = f"less than the {percent(REGRET[0][0])} of the smallest study"
+        meaning = f"no study says what less than {percent(REGRET[0][0])} % is worth"
     else:
         middle, high = (percent(regret, 1) for regret in regret_at(share))
         meaning = f"in a study the best of so many was {middle} % slower than the best of all, {high} % in 1 size of 20"

@@ -22,7 +22,12 @@ from fp8tune.sweeping import loop, planning, search, session
 from fp8tune.sweeping.events import Finished, TrialDone
 from fp8tune.sweeping.planning import Plan
 
-LARGE = (f"LEAD={','.join(map(str, range(1, 1401)))}", "maxnreg=0,64,96,128,168", "num_warps=1,2,4,8,16", "BLOCK_SIZE<=32")
+LARGE = (
+    f"LEAD={','.join(map(str, range(1, 1401)))}",
+    "maxnreg=0,64,96,128,168",
+    "num_warps=1,2,4,8,16",
+    "BLOCK_SIZE<=32",
+)
 SMALL = ("BLOCK_SIZE*BLOCK_SIZE_ITER<=4096", "num_stages=1")
 
 
@@ -71,20 +76,21 @@ def test_a_search_goes_on_where_it_was_stopped(store: Store, monkeypatch: pytest
     """A grid of two million configs is never gone through, and no config is tried twice."""
     monkeypatch.setattr(grids.Product, "__iter__", lambda self: pytest.fail("a product was gone through"))
     monkeypatch.setattr(loop, "MOST_CONTENDERS", 1)
+    monkeypatch.setattr(search, "QUICK_SHARE", 0.5)
     plan = plan_of(*LARGE)
     (size,) = plan.problems
     assert size.count == 2_100_000
     running = session.run(store, plan, lambda: 0.0)
-    first = [event.row.config for event in itertools.islice(running, 30) if isinstance(event, TrialDone)]
+    first = [event.row.config for event in itertools.islice(running, 15) if isinstance(event, TrialDone)]
     running.close()
-    events, last = swept(store, plan, 0.7)
+    events, last = swept(store, plan, 1.5)
     new = [event.row.config for event in events if not event.from_database and not event.row.round]
-    assert len({*first, *new}) == len(first) + len(new) == last.seen > 30
+    assert len({*first, *new}) == len(first) + len(new) == last.seen > len(first)
     assert size.version.default in first
     assert {row.outcome.status for row in store.rows()} == {Status.OK}  # pruned configs have no rows
     assert 0 < last.grid < size.count
     assert last.is_whole
-    more, then = swept(store, plan, 0.7)
+    more, then = swept(store, plan, 1.5)
     assert then.seen > last.seen
     assert sum(not event.from_database and not event.row.round for event in more) == then.seen - last.seen
 
