@@ -32,7 +32,7 @@ SCENARIOS = ("sweep", "alone", "other GPU")
 SHARES = (0.05, 0.1, 0.2)
 COMPILERS = 4  # compiling takes a fourth of its time beside the timing: a small machine
 LEAST_US, LEAST_CONFIGS = 60.0, 30  # coarse times of shorter launches were the host's; a tenth of fewer configs is none
-VISITS, BATCH = 4, 2
+VISITS, BATCH = 8, 2
 KNOWN = 40  # configs of another device that are known
 QUERY = """
 SELECT s.id study, p.kernel, p.shape, p.input_layout layout, d.name device, s.version_id version, s.bytes_moved bytes,

@@ -20,7 +20,7 @@ from fp8tune.store.results import Store
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 SHARE, QUICK_SHARE = 0.6, 0.9  # of the time budget: the rest is for the confirmation, or for later rounds alone
-VISITS, LEAST_VISIT_S = 4, 5.0  # later visits know what the other sizes showed; each builds the inputs of its size anew
+VISITS, LEAST_VISIT_S = 8, 3.0  # later visits know what the other sizes showed; each builds the inputs of its size anew
 BATCH = 8  # configs that compile and run together before the next ones are chosen
 CANDIDATES, FRESH = 800, 100  # configs that are judged for a batch, and those of them that were not before
 DRAWS = 5_000  # of a grid that is not built, for the fresh ones of a batch
