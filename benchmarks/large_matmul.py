@@ -3,6 +3,9 @@
 fp8tune sweep --kernel benchmarks/large_matmul.py:SPEC --shapes benchmarks/large_matmul.toml --budget 2m
 """
 
+# mypy: ignore-errors
+# A spec as a user writes one, without types.
+
 import torch
 import triton
 import triton.language as tl

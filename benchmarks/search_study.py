@@ -83,10 +83,12 @@ def read(path: Path) -> list[Size]:
             continue
         problem = Problem(row["kernel"], parsed(row["shape"]), input_layout=row["layout"])
         cold_s = [compile_s[row["kernel"], text] / COMPILERS for text in group["config"]]
-        values = [dict(zip(configs, group[name], strict=True)) for name in ("first_us", "truth_us")]
+        first_us, truth_us = (dict(zip(configs, group[name], strict=True)) for name in ("first_us", "truth_us"))
         trial_s = CONFIG_S + row["bytes"] * CONFIG_S_PER_BYTE
         compiling = dict(zip(configs, cold_s, strict=True))
-        sizes.append(Size(row["kernel"], row["device"], row["version"], problem, trial_s, default, *values, compiling))
+        sizes.append(
+            Size(row["kernel"], row["device"], row["version"], problem, trial_s, default, first_us, truth_us, compiling)
+        )
     return sizes
 
 
@@ -161,7 +163,7 @@ def winners(run: Run, index: int) -> list[NamedInts]:
 
 def forest(run: Run, index: int) -> list[NamedInts]:
     """Take the lowest mean less one deviation of a random forest on axes and dims."""
-    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.ensemble import RandomForestRegressor  # type: ignore[import-not-found]
 
     def row(times: search.Times, config: NamedInts) -> list[float]:
         return [*np.log2([value + 1.0 for value in (*config.values(), *times.problem.shape.values())])]
@@ -182,7 +184,7 @@ def forest(run: Run, index: int) -> list[NamedInts]:
 
 def tpe(run: Run, index: int) -> list[NamedInts]:
     """Ask Optuna's TPE sampler, which knows the times of this size."""
-    import optuna
+    import optuna  # type: ignore[import-not-found]
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     untried, own = run.untried(index), run.times[index].times_us
@@ -288,10 +290,14 @@ def main(
     chart(pd.concat(frames)).save(out / "search.svg")
 
 
-def chart(regrets: pd.DataFrame) -> alt.LayerChart:
+def chart(regrets: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
     """Draw the regret of sweeps on held-out kernels against the share of the cost."""
     rows = regrets[regrets["held_out"] & (regrets["scenario"] == "sweep")]
-    table = rows.groupby(["strategy", "share"])["regret"].quantile([0.5, 0.95]).rename_axis(index={None: "quantile"})
+    table = (
+        rows.groupby(["strategy", "share"])["regret"]
+        .quantile(np.array([0.5, 0.95]))
+        .rename_axis(index={None: "quantile"})
+    )
     data = (100 * table).reset_index()
     data["quantile"] = data["quantile"].map({0.5: "median", 0.95: "95th percentile"})
     base = alt.Chart(data).encode(
@@ -304,5 +310,5 @@ def chart(regrets: pd.DataFrame) -> alt.LayerChart:
 
 
 if __name__ == "__main__":
-    lists = [text.split(",") if text else [] for text in sys.argv[3:]]
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *lists[:2], *([*map(float, texts)] for texts in lists[2:]))
+    names, scenarios, shares = ([item for item in text.split(",") if item] for text in [*sys.argv[3:], "", "", ""][:3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), names, scenarios, [*map(float, shares)])

@@ -126,7 +126,7 @@ def _visits(passes: Sequence[_CoarsePass], until: float, clock: Callable[[], flo
     for left in range(visits * len(searches), 0, -1):
         coarse, begun = searches[-left % len(searches)], clock()
         end = begun + (until - begun) / left
-        yield from coarse.visit(lambda end=end: clock() > end)
+        yield from coarse.visit(end, clock)
 
 
 def _record_kernels(store: Store, sizes: Sequence[ProblemPlan], sweep_id: int) -> None:
@@ -269,8 +269,12 @@ class _SearchPass(_CoarsePass):
         """Number of configs that were tried."""
         return len(self.tried)
 
-    def visit(self, is_over: Callable[[], bool]) -> Iterator[Event]:
-        """Try batches of configs until a part of the time budget is over."""
+    def visit(self, until: float, clock: Callable[[], float]) -> Iterator[Event]:
+        """Try batches of configs until a moment."""
+
+        def is_over() -> bool:
+            return clock() > until
+
         self.read()
         self.search.read()
         known = [config for config in self.known.get(0, {}) if config not in self.tried]
