@@ -78,7 +78,7 @@ class Product(Grid):
         if number == self.size - 1 and not self._has_first:
             return self._first
         items = list[tuple[str, int]]()
-        for name, values in reversed(self.axes.items()):
+        for name, values in reversed([*self.axes.items()]):
             number, place = divmod(number, len(values))
             items.append((name, values[place]))
         return NamedInts(items[::-1])

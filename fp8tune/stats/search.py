@@ -83,7 +83,8 @@ def proposals(
 
     def covariance(a: Array, b: Array, a_sizes: Array, b_sizes: Array) -> Array:
         alike = SPREAD**2 * likeness[np.ix_(a_sizes, b_sizes)] * _likeness_of_configs(a, b)
-        return alike + (a_sizes[:, None] == b_sizes[None, :])  # the unknown level of a problem size
+        level = a_sizes[:, None] == b_sizes[None, :]  # of a problem size, which is unknown
+        return np.asarray(alike + level, dtype=float)
 
     own_size = np.zeros(len(candidates), dtype=int)
     root = np.linalg.cholesky(covariance(tried, tried, sizes, sizes) + NOISE**2 * np.eye(len(tried)))
@@ -109,12 +110,13 @@ def proposals(
 def _expected_improvement(gain: Array, deviation: Array) -> Array:
     z = gain / deviation
     below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
-    return gain * below + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    return np.asarray(gain * below + deviation * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi), dtype=float)
 
 
 def _likeness_of_configs(a: Array, b: Array) -> Array:
     steps = np.abs(a[:, None, :] - b[None, :, :])
-    return (1 - ADDITIVE) * STEP ** steps.sum(axis=2) + ADDITIVE * (AXIS_STEP**steps).mean(axis=2)
+    product, mean = STEP ** steps.sum(axis=2), (AXIS_STEP**steps).mean(axis=2)
+    return np.asarray((1 - ADDITIVE) * product + ADDITIVE * mean, dtype=float)
 
 
 def _positions(*lists: Sequence[NamedInts]) -> list[Array]:
