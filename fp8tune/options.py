@@ -95,7 +95,7 @@ class SweepOptions:
     kernel: Kernels = ()
     shapes: Shapes = ("llama4",)
     recording: Annotated[str | None, Option("Sweep the launches that fp8tune record saw.", "FILE")] = None
-    grid: Annotated[tuple[str, ...], Option("Values of one axis: num_warps=4,8. Repeatable.", "AXIS=VALUES")] = ()
+    grid: Annotated[tuple[str, ...], Option("num_warps=4,8, or BLOCK_M*BLOCK_N<=8192. Repeatable.", "AXIS=VALUES")] = ()
     tolerance: Annotated[str, Option("exact, exact-sums, auto or RTOL,ATOL.", "RULE")] = "auto"
     reference: Annotated[str | None, Option("module:function that computes the expected outputs.", "FUNC")] = None
     strict: Annotated[bool, Option("Exit 1 if any config is wrong.")] = False

@@ -150,6 +150,8 @@ def _print_end(
         notice(f"{ungated} configs include the host's time: their launches wait for the GPU")
     if finished.left_out:
         notice(f"the budget left out {finished.left_out:,} blocks: run the same command to resume")
+    elif finished.grid:
+        notice(screens.search_line(finished.seen, finished.grid))
     elif is_stored:
         notice("all results of this sweep were in the database: --again measures them anew")
     if wrong := statuses[Status.WRONG]:

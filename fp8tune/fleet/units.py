@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -31,7 +32,8 @@ from fp8tune.studies import pick_of, read_studies
 from fp8tune.sweeping import planning
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
-# Options that a unit keeps. Shape sets and recordings are kept by content: another host need not have the files.
+# Options that a unit keeps, beside its part of the time budget. Shape sets and recordings are kept by content: another
+# host need not have the files.
 KEPT_OPTIONS = {"kernel", "grid", "again", "quick", "timing"}
 
 
@@ -60,6 +62,8 @@ def add(store: Store, plan: Plan) -> tuple[QueuedSweep, int]:
 def queued(plan: Plan) -> QueuedSweep:
     """Return the sweep as the queue keeps it."""
     options = {name: getattr(plan.options, name) for name in KEPT_OPTIONS}
+    if plan.options.budget_s is not None:
+        options["budget_s"] = plan.options.budget_s / len(plan.problems)
     rows = [dict(row) for selected in plan.selections for row in selected.rows]
     work = {"version": __version__, "options": options, "settings": vars(plan.settings), "rows": rows}
     document = json.dumps(work, sort_keys=True)
@@ -70,6 +74,7 @@ def queued(plan: Plan) -> QueuedSweep:
 
 def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
     """Yield a unit for each problem size of a plan, with an estimate of the seconds that it takes on one GPU."""
+    most_s = math.inf if plan.options.budget_s is None else plan.options.budget_s / len(plan.problems)
     for position, size in enumerate(plan.problems):
         yield Unit(
             key=digest([sweep_key, problem_key(size)]),
@@ -79,7 +84,7 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
             source_hash=size.version.source_hash,
             problems=(problem_key(size),),
             shapes=(str(size.problem.shape),),
-            expected_s=size.expected_s(quick=plan.options.quick),
+            expected_s=min(size.expected_s(quick=plan.options.quick), most_s),
         )
 
 
@@ -120,7 +125,8 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
         raise UsageError(
             f"the units are for {sweep.device}, and this GPU is {short.backend.device.name}: start workers there"
         )
-    return planning.expanded(replace(short, selections=(selected,)))
+    plan = planning.expanded(replace(short, selections=(selected,)))
+    return replace(plan, size_budget_s=options.budget_s)
 
 
 def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
@@ -159,7 +165,7 @@ def _absolute(text: str) -> KernelReference:
 def _read(sweep: QueuedSweep) -> tuple[SweepOptions, Selection]:
     try:
         document = json.loads(sweep.document)
-        if document["version"] != __version__ or not document["options"].keys() <= KEPT_OPTIONS:
+        if document["version"] != __version__ or not document["options"].keys() <= KEPT_OPTIONS | {"budget_s"}:
             raise OtherCodeError(
                 f"the units were queued by another fp8tune, and this is {__version__}: install the one that queued them"
             )

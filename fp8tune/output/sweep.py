@@ -14,6 +14,7 @@ from fp8tune.output.tables import Screen, number
 from fp8tune.output.text import counted, db_option, listed, mean, percent, ratio
 from fp8tune.records import Kind, Row, Status
 from fp8tune.stats.same_bits import SameBits
+from fp8tune.stats.search import REGRET, regret_at
 from fp8tune.stats.study import Verdict
 from fp8tune.studies import pick_of
 from fp8tune.sweeping.events import Finished, Started
@@ -91,6 +92,8 @@ class SweepFinished(Document, printed_by="sweep"):
     statuses: dict[str, int] = value("Number of configs by outcome.")
     left_out: int = value("Blocks that the budget left out.")
     complete: bool = value("False if the budget ended before the work.")
+    seen: int = value("Configs that a search tried.")
+    grid: int = value("Configs that it chose from, without pruned ones; 0 if every config was tried.")
 
     @classmethod
     def from_event(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
@@ -139,6 +142,20 @@ def same_bits(choices: Sequence[SameBitsDecided], axis: str) -> Screen:
     cost = f"{percent(change(mean(costs)), 1)} % slower (geometric mean of {counted(len(costs), 'size')})"
     title = f"{rows[0].kernel}, same output bits at every {axis}: {cost}"
     return replace(table, above=[title, f"sizes with {shared}:" if shared else ""], columns=columns)
+
+
+def search_line(seen: int, grid: int) -> str:
+    """Return how much of the grids a search saw, and what that means."""
+    share = seen / grid
+    if seen >= grid:
+        return f"the search saw all {grid:,} configs"
+    shown = percent(share, 0 if share > 0.1 else 1)
+    if share < REGRET[0][0]:
+        meaning = f"no study says what less than {percent(REGRET[0][0])} % is worth"
+    else:
+        middle, high = (percent(regret, 1) for regret in regret_at(share))
+        meaning = f"in a study the best of so many was {middle} % slower than the best of all, {high} % in 1 size of 20"
+    return f"the search saw {seen:,} of {grid:,} configs ({shown} %): {meaning}; the same command sees more"
 
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan, db: str | None) -> Iterator[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -16,6 +19,12 @@ from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
 Axes = Mapping[str, tuple[int, ...]]  # axis name -> values, in declaration order
 
 LARGEST_VALUE = 2**20  # Triton's limit on the elements of a block
+MOST_BUILT = 20_000  # configs of a product that is built: a dict of a million takes a gigabyte
+
+CONDITION = re.compile(r"([\w* ]+)(<=|>=|==|!=|<|>)([\w* ]+)", re.ASCII)
+OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
+    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
 
 
 class Grid(Mapping[NamedInts, str]):
@@ -39,14 +48,87 @@ class Grid(Mapping[NamedInts, str]):
         return len(self._configs)
 
 
+class Product(Grid):
+    """All configs of some axes and the default. Configs and their reasons are computed when they are asked for."""
+
+    def __init__(self, axes: Axes, first: NamedInts, reason: Callable[[NamedInts], str]) -> None:
+        self.axes, self._reason, self._first = axes, reason, first
+        self._values = {name: frozenset(values) for name, values in axes.items()}
+        self._has_first = self._is_in_product(first)
+        super().__init__(math.prod(map(len, axes.values())) + (not self._has_first), dict)
+
+    def __getitem__(self, config: NamedInts) -> str:
+        if config not in self:
+            raise KeyError(config)
+        return self._reason(config)
+
+    def __contains__(self, config: object) -> bool:
+        return config == self._first or self._is_in_product(config)
+
+    def __iter__(self) -> Iterator[NamedInts]:
+        yield self._first
+        product = (NamedInts(list(zip(self.axes, values, strict=True))) for values in _product(self.axes))
+        yield from (config for config in product if config != self._first)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def at(self, number: int) -> NamedInts:
+        """Return a config by its number, without those before it."""
+        if number == self.size - 1 and not self._has_first:
+            return self._first
+        items = list[tuple[str, int]]()
+        for name, values in reversed([*self.axes.items()]):
+            number, place = divmod(number, len(values))
+            items.append((name, values[place]))
+        return NamedInts(items[::-1])
+
+    def _is_in_product(self, config: object) -> bool:
+        is_config = isinstance(config, NamedInts) and config.keys() == self.axes.keys()
+        return is_config and all(value in self._values[name] for name, value in cast(NamedInts, config).items())
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition between axes, such as ``BLOCK_M*BLOCK_N<=16384``: products of axes and integers are compared."""
+
+    text: str
+    left: tuple[str, ...]
+    compare: Callable[[int, int], bool]
+    right: tuple[str, ...]
+
+    def holds(self, config: Mapping[str, int]) -> bool:
+        """Return True if a config meets it."""
+        left, right = (
+            math.prod(int(factor) if factor.isdecimal() else config[factor] for factor in side)
+            for side in (self.left, self.right)
+        )
+        return self.compare(left, right)
+
+
+def parse_conditions(texts: Iterable[str], axes: Collection[str]) -> tuple[Condition, ...]:
+    """Return the conditions of ``--grid``. Raises UsageError for one that names no axis, or an unknown one."""
+    conditions = []
+    for text in texts:
+        if match := CONDITION.fullmatch(text):
+            left, right = (tuple(factor.strip() for factor in match[side].split("*")) for side in (1, 3))
+            names = [factor for factor in (*left, *right) if not factor.isdecimal() or len(factor) > 9]
+            if strange := [name for name in names if name not in axes]:
+                raise unknown("grid axis", strange[0], axes)
+            if not names:
+                raise UsageError(f"grid condition {text!r} names no axis: write for example BLOCK_M*BLOCK_N<=16384")
+            conditions.append(Condition(text, left, OPERATORS[match[2]], right))
+    return tuple(conditions)
+
+
 def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Return ``axes`` with the values of texts such as ``num_warps=4,8`` in place of their own.
 
-    ``optional`` axes are of the arch; they join the grid where a text names them. Raises UsageError for an unknown or
-    repeated axis, or values that Triton does not accept.
+    ``optional`` axes are of the arch; they join the grid where a text names them. Conditions are left to
+    :func:`parse_conditions`. Raises UsageError for an unknown or repeated axis, or values that Triton does not accept.
     """
     chosen: dict[str, tuple[int, ...]] = {}
-    for text in texts:
+    for text in itertools.filterfalse(CONDITION.fullmatch, texts):
         name, _, values = (part.strip() for part in text.partition("="))
         if not values:
             raise UsageError(f"grid {text!r} is not of the form AXIS=VALUE,VALUE: write for example num_warps=4,8")
@@ -71,31 +153,30 @@ def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
     return value
 
 
-def configs(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> Grid:
+def configs(
+    spec: KernelSpec,
+    problem: Problem,
+    axes: Axes,
+    limits: DeviceLimits | None,
+    conditions: Sequence[Condition] = (),
+) -> Grid:
     """Return the grid of one problem size.
 
     The declared default comes first, and is never pruned because it is what a lookup without a table gives. Then comes
     the product of ``axes`` in declaration order; of a spec that lists its configs those, and each with every value of
-    an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned.
+    an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned, and those that
+    do not meet the conditions.
     """
     size = len(spec.configs) or math.prod(map(len, axes.values()))
-    return Grid(size, lambda: _pruned(spec, problem, axes, limits))
-
-
-def _pruned(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits | None) -> dict[NamedInts, str]:
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
-    widened: Collection[NamedInts] = ()
-    grid: Iterable[NamedInts]
-    if spec.configs:
-        widened = dict.fromkeys(_widened(spec, axes))
-        listed = spec.configs if spec.recorded else _narrowed(spec, axes)
-        grid = [*listed, *widened]
-    else:
-        grid = (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
+    widened = dict.fromkeys(_widened(spec, axes)) if spec.configs else {}
     sizes = problem.shape if spec.recorded else spec.sizes(problem)
 
     def reason(config: NamedInts) -> str:
         is_default = config == spec.default
+        unmet = () if is_default else (condition.text for condition in conditions if not condition.holds(config))
+        if text := next(iter(unmet), ""):
+            return f"{text} does not hold"
         pruned = None if is_default else spec.excluded(config, problem.shape)
         # A recorded kernel prunes by its own function, on every device.
         if not pruned and (spec.recorded or (limits is not None and not is_default)):
@@ -104,7 +185,21 @@ def _pruned(spec: KernelSpec, problem: Problem, axes: Axes, limits: DeviceLimits
             pruned = spec.unlisted(config, problem)
         return pruned or ""
 
-    return {config: reason(config) for config in dict.fromkeys(itertools.chain([default], grid))}
+    if not spec.configs and size > MOST_BUILT:
+        return Product(axes, default, reason)
+
+    def build() -> dict[NamedInts, str]:
+        if spec.configs:
+            grid = [*(spec.configs if spec.recorded else _narrowed(spec, axes)), *widened]
+        else:
+            grid = [NamedInts(list(zip(axes, values, strict=True))) for values in _product(axes)]
+        return {config: reason(config) for config in dict.fromkeys([default, *grid])}
+
+    return Grid(size, build)
+
+
+def _product(axes: Axes) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*axes.values())
 
 
 def _narrowed(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
@@ -118,7 +213,7 @@ def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
     changed = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
     if not spec.recorded:
         changed = {name: values for name, values in changed.items() if not {*values} <= {*spec.axes.get(name, ())}}
-    product = [dict(zip(changed, values, strict=True)) for values in itertools.product(*changed.values())]
+    product = [dict(zip(changed, values, strict=True)) for values in _product(changed)]
     return [NamedInts({**config, **values}) for config in spec.configs for values in product] if changed else []
 
 

@@ -70,6 +70,8 @@ class Finished:
     seconds: float
     left_out: int = 0  # trials that a time budget left out
     is_whole: bool = True  # nothing is left to do for the same command
+    seen: int = 0  # configs of a search that were tried, in this sweep or before
+    grid: int = 0  # configs of its grids that are not pruned; 0 if all grids fitted the time budget
 
 
 Event = (

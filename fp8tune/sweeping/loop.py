@@ -1,7 +1,8 @@
 """A sweep: the coarse pass of each problem size, then the confirmation of all of them.
 
 The coarse pass of a problem size has rounds, each a seeded permutation: the first of every config, later ones of those
-that may still be the best. It only chooses the configs that are confirmed (:mod:`fp8tune.sweeping.confirmation`). A
+that may still be the best. If the grids do not fit the time budget, a search (:mod:`fp8tune.sweeping.search`) takes the
+place of the first round. It only chooses the configs that are confirmed (:mod:`fp8tune.sweeping.confirmation`). A
 trial that fails is a row with its reason. A trial that has a result is not run again, so that the same command
 continues a sweep that was stopped.
 """
@@ -13,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
@@ -23,12 +25,13 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.means import median
 from fp8tune.store.results import Store
-from fp8tune.sweeping import same_bits
+from fp8tune.sweeping import same_bits, search
 from fp8tune.sweeping.confirmation import Confirmation
 from fp8tune.sweeping.events import Event, Finished, RoundStarted, SizeDone, Started, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 CONTENDER_RATIO = 1.3  # later rounds repeat only configs within this ratio of the best: the others cannot be the pick
+MOST_CONTENDERS = 32  # of a search: later rounds repeat no more configs
 TOGETHER_S = 1.0  # trials that come within this time are stored in one commit: others wait for the database's disk
 COMPILE_AHEAD = 1000  # configs of the next problem sizes that are queued, so that compilers do not wait for the clock
 
@@ -68,6 +71,8 @@ def sweep(
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
     upcoming, passes = iter(plan.problems), list[_CoarsePass]()
     trials = index = 0
+    size_s, share = plan.size_budget_s, search.SHARE if confirmation.is_wanted else search.QUICK_SHARE
+    is_search = backend.times and take is None and search.is_needed(plan, plan.problems, share * (deadline - started))
 
     def compile_ahead() -> None:
         """Queue the current problem size and the next ones for the compilers."""
@@ -77,12 +82,21 @@ def sweep(
                 _record_kernels(store, [problem], sweep_id)
             if problem is None:
                 return
-            passes.append(_CoarsePass(store, plan, sweep_id, problem, len(passes)))
+            searches = is_search or (size_s is not None and search.is_needed(plan, [problem], share * size_s))
+            kind = _SearchPass if searches else _CoarsePass
+            passes.append(kind(store, plan, sweep_id, problem, len(passes)))
 
     with contextlib.closing(backend), store.adding_together(TOGETHER_S):
         compile_ahead()
+        if is_search:
+            for event in _visits(passes, started + share * (deadline - started), clock):
+                trials += isinstance(event, TrialDone)
+                yield event
         while index < len(passes) and clock() <= deadline:
-            for event in passes[index].run(lambda: clock() > deadline):
+            work = passes[index].run(lambda: clock() > deadline)
+            if size_s is not None:
+                work = chain(_visits(passes[index : index + 1], min(clock() + share * size_s, deadline), clock), work)
+            for event in work:
                 trials += isinstance(event, TrialDone)
                 yield event
             if passes[index].is_done and not confirmation.is_wanted:
@@ -102,7 +116,19 @@ def sweep(
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
         if is_whole:
             store.finish_sweep(sweep_id)
-    yield Finished(trials, clock() - started, left_out, is_whole)
+    searches = [coarse for coarse in passes if isinstance(coarse, _SearchPass)]
+    seen, grid = sum(coarse.seen for coarse in searches), sum(coarse.search.valid for coarse in searches)
+    yield Finished(trials, clock() - started, left_out, is_whole, seen, max(seen, grid))
+
+
+def _visits(passes: Sequence[_CoarsePass], until: float, clock: Callable[[], float]) -> Iterator[Event]:
+    """Search on each problem size several times, so that each learns from the others."""
+    searches = [coarse for coarse in passes if isinstance(coarse, _SearchPass)]
+    visits = min(search.VISITS, max(1, int((until - clock()) / (search.LEAST_VISIT_S * max(len(searches), 1)))))
+    for left in range(visits * len(searches), 0, -1):
+        coarse, begun = searches[-left % len(searches)], clock()
+        end = begun + (until - begun) / left
+        yield from coarse.visit(end, clock)
 
 
 def _record_kernels(store: Store, sizes: Sequence[ProblemPlan], sweep_id: int) -> None:
@@ -164,17 +190,17 @@ class _CoarsePass:
         for round in range(rounds):
             configs = self._permuted(self._contenders() if round else [*self.problem.configs], round)
             yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))
-            for event in self._round(round, configs, is_over):
-                if isinstance(event, TrialDone) and event.row.config and event.row.outcome.time_us is not None:
-                    self.times_us.setdefault(event.row.config, []).append(event.row.outcome.time_us)
-                yield event
+            yield from self._round(round, configs, is_over)
             if is_over():
                 self.read()
                 if not set(configs) <= self.known.get(round, {}).keys():
                     return
+        self._end(len(self.problem.configs))
+
+    def _end(self, configs: int) -> None:
         self.is_done = True
         if not self.plan.is_partial:
-            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), len(self.problem.configs))
+            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), configs)
 
     def _contenders(self) -> list[NamedInts]:
         """Return the configs that may still be the best, and those that launches use: no single block drops these."""
@@ -187,7 +213,7 @@ class _CoarsePass:
         known, pruned = self.known.get(round, {}), self.problem.configs
         for config in configs:
             if config in known:
-                yield TrialDone(self._row(config, known[config], Place(round=round)), from_database=True)
+                yield self._done(self._row(config, known[config], Place(round=round)), from_database=True)
         places = {
             config: Place(round=round, position=position)
             for position, config in enumerate(configs)
@@ -210,7 +236,12 @@ class _CoarsePass:
     def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
         row = self._row(config, outcome, place)
         self.store.add_soon(self.sweep_id, row)
-        return TrialDone(row, from_database=False)
+        return self._done(row, from_database=False)
+
+    def _done(self, row: Row, from_database: bool) -> TrialDone:
+        if row.config and row.outcome.time_us is not None:
+            self.times_us.setdefault(row.config, []).append(row.outcome.time_us)
+        return TrialDone(row, from_database=from_database)
 
     def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
         return self.plan.row(self.problem, config, outcome, place, outcome.process)
@@ -222,3 +253,66 @@ class _CoarsePass:
 
     def _permuted(self, configs: Sequence[NamedInts], round: int) -> list[NamedInts]:
         return self.plan.permuted(configs, round, seed_text(self.problem.problem))
+
+
+@dataclass
+class _SearchPass(_CoarsePass):
+    """A coarse pass whose first round is a search."""
+
+    tried: dict[NamedInts, float | None] = field(default_factory=dict)  # time in microseconds, None for a failure
+
+    def __post_init__(self) -> None:
+        self.read()
+        self.search, self.queued = search.Search(self.store, self.plan, self.problem), 0
+        # Processes of a confirmation time all finalists: another config cannot join those that have begun.
+        self.is_closed = bool(self.store.finals(self.plan.subject(self.problem), self.sweep_id))
+
+    @property
+    def seen(self) -> int:
+        """Number of configs that were tried."""
+        return len(self.tried)
+
+    def visit(self, until: float, clock: Callable[[], float]) -> Iterator[Event]:
+        """Try batches of configs until a moment."""
+
+        def is_over() -> bool:
+            return clock() > until
+
+        self.read()
+        self.search.read()
+        known = [config for config in self.known.get(0, {}) if config not in self.tried]
+        yield RoundStarted(self.problem.problem, self.index, 0, PLAN.screen_rounds, self.problem.count)
+        yield from self._round(0, [config for config in known if not self.problem.configs[config]], is_over)
+        while not (is_over() or self.is_closed):
+            slowest_us = max((time_us for time_us in self.tried.values() if time_us is not None), default=1.0)
+            own = {config: time_us or slowest_us for config, time_us in self.tried.items()}
+            if not (batch := self.search.batch(own, self.tried)):
+                return
+            yield from self._round(0, batch, is_over)
+
+    def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
+        """Run the rounds after the search."""
+        for round in range(1, PLAN.screen_rounds):
+            configs = self._permuted(self._contenders(), round)
+            yield RoundStarted(self.problem.problem, self.index, round, PLAN.screen_rounds, len(configs))
+            yield from self._round(round, configs, is_over)
+            if is_over():
+                self.read()
+                if not set(configs) <= self.known.get(round, {}).keys():
+                    return
+        if self.tried:
+            self._end(self.seen)
+
+    def _done(self, row: Row, from_database: bool) -> TrialDone:
+        if row.config and not row.round:
+            self.tried[row.config] = row.outcome.time_us
+        return super()._done(row, from_database)
+
+    def _contenders(self) -> list[NamedInts]:
+        by_time = sorted(self.times_us, key=lambda config: (median(self.times_us[config]), config.canonical))
+        in_use = [config for config in self.problem.always if config in self.times_us]
+        return [*dict.fromkeys([*by_time[:MOST_CONTENDERS], *in_use])]
+
+    def left_out(self) -> int:
+        """Return the number of configs that later rounds would time."""
+        return max(len(self._contenders()), 1)

@@ -114,6 +114,7 @@ class Plan:
     coarse_rounds: int = PLAN.screen_rounds
     rounds: int = PLAN.rounds  # in each process of the confirmation
     is_partial: bool = False  # few configs of each size: it is complete only once they are confirmed
+    size_budget_s: float | None = None  # time budget of each problem size that a worker takes
 
     @property
     def settings(self) -> Settings:
@@ -353,6 +354,7 @@ def _problems(reference: str, short: Plan, stored: Sequence[Problem] | None) -> 
     spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
     notices: list[str] = []
     axes = grids.parse_grid(short.options.grid, spec.axes, device.AMD_LAUNCH_OPTIONS if arch.startswith("gfx") else ())
+    conditions = grids.parse_conditions(short.options.grid, axes)
     selections = short.selections[:1] if spec.recorded else short.selections
     all_sizes = (
         problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
@@ -372,7 +374,10 @@ def _problems(reference: str, short: Plan, stored: Sequence[Problem] | None) -> 
     def grid(problem: Problem) -> grids.Grid:
         if kind is Kind.INTERPRETER:
             return grids.interpreter_configs(spec, problem, axes)
-        configs = grids.configs(spec, problem, axes, limits)
+        configs = grids.configs(spec, problem, axes, limits, conditions)
+        if isinstance(configs, grids.Product) and (short.options.budget_s is None or not short.backend.times):
+            fix = "add --budget 10m to search it, or" if short.backend.times else "name"
+            raise UsageError(f"the grid of {spec.name} has {configs.size:,} configs: {fix} fewer values with --grid")
         if kind is not Kind.STATIC:
             return configs
         # what is not compiled needs no row

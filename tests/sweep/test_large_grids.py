@@ -1,0 +1,144 @@
+"""Searches: sweeps of grids that do not fit the time budget, on the simulated clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleet.crew import DEVICE, of_type, worked
+
+from fp8tune.errors import UsageError
+from fp8tune.fleet import units
+from fp8tune.options import SweepOptions
+from fp8tune.output.sweep import search_line
+from fp8tune.plan import grids
+from fp8tune.plan.shapes import Selection
+from fp8tune.records import NamedInts, Status
+from fp8tune.store.results import Store
+from fp8tune.sweeping import loop, planning, search, session
+from fp8tune.sweeping.events import Finished, TrialDone
+from fp8tune.sweeping.planning import Plan
+
+LARGE = (
+    f"LEAD={','.join(map(str, range(1, 1401)))}",
+    "maxnreg=0,64,96,128,168",
+    "num_warps=1,2,4,8,16",
+    "BLOCK_SIZE<=32",
+)
+SMALL = ("BLOCK_SIZE*BLOCK_SIZE_ITER<=4096", "num_stages=1")
+
+
+def plan_of(*grid: str, sizes: int = 1, budget_s: float | None = 60.0, quick: bool = True) -> Plan:
+    options = SweepOptions(kernel=("colwise",), timer=DEVICE, quick=quick, grid=grid, shapes=(), budget_s=budget_s)
+    rows = tuple(NamedInts(M=16640, K=1024 * (1 + number), E=8, N=1024) for number in range(sizes))
+    return planning.expanded(replace(planning.planned(options), selections=(Selection(rows),)))
+
+
+def swept(store: Store, plan: Plan, step_s: float) -> tuple[list[TrialDone], Finished]:
+    """Sweep by a clock that takes so many seconds between looks at it."""
+    ticks = itertools.count()
+    *events, last = session.run(store, plan, lambda: step_s * next(ticks))
+    assert isinstance(last, Finished)
+    return [event for event in events if isinstance(event, TrialDone)], last
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "large.db"), create=True) as opened:
+        yield opened
+
+
+def test_conditions_and_products() -> None:
+    axes = {"A": (1, 2, 4), "B": (8, 16)}
+    cases = {"A*B<=32": 5, "A == 2": 2, "B>8*A": 1, "A!=B": 6, "16<B": 0, "A*A*B>=128": 2}
+    for text, count in cases.items():
+        (condition,) = grids.parse_conditions(["B=8", text], axes)
+        configs = [NamedInts(A=a, B=b) for a, b in itertools.product(*axes.values())]
+        assert sum(map(condition.holds, configs)) == count, text
+    for text in ("C<=2", "1<2", "A<=B*"):
+        with pytest.raises(UsageError):
+            grids.parse_conditions([text], axes)
+    assert grids.parse_grid(["B=8", "A*B<=32"], axes) == {"A": (1, 2, 4), "B": (8,)}
+    for default in (NamedInts(A=1, B=8), NamedInts(A=2, B=16), NamedInts(A=8, B=8)):
+        product = grids.Product(axes, default, lambda config: "odd" if config["A"] == 1 else "")
+        assert len(product) == len({*product}) == len({product.at(number) for number in range(len(product))})
+        assert next(iter(product)) == default
+        assert {*product} == {product.at(number) for number in range(len(product))}
+        assert product[NamedInts(A=1, B=16)] == "odd"
+        assert NamedInts(A=3, B=8) not in product
+        assert NamedInts(A=1) not in product
+
+
+def test_a_search_goes_on_where_it_was_stopped(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of two million configs is never gone through, and no config is tried twice."""
+    monkeypatch.setattr(grids.Product, "__iter__", lambda self: pytest.fail("a product was gone through"))
+    monkeypatch.setattr(loop, "MOST_CONTENDERS", 1)
+    monkeypatch.setattr(search, "QUICK_SHARE", 0.5)
+    plan = plan_of(*LARGE)
+    (size,) = plan.problems
+    assert size.count == 2_100_000
+    running = session.run(store, plan, lambda: 0.0)
+    first = [event.row.config for event in itertools.islice(running, 15) if isinstance(event, TrialDone)]
+    running.close()
+    events, last = swept(store, plan, 1.5)
+    new = [event.row.config for event in events if not event.from_database and not event.row.round]
+    assert len({*first, *new}) == len(first) + len(new) == last.seen > len(first)
+    assert size.version.default in first
+    assert {row.outcome.status for row in store.rows()} == {Status.OK}  # pruned configs have no rows
+    assert 0 < last.grid < size.count
+    assert last.is_whole
+    more, then = swept(store, plan, 1.5)
+    assert then.seen > last.seen
+    assert sum(not event.from_database and not event.row.round for event in more) == then.seen - last.seen
+
+
+def test_only_grids_that_do_not_fit_are_searched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(*SMALL)
+    _, last = swept(store, plan, 0.0)
+    assert (last.seen, last.grid) == (0, 0)
+    monkeypatch.setattr(search, "SIMULATED_S", 10.0)
+    _, last = swept(store, replace(plan, key="another"), 0.0)  # the budget lasts for all of it
+    (size,) = plan.problems
+    assert last.seen == last.grid == search.unpruned(size.configs)
+    with pytest.raises(UsageError, match="--budget"):
+        plan_of(*LARGE, budget_s=None)
+
+
+def test_a_confirmation_follows_and_its_finalists_stay(store: Store) -> None:
+    plan = plan_of(*LARGE, quick=False)
+    running = session.run(store, plan, iter(itertools.chain(range(40), itertools.repeat(40))).__next__)
+    assert any(isinstance(event, TrialDone) and event.row.stage == "final" for event in running)
+    running.close()
+    finalists = {row.config for row in store.rows() if row.stage == "final"}
+    _, last = swept(store, plan, 0.0)
+    assert last.is_whole
+    assert {row.config for row in store.rows() if row.stage == "final"} >= finalists
+    assert last.seen == len({row.config for row in store.rows()})
+
+
+def test_two_workers_share_a_search(tmp_path: Path) -> None:
+    """Each knows what the other saw, and the parts of the time budget are those of the sizes."""
+    db = str(tmp_path / "queue.db")
+    with Store.open(db, create=True) as store:
+        sweep, count = units.add(store, plan_of(*LARGE, sizes=2, budget_s=2.0))
+        assert count == 2
+        assert units.plan_of(sweep, timer=DEVICE).size_budget_s == 1.0
+        first = worked(db, gpu=1, lease_s=60.0)
+        assert next(event for event in first if isinstance(event, TrialDone))
+        assert len(of_type(worked(db, gpu=2, time_budget_s=30.0), "done")) == 1
+        assert len(of_type(first, "done")) == 1
+        rows = [*store.rows()]
+        assert len({row.device for row in rows}) == len({row.problem for row in rows}) == 2
+        size = units.plan_of(sweep, timer=f"{DEVICE},gpu=1").problems
+        other = search.Search(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), size[0])
+        other.read()
+        assert any(times.times_us for times in other.others)
+
+
+def test_the_end_says_what_was_seen() -> None:
+    assert "12 of 1,000 configs (1.2 %)" in search_line(12, 1000)
+    assert "in 1 size of 20" in search_line(100, 1000)
+    assert "all 50" in search_line(50, 50)
