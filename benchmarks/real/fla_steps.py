@@ -23,7 +23,7 @@ class Block(torch.nn.Module):
         """Return ``x`` and what the block adds to it."""
         y = self.norm(x)
         y = self.gated_norm(self.conv(y)[0], self.gate(y))
-        return x + self.mlp(y)
+        return torch.add(x, self.mlp(y))
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ class _SearchPass(_CoarsePass):
         self.read()
         self.search.read()
         known = [config for config in self.known.get(0, {}) if config not in self.tried]
-        yield RoundStarted(self.problem.problem, self.index, 0, PLAN.screen_rounds, self.problem.count)
+        yield RoundStarted(self.problem.problem, self.index, 0, self.plan.coarse_rounds, self.problem.count)
         yield from self._round(0, [config for config in known if not self.problem.configs[config]], is_over)
         while not (is_over() or self.is_closed):
             slowest_us = max((time_us for time_us in self.tried.values() if time_us is not None), default=1.0)
@@ -292,9 +292,9 @@ class _SearchPass(_CoarsePass):
 
     def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
         """Run the rounds after the search."""
-        for round in range(1, PLAN.screen_rounds):
+        for round in range(1, self.plan.coarse_rounds):
             configs = self._permuted(self._contenders(), round)
-            yield RoundStarted(self.problem.problem, self.index, round, PLAN.screen_rounds, len(configs))
+            yield RoundStarted(self.problem.problem, self.index, round, self.plan.coarse_rounds, len(configs))
             yield from self._round(round, configs, is_over)
             if is_over():
                 self.read()

@@ -80,7 +80,12 @@ class ProblemPlan:
     def expected_s(self, *, quick: bool) -> float:
         """Return an estimate of the seconds that a sweep of the size takes on one GPU."""
         blocks = 0 if quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, self.count) + 1)
-        return self.count * (CONFIG_S + self.bytes_moved * CONFIG_S_PER_BYTE) + blocks * BLOCK_S
+        return self.coarse_s + blocks * BLOCK_S
+
+    @property
+    def coarse_s(self) -> float:
+        """Seconds that the coarse pass takes on one GPU, compiled."""
+        return self.count * (CONFIG_S + self.bytes_moved * CONFIG_S_PER_BYTE)
 
     @classmethod
     def from_spec(
