@@ -182,7 +182,7 @@ def reference(
     if a_scale_ptr is not None:
         a = a * a_scale_ptr.double().repeat_interleave(BLOCK, 1)[:, :K]
     expert_of_row = expert_of_each_row(sorted_token_ids_ptr, expert_ids_ptr, num_valid_tokens)
-    result = a.new_zeros(num_valid_tokens, N)
+    result: torch.Tensor = a.new_zeros(num_valid_tokens, N)
     for expert in expert_of_row.unique().tolist():
         (rows,) = torch.where(expert_of_row == expert)
         b = b_ptr[expert].double()
@@ -192,8 +192,7 @@ def reference(
         result[rows] = a[rows // top_k] @ b.T
     if MUL_ROUTED_WEIGHT:
         result *= topk_weights_ptr.double().view(-1, 1)
-    shape: tuple[int, ...] = c_ptr.shape
-    return result.view(shape)
+    return result.view(c_ptr.shape)
 
 
 @functools.cache
