@@ -28,12 +28,11 @@ from fp8tune.records import NamedInts, Problem
 from fp8tune.stats import search
 from fp8tune.sweeping.planning import CONFIG_S, CONFIG_S_PER_BYTE
 
-SCENARIOS = ("sweep", "alone", "other GPU")
+SCENARIOS = ("sweep", "alone", "with another GPU")
 SHARES = (0.05, 0.1, 0.2)
 COMPILERS = 4  # compiling takes a fourth of its time beside the timing: a small machine
 LEAST_US, LEAST_CONFIGS = 60.0, 30  # coarse times of shorter launches were the host's; a tenth of fewer configs is none
 VISITS, BATCH = 8, 2
-KNOWN = 40  # configs of another device that are known
 QUERY = """
 SELECT s.id study, p.kernel, p.shape, p.input_layout layout, d.name device, s.version_id version, s.bytes_moved bytes,
   c.text config, coalesce(r.final_us, r.coarse_us) truth_us, r.compile_s, f.text default_config,
@@ -246,7 +245,7 @@ STRATEGIES: dict[str, tuple[Strategy, Callable[..., list[float]]]] = {
 
 
 def replay(sizes: Sequence[Size], name: str, share: float, scenario: str, seed: int = 0) -> pd.DataFrame:
-    """Return the regret of each size: of ``sweep``, ``alone``, or ``other GPU`` whose winners are known."""
+    """Return the regret of each size: of ``sweep``, ``alone``, or ``with another GPU`` whose times are known."""
     sweeps, rows = defaultdict[tuple[str, str, int], list[Size]](list), list[tuple[str, float]]()
     for size in sizes:
         sweeps[size.kernel, size.device, size.version].append(size)
@@ -254,8 +253,8 @@ def replay(sizes: Sequence[Size], name: str, share: float, scenario: str, seed: 
     for (kernel, device, version), group in sweeps.items():
         chance = random.Random(zlib.crc32(f"{kernel} {device} {version} {seed}".encode()))
         group = chance.sample(group, len(group))
-        known = [other for other in sizes if other.kernel == kernel and other.device != device]
-        if scenario == "other GPU" and known:
+        known = [size for size in sizes if size.kernel == kernel and size.device != device]
+        if scenario == "with another GPU" and known:
             times = [search.Times(size.problem, size.device, dict(size.first_us)) for size in known]
             rows += [(kernel, regret) for regret in spender(Run(group, chance, times), strategy, share)]
         elif scenario == "alone":
@@ -284,7 +283,7 @@ def main(
         frames.append(frame)
         for held_out, rows in frame.groupby("held_out"):
             middle, high = 100 * rows["regret"].quantile([0.5, 0.95])
-            print(f"{scenario:10} {name:17} {share:4.0%} {held_out!s:5} {len(rows):4} {middle:6.2f} {high:6.2f}")
+            print(f"{scenario:16} {name:17} {share:4.0%} {held_out!s:5} {len(rows):4} {middle:6.2f} {high:6.2f}")
         sys.stdout.flush()
         pd.concat(frames).to_csv(out / "regrets.csv", index=False)
     chart(pd.concat(frames)).save(out / "search.svg")

@@ -42,12 +42,12 @@ class Times:
     device: str
     times_us: dict[NamedInts, float] = field(default_factory=dict)
 
-    def doublings(self, other: Times) -> float:
+    def doublings(self, size: Times) -> float:
         """Return the distance of two problem sizes."""
-        own, others = self.problem.shape, other.problem.shape
+        own, others = self.problem.shape, size.problem.shape
         dims = (abs(math.log2(max(own.get(dim, 1), 1) / max(others.get(dim, 1), 1))) for dim in {*own, *others})
-        is_other_layout = self.problem.input_layout != other.problem.input_layout
-        return sum(dims) + OTHER_LAYOUT * is_other_layout + OTHER_DEVICE * (self.device != other.device)
+        is_other_layout = self.problem.input_layout != size.problem.input_layout
+        return sum(dims) + OTHER_LAYOUT * is_other_layout + OTHER_DEVICE * (self.device != size.device)
 
 
 def proposals(
@@ -66,20 +66,20 @@ def proposals(
         others: Times on other problem sizes of the kernel, and on other devices.
         ready: Configs whose code is compiled.
     """
-    groups = [own, *sorted((other for other in others if other.times_us), key=own.doublings)]
-    chosen = [_kept(group.times_us, MOST) for group in groups]
+    groups = [own, *sorted((times for times in others if times.times_us), key=own.doublings)]
+    chosen = [_thinned(group.times_us, MOST) for group in groups]
     while len(chosen) > 1 and sum(map(len, chosen)) > MOST:
         chosen.pop()
     if not candidates or not any(chosen):
         return list(candidates[:count])
     logs = [
-        np.minimum(times := np.log([*kept.values()]), times.min() + CLIP) if kept else np.zeros(0) for kept in chosen
+        np.minimum(times := np.log([*part.values()]), times.min() + CLIP) if part else np.zeros(0) for part in chosen
     ]
     # A problem size has a level of its own: only differences within it count.
     centred = np.concatenate([values - np.median(values) if len(values) else values for values in logs])
-    sizes = np.repeat(np.arange(len(chosen)), [len(kept) for kept in chosen])
-    tried, new = _positions([config for kept in chosen for config in kept], candidates)
-    likeness = np.exp([[-one.doublings(another) / SIZE_SCALE for another in groups] for one in groups[: len(chosen)]])
+    sizes = np.repeat(np.arange(len(chosen)), [len(part) for part in chosen])
+    tried, new = _positions([config for part in chosen for config in part], candidates)
+    likeness = np.exp([[-row.doublings(column) / SIZE_SCALE for column in groups] for row in groups[: len(chosen)]])
 
     def covariance(a: Array, b: Array, a_sizes: Array, b_sizes: Array) -> Array:
         alike = SPREAD**2 * likeness[np.ix_(a_sizes, b_sizes)] * _likeness_of_configs(a, b)
@@ -134,7 +134,7 @@ def _positions(*lists: Sequence[NamedInts]) -> list[Array]:
     ]  # fmt: skip
 
 
-def _kept(times_us: Mapping[NamedInts, float], most: int) -> dict[NamedInts, float]:
+def _thinned(times_us: Mapping[NamedInts, float], most: int) -> dict[NamedInts, float]:
     """Return the fastest half of so many, and others at even distances."""
     if len(times_us) <= most:
         return dict(times_us)

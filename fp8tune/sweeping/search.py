@@ -95,7 +95,7 @@ class Search:
         if first:
             return [*first]
         times = Times(self.size.problem, self.plan.backend.device.name, own)
-        ready = {config for other in self.others if other.device == times.device for config in other.times_us}
+        ready = {config for known in self.others if known.device == times.device for config in known.times_us}
         return proposals(BATCH, self._candidates(own, tried), times, self.others, ready)
 
     def _is_new(self, config: NamedInts, tried: set[NamedInts]) -> bool:
@@ -103,7 +103,7 @@ class Search:
 
     def _candidates(self, own: dict[NamedInts, float], tried: set[NamedInts]) -> list[NamedInts]:
         """Return configs at random, those next to the best, and the best of other sizes and devices."""
-        best = [*_fastest(own), *(config for other in self.others for config in _fastest(other.times_us)[:2])]
+        best = [*_fastest(own), *(config for times in self.others for config in _fastest(times.times_us)[:2])]
         near = (config for config in dict.fromkeys(best) for config in (config, *self._neighbours(config)))
         fresh = itertools.islice(self._drawn(tried), FRESH if self._pool else CANDIDATES // 2)
         self._pool = [*dict.fromkeys([*fresh, *(config for config in self._pool if config not in tried)])][:CANDIDATES]

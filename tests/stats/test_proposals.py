@@ -46,8 +46,8 @@ def test_a_tenth_of_a_grid_is_enough() -> None:
 
 
 def test_the_best_of_another_size_comes_first() -> None:
-    other = search.Times(size(8192).problem, "H200", {config: 2 * time_us(config) for config in GRID})
-    assert search.proposals(1, GRID, size(4096), [other]) == [BEST]
+    larger = search.Times(size(8192).problem, "H200", {config: 2 * time_us(config) for config in GRID})
+    assert search.proposals(1, GRID, size(4096), [larger]) == [BEST]
 
 
 def test_without_times_the_order_stays_and_everything_is_proposed_in_the_end() -> None:

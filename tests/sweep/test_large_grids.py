@@ -133,9 +133,9 @@ def test_two_workers_share_a_search(tmp_path: Path) -> None:
         rows = [*store.rows()]
         assert len({row.device for row in rows}) == len({row.problem for row in rows}) == 2
         size = units.plan_of(sweep, timer=f"{DEVICE},gpu=1").problems
-        other = search.Search(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), size[0])
-        other.read()
-        assert any(times.times_us for times in other.others)
+        second = search.Search(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), size[0])
+        second.read()
+        assert any(times.times_us for times in second.others)
 
 
 def test_the_end_says_what_was_seen() -> None:
