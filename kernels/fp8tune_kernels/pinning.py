@@ -33,6 +33,7 @@ from .tuners import (
     function_name,
     hook_for,
     is_kernel,
+    is_tensor,
     python_function,
     resolved,
     tensor_in,
@@ -63,6 +64,8 @@ VARIABLE = "FP8TUNE_PIN"
 """Environment variable: ``path[:mode]`` pins a table in every process; a mode alone replaces that of every ``pin``."""
 
 INTERPRETER = "Triton interpreter"
+_SCALARS = frozenset({int, bool, float, str, type(None)})
+_text = functools.cache(str)
 
 Key = tuple[Any, ...]
 """A key as Triton's autotuner makes it: values of the key arguments, then the dtype of each tensor as text."""
@@ -380,6 +383,7 @@ class _Pinned(TunedConfigs):
     def __init__(self, target: Any, table: Table, mode: str) -> None:
         super().__init__(target)
         self.keys_used: dict[str, str] = {}  # key of a launch -> key of the table
+        self._arguments: dict[Key, dict[str, Any]] = {}  # key of a launch -> arguments of its config
         self.target, self.table, self.name, self.mode = target, table, function_name(target), mode
         self._is_tuner = hasattr(target, "configs")
         if not self._is_tuner and not table.names:
@@ -435,21 +439,28 @@ class _Pinned(TunedConfigs):
 
     def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
         """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs} if args else kwargs
         key = tuning_key(self.target, args, kwargs) if self._is_tuner else self._bare_key(arguments)
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        arguments |= config.all_kwargs()
+        arguments |= self._arguments[key]
         if config.pre_hook is not None:
             config.pre_hook(arguments)
         return (self.target.fn.run if self._is_tuner else self._run)(**arguments)
 
     def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
-        own = [(name, arguments[name]) for name in self.target.arg_names if name in arguments]
-        memory = [tensor_in(value) for item in own for _, value in flattened(*item)]
-        sizes = (arguments[name] for name in self.table.names if name in arguments)
-        return (*sizes, *(str(tensor.dtype) for tensor in memory if tensor is not None))
+        key = [arguments[name] for name in self.table.names if name in arguments]
+        for name in self.target.arg_names:  # at each launch
+            value = arguments.get(name)
+            if type(value) in _SCALARS:
+                continue
+            if is_tensor(value):
+                key.append(_text(value.dtype))
+            else:
+                memory = (tensor_in(item) for _, item in flattened(name, value))
+                key += [_text(tensor.dtype) for tensor in memory if tensor is not None]
+        return tuple(key)
 
     def __contains__(self, key: object) -> bool:
         return (dict.__contains__(self, key) and not ranks.is_pending) or self._find(key)
@@ -462,6 +473,7 @@ class _Pinned(TunedConfigs):
                 known = plain if plain in self._rows else self._nearest(plain)
                 if known is None:
                     return False
+                self._arguments[key] = self._rows[known].all_kwargs()
                 dict.__setitem__(self, key, self._rows[known])
                 self.keys_used[str(plain)] = str(known)
             return True
