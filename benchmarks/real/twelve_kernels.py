@@ -159,9 +159,10 @@ def step(launch: Callable[[Any, Any], Launch] = lambda kernel, grid: kernel[grid
 def main() -> None:
     """Run one step, on each of the ranks of ``torchrun`` if it started this, and print the configs of all kernels."""
     if "RANK" in os.environ:
-        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        devices = torch.cuda.device_count()
+        torch.distributed.init_process_group("nccl" if devices >= int(os.environ["WORLD_SIZE"]) else "gloo")
+        if devices:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % devices)
     total = step()
     configs = [str(kernel.best_config) for kernel in KERNELS]
     print(f"rank {os.environ.get('RANK', '0')}: {float(total):.6g}, {configs}", flush=True)
