@@ -71,14 +71,9 @@ def child(arm: str, folder: Path) -> None:
     best = {kernel.base_fn.__name__: getattr(kernel, "best_config", None) for kernel in program.KERNELS}
     chosen = {name: {"kwargs": item.kwargs, "num_warps": item.num_warps} for name, item in best.items() if item}
     cpu_s = sum(os.times()[:4])  # with compilers, which are other processes
-    result = {
-        "step_s": ended_s - imported_s,
-        "total_s": ended_s - began_s,
-        "cpu_s": cpu_s,
-        "configs": chosen,
-        "keys": keys,
-    }
-    print(json.dumps(result | {"lookup_us": lookup_us(program) if arm == "lookup" else {}}))
+    times = {"step_s": ended_s - imported_s, "total_s": ended_s - began_s, "cpu_s": cpu_s}
+    lookup = lookup_us(program) if arm == "lookup" else {}
+    print(json.dumps({**times, "configs": chosen, "keys": keys, "lookup_us": lookup}))
 
 
 @contextlib.contextmanager
@@ -146,10 +141,8 @@ def ahead(folder: Path, tables: Path, cache: Path) -> float:
     for kernel in read(folder / "run.json").kernels:
         chosen = configs[kernel.name.rpartition(":")[2]]
         declared = next(c for c in kernel.configs if (c.kwargs, c.num_warps) == (chosen["kwargs"], chosen["num_warps"]))
-        work += [
-            (kernel, launch, Config(declared.kwargs, declared.num_warps, declared.num_stages))
-            for launch in kernel.launches
-        ]
+        config = Config(declared.kwargs, declared.num_warps, declared.num_stages)
+        work += [(kernel, launch, config) for launch in kernel.launches]
     result = compile_ahead(work, ARCH, cache)
     if result.failures:
         raise SystemExit(str(result.failures))

@@ -6,9 +6,8 @@ absolute paths, so the folder must be where the program will find it.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
