@@ -2,6 +2,8 @@
 
 TRITON_INTERPRET=1 python -m benchmarks.real.twelve_kernels     # without a GPU
 """
+# ruff: noqa: D103
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
@@ -28,28 +30,28 @@ tiled = triton.autotune(TILES, key=["m", "n"])
 
 @flat
 @triton.jit
-def scale(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def scale(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) * 0.5, at < n)
 
 
 @flat
 @triton.jit
-def add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def add(x, y, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 
 @flat
 @triton.jit
-def relu(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def relu(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.maximum(tl.load(x + at, at < n), 0.0), at < n)
 
 
 @flat
 @triton.jit
-def silu(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def silu(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, at < n)
     tl.store(out + at, value / (1 + tl.exp(-value)), at < n)
@@ -57,7 +59,7 @@ def silu(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noq
 
 @flat
 @triton.jit
-def swiglu(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def swiglu(x, y, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x + at, at < n)
     tl.store(out + at, gate / (1 + tl.exp(-gate)) * tl.load(y + at, at < n), at < n)
@@ -65,7 +67,7 @@ def swiglu(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  
 
 @flat
 @triton.jit
-def gelu(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def gelu(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, at < n)
     tl.store(out + at, value / (1 + tl.exp(-1.702 * value)), at < n)
@@ -73,7 +75,7 @@ def gelu(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noq
 
 @by_row
 @triton.jit
-def softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def softmax(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * n + tl.arange(0, BLOCK)
     value = tl.load(x + at)
     power = tl.exp(value - tl.max(value, 0))
@@ -82,7 +84,7 @@ def softmax(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # 
 
 @by_row
 @triton.jit
-def rms_norm(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def rms_norm(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * n + tl.arange(0, BLOCK)
     value = tl.load(x + at)
     tl.store(out + at, value / tl.sqrt(tl.sum(value * value, 0) / n + 1e-6))
@@ -90,7 +92,7 @@ def rms_norm(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  #
 
 @by_row
 @triton.jit
-def layer_norm(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def layer_norm(x, out, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * n + tl.arange(0, BLOCK)
     value = tl.load(x + at)
     value -= tl.sum(value, 0) / n
@@ -99,20 +101,20 @@ def layer_norm(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] 
 
 @by_row
 @triton.jit
-def row_max(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def row_max(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0), tl.max(tl.load(x + tl.program_id(0) * n + tl.arange(0, BLOCK)), 0))
 
 
 @tiled
 @triton.jit
-def transpose(x, out, m, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def transpose(x, out, m, n, TILE: tl.constexpr):
     row, column = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * TILE + tl.arange(0, TILE)
     tl.store(out + column[None, :] * m + row[:, None], tl.load(x + row[:, None] * n + column[None, :]))
 
 
 @tiled
 @triton.jit
-def gram(x, out, m, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: D103
+def gram(x, out, m, n, TILE: tl.constexpr):
     row, column = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
     for start in range(0, n, TILE):

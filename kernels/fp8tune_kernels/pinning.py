@@ -452,7 +452,7 @@ class _Pinned(TunedConfigs):
     def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
         key = [arguments[name] for name in self.table.names if name in arguments]
         for name in self.target.arg_names:  # at each launch
-            value = arguments.get(name)
+            value: Any = arguments.get(name)
             if type(value) in _SCALARS:
                 continue
             if is_tensor(value):

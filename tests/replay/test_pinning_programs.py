@@ -83,7 +83,7 @@ os._exit(0)
 
 def two_ranks(folder: Path, tables: tuple[str, str], port: int) -> list[dict[str, object]]:
     environments = [{"FP8TUNE_PIN": f"{table}:strict", "RANK": str(rank)} for rank, table in enumerate(tables)]
-    ranks = [start(folder, "-c", RANK, *tables, str(port), WORLD_SIZE="2", **each) for each in environments]
+    ranks = [start(folder, "-c", RANK, *tables, str(port), WORLD_SIZE="2", **variables) for variables in environments]
     outputs = [rank.communicate(timeout=200) for rank in ranks]
     assert all(output for output, _ in outputs), outputs
     return [json.loads(output) for output, _ in outputs]
