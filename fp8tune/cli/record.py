@@ -26,7 +26,7 @@ KILLED = range(129, 193)  # exit codes of a program that a signal ended
     usage="-- COMMAND...",
     epilog="""
 $ fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py
-$ FP8TUNE_PIN=tables fp8tune record --strict -- pytest tests
+$ fp8tune record --strict -- python train.py
 """,
     allow_interspersed_args=False,  # what follows the program's name is the program's
 )
