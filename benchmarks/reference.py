@@ -126,7 +126,7 @@ def attributes(owner: object) -> Mapping[str, str]:
 def api() -> str:
     """Return a section for each function, then its results."""
     parts, results = [], []
-    for name in ("open", "sweep", "recheck", "compare", "lookup", "export", "pin", "unpin"):
+    for name in ("open", "sweep", "recheck", "compare", "lookup", "export", "pin", "pin_report", "unpin"):
         function = getattr(fp8tune.api, name)
         arguments = re.findall(r"^ {4}(\w+): (.+?)(?=\n {4}\w+:|\n\n|\Z)", _section(function, "Args"), re.M | re.S)
         rows = [(f"`{argument}`", prose(text)) for argument, text in arguments]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fp8tune.errors import Fp8tuneError as Fp8tuneError
     from fp8tune_kernels.pinning import PinError as PinError
     from fp8tune_kernels.pinning import pin as pin
+    from fp8tune_kernels.pinning import pin_report as pin_report
     from fp8tune_kernels.pinning import unpin as unpin
 
 __version__ = "0.2.0"
@@ -34,7 +35,7 @@ _MODULES = {
     **dict.fromkeys(("open", "sweep", "recheck", "compare", "lookup", "export"), "fp8tune.api"),
     **dict.fromkeys(("Results", "SweepResult", "Recheck", "Comparison", "Lookup", "Export"), "fp8tune.api"),
     **dict.fromkeys(("SweepOptions", "CompareOptions"), "fp8tune.options"),
-    **dict.fromkeys(("PinError", "pin", "unpin"), "fp8tune_kernels.pinning"),
+    **dict.fromkeys(("PinError", "pin", "pin_report", "unpin"), "fp8tune_kernels.pinning"),
     "Fp8tuneError": "fp8tune.errors",
 }
 """Names that programs use -> the module that has them."""

@@ -69,6 +69,7 @@ class RecordOptions:
         tuple[str, ...],
         Option("Only matching kernels, with or without an autotuner: 'my_ops:*'. Repeatable.", "PATTERN"),
     ] = ()
+    strict: Annotated[bool, Option("Exit 1 if a kernel tunes at run time.")] = False
     output: Annotated[str, Option("The recording.", "FILE", names="-o, --output")] = "run.json"
 
 

@@ -16,7 +16,7 @@ from fp8tune.api.looking_up import Lookup, lookup
 from fp8tune.api.results import Results, open
 from fp8tune.api.running import Comparison, Recheck, SweepResult, compare, recheck, sweep
 from fp8tune.options import CompareOptions, SweepOptions
-from fp8tune_kernels.pinning import PinError, pin, unpin
+from fp8tune_kernels.pinning import PinError, pin, pin_report, unpin
 
 __all__ = [
     "CompareOptions",
@@ -33,6 +33,7 @@ __all__ = [
     "lookup",
     "open",
     "pin",
+    "pin_report",
     "recheck",
     "sweep",
     "unpin",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from fp8tune.options import ExportOptions
 
 if TYPE_CHECKING:
     from fp8tune.store.layers import Reader
+    from fp8tune.tables.picks import KernelPicks
 
 EPILOG = """
 $ fp8tune export --arch gfx942
@@ -95,7 +97,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
     from fp8tune.output.tables import notice, warning
     from fp8tune.output.text import path_here
     from fp8tune.tables import files
-    from fp8tune.tables.formats import DIFF, check_options, load, parse_options
+    from fp8tune.tables.formats import DIFF, TRITON_CACHE, check_options, load, parse_options
 
     output, is_diff = None if options.output is None else Path(options.output), name == DIFF
     form, requested = parse_options(options.size, options.within)
@@ -108,9 +110,15 @@ def _export_for(options: ExportOptions, name: str) -> None:
         arch, quick = _arch(options, store), options.allow_quick
         kernels, same = options.kernel, options.same_bits
         picks = read_for_format(store, arch, kernels, allow_quick=quick, here=probe(), same_bits=same)
-    written, notices = format_files(picks, name, form)
-    warning(notices)
     folder = output or Path()
+    is_compiled = name == TRITON_CACHE and not options.check and _compile_ahead(picks, folder)
+    try:
+        written, notices = format_files(picks, name, form)
+    except UsageError as error:
+        if not is_compiled:
+            raise
+        written, notices = [], [f"Triton will tune at run time, but finds its programs compiled: {error}"]
+    warning(notices)
     if is_diff and output is None:
         print(written[0].text, end="")
     else:
@@ -122,8 +130,31 @@ def _export_for(options: ExportOptions, name: str) -> None:
             print(f"{path_here(path)}: {state if is_changed else 'unchanged'}")
         if options.check:
             raise typer.Exit(1 if any(changed.values()) else 0)
+    if not written:
+        return
     step = load(name).next.format(folder=folder, device=written[0].path.parts[0]).replace("FILE", str(output or "FILE"))
     notice(f"next: {step}")
+
+
+def _compile_ahead(kernels: Sequence[KernelPicks], folder: Path) -> bool:
+    """Compile the picks of recorded kernels into Triton's cache of each device; return True if any was compiled."""
+    from fp8tune.measure.ahead import compile_ahead
+    from fp8tune.output.tables import warning
+    from fp8tune.output.text import counted, path_here
+    from fp8tune.tables.formats.triton_cache import folder_of
+    from fp8tune_kernels.arches import ARCHES
+
+    is_compiled = False
+    for kernel in kernels:
+        launches = [pick for pick in kernel.picks if pick.launch is not None and kernel.recorded is not None]
+        if launches and kernel.device.arch in ARCHES:
+            work = [(kernel.recorded, pick.launch, kernel.triton_config(pick.config)) for pick in launches]
+            place = folder / folder_of(kernel.device)
+            result = compile_ahead(work, kernel.device.arch, place)  # type: ignore[arg-type]
+            warning(f"not compiled: {failure}" for failure in result.failures)
+            print(f"{path_here(place)}: {counted(result.launches, 'launch')} compiled in {result.seconds:.1f} s")
+            is_compiled |= result.launches > 0
+    return is_compiled
 
 
 def _arch(options: ExportOptions, store: Reader) -> str:

@@ -24,7 +24,10 @@ KILLED = range(129, 193)  # exit codes of a program that a signal ended
 @command(
     RecordOptions,
     usage="-- COMMAND...",
-    epilog="$ fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py",
+    epilog="""
+$ fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py
+$ fp8tune record --strict -- python train.py
+""",
     allow_interspersed_args=False,  # what follows the program's name is the program's
 )
 def record(options: RecordOptions) -> None:
@@ -43,8 +46,10 @@ def record(options: RecordOptions) -> None:
     ended = program.run(options.command, options.kernel, descriptor())
     if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
         path.write_text(text_of(ended.recording), encoding="utf-8")
-        screens.recording(screens.make_summary(ended.recording, options.output)).print()
-        raise typer.Exit(ended.exit_code)
+        summary = screens.make_summary(ended.recording, options.output)
+        screens.recording(summary, is_strict=options.strict).print()
+        has_tuned = options.strict and any(kernel.tuned_keys for kernel in summary.kernels)
+        raise typer.Exit(ended.exit_code or int(has_tuned))
     reason = nothing_recorded(ended, options.command, options.kernel)
     if ended.exit_code == 0:
         raise UsageError(f"nothing recorded: {reason}")

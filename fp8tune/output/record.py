@@ -21,6 +21,11 @@ class RecordedKernel(Document):
     configs: int = value("Configs that it declares.")
     gpu_share: float | None = value("Share of the GPU time of all recorded kernels; null if it was not timed.", "share")
     tuning_s: float = value("Time of run-time tuning, over all processes.", "s")
+    tuned_keys: dict[str, float] = value(
+        "Keys that were tuned at run time, each with the time of it; 0 where nothing can be timed.", "s"
+    )
+    table: str = value("Table that the kernel was pinned to; empty if it was not pinned.")
+    pinned_keys: dict[str, str] = value("Keys that took the config of a key of the table: the same, or the nearest.")
     refusal: str = value("Reason why it cannot be swept; empty if it can be.")
     skipped: int = value("Launches that were only counted.")
 
@@ -49,6 +54,9 @@ def make_summary(recording: Recording, path: str) -> RecordingSummary:
             configs=len(kernel.configs),
             gpu_share=gpu_us / total_us if (gpu_us := _gpu_us(kernel)) and total_us else None,
             tuning_s=kernel.tuning_s,
+            tuned_keys=dict(kernel.tuned_s),
+            table=kernel.table,
+            pinned_keys=dict(kernel.table_keys),
             refusal=kernel.refusal,
             skipped=sum(kernel.skipped.values()),
         )
@@ -83,8 +91,8 @@ def _next_command(rows: list[RecordedKernel], path: str) -> str | None:
     return f"fp8tune sweep --kernel {shlex.quote(best.kernel)} --recording {shlex.quote(path)}" if best else None
 
 
-def recording(document: RecordingSummary) -> Screen:
-    """Return the screen of a recording."""
+def recording(document: RecordingSummary, *, is_strict: bool = False) -> Screen:
+    """Return the screen of a recording; ``is_strict``: with what tuned at run time."""
     kernels = document.kernels
     where = document.device or "Triton's interpreter"
     counts = f"{counted(len(kernels), 'kernel')} in {counted(document.processes, 'process')}"
@@ -98,6 +106,16 @@ def recording(document: RecordingSummary) -> Screen:
         number("configs", [f"{row.configs:,}" for row in kernels]),
     ]
     below = [f"{row.kernel} cannot be swept: {row.refusal}" for row in kernels if row.refusal]
+    if pinned := [row for row in kernels if row.table]:
+        near = sum(key != known for row in pinned for key, known in row.pinned_keys.items())
+        keys = f"{counted(sum(len(row.pinned_keys) for row in pinned), 'key')}, {near} by a near key"
+        below.append(f"{len(pinned)} of {counted(len(kernels), 'kernel')} pinned: {keys} of the table")
+    if tuned := [row for row in kernels if row.tuned_keys and (is_strict or pinned)]:
+        total_s = sum(seconds for row in tuned for seconds in row.tuned_keys.values())
+        below.append(f"{counted(len(tuned), 'kernel')} tuned at run time ({total_s:.1f} s):")
+        for row in tuned:
+            key, *others = row.tuned_keys
+            below.append(f"  {row.kernel} {key}{f' and {len(others)} more' if others else ''}")
     below += [f"{row.kernel}: {row.skipped:,} launches were only counted" for row in kernels if row.skipped]
     if document.next:
         below.append(f"next: {document.next}")

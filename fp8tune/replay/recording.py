@@ -201,6 +201,10 @@ class Launch:
         )
 
 
+def _sum(key: str, *seconds: Mapping[str, float]) -> float:
+    return sum(item.get(key, 0.0) for item in seconds)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One kernel that ran."""
@@ -219,6 +223,10 @@ class Kernel:
     tuning_s: float = 0.0  # seconds that run-time tuning took, over all keys of all processes
     launches: tuple[Launch, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)  # reason why launches were only counted -> their number
+    tuned_s: Mapping[str, float] = field(default_factory=dict)
+    """Key, as text -> seconds that its run-time tuning took; 0 where Triton's interpreter took the first config."""
+    table: str = ""  # the table that the kernel was pinned to
+    table_keys: Mapping[str, str] = field(default_factory=dict)  # key -> key of the table whose config it took
 
     def merged(self, later: Kernel) -> Kernel:
         """Add what another process recorded."""
@@ -230,6 +238,9 @@ class Kernel:
             configs=distinct(first.configs + second.configs),
             refusal="" if is_fine else self.refusal or later.refusal,
             tuning_s=self.tuning_s + later.tuning_s,
+            tuned_s={key: _sum(key, self.tuned_s, later.tuned_s) for key in {**self.tuned_s, **later.tuned_s}},
+            table=first.table or self.table or later.table,
+            table_keys={**self.table_keys, **later.table_keys},
             launches=launches,
             skipped=dict(Counter(self.skipped) + Counter(later.skipped)),
         )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .moe.shifted_transpose_3d import transpose_codes_to_one_scale as transpose_codes_to_one_scale
     from .pinning import PinError as PinError
     from .pinning import pin as pin
+    from .pinning import pin_report as pin_report
     from .pinning import unpin as unpin
     from .quantize.colwise import quantize_colwise as quantize_colwise
     from .quantize.colwise_3d import quantize_colwise_3d as quantize_colwise_3d
@@ -70,7 +72,7 @@ _QUANTIZERS = (
 
 _MODULES = {
     **{f"quantize_{name}": f"quantize.{name}" for name in _QUANTIZERS},
-    **dict.fromkeys(("PinError", "pin", "unpin"), "pinning"),
+    **dict.fromkeys(("PinError", "pin", "pin_report", "unpin"), "pinning"),
     "cast_and_transpose": "moe.cast_transpose_3d",
     "choose_experts": "moe.choose_experts",
     "contract_rows": "gemm.grouped_contraction",
@@ -104,3 +106,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("FP8TUNE_PIN"):  # fp8tune_kernels.pth imports this package at the start of a process that has it
+    from . import imports
+
+    imports.after_import("triton", lambda _: importlib.import_module(f"{__name__}.pinning").pin_from_environment())

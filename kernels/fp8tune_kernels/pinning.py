@@ -1,24 +1,30 @@
 """Make kernels take their configs from a table at run time: they are not timed, so every rank launches the same.
 
 Triton's own autotuner still makes the key and launches; only the dictionary in which it looks configs up is another.
-``torch.compile`` tunes by itself and reads no such dictionary.
+``torch.compile`` tunes by itself and reads no such dictionary. Kernels that do not exist yet are pinned at their first
+launch: constructors of Triton's classes are wrapped, so it does not matter which module makes them, or when.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
+import inspect
 import logging
 import math
 import os
 import runpy
+import shlex
 import sys
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from .agreement import Facts, code_hash, hashed, ranks, versions
 from .tuners import (
     HookUnknownError,
     chain,
@@ -27,18 +33,39 @@ from .tuners import (
     function_name,
     hook_for,
     is_kernel,
+    is_tensor,
+    python_function,
     resolved,
     tensor_in,
     tuner_of,
     tuning_key,
 )
 
-__all__ = ["MODES", "VARIABLE", "PinError", "Table", "is_of", "pin", "pin_to", "tables_of", "unpin"]
+__all__ = [
+    "MODES",
+    "VARIABLE",
+    "PinError",
+    "Table",
+    "TunedConfigs",
+    "is_of",
+    "keys_of",
+    "pin",
+    "pin_from_environment",
+    "pin_report",
+    "pin_to",
+    "tables_of",
+    "unpin",
+    "watch",
+]
 
 MODES = ("off", "strict", "nearest", "tune")
 
 VARIABLE = "FP8TUNE_PIN"
-"""Environment variable: one of :data:`MODES`, instead of what programs ask for."""
+"""Environment variable: ``path[:mode]`` pins a table in every process; a mode alone replaces that of every ``pin``."""
+
+INTERPRETER = "Triton interpreter"
+_SCALARS = frozenset({int, bool, float, str, type(None)})
+_text = functools.cache(str)
 
 Key = tuple[Any, ...]
 """A key as Triton's autotuner makes it: values of the key arguments, then the dtype of each tensor as text."""
@@ -59,40 +86,71 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
     ``{(4096, "torch.bfloat16"): {"kwargs": {"BLOCK": 128}, "num_warps": 8}}``. Of a file the configs of the current
     device count, those of a dict on every device. A config gets the ``pre_hook`` that the kernel declares for it.
 
-    ``kernel``: a ``triton.autotune`` kernel with at least two configs, ``triton.heuristics`` around it or not, or a
-    bare ``triton.jit`` kernel, whose callers' configs are replaced. Without it the kernels are imported by the names in
-    the files. Call ``pin`` before their first launch.
+    ``kernel``: a ``triton.autotune`` kernel, ``triton.heuristics`` around it or not, or a bare ``triton.jit`` kernel,
+    whose callers' configs are replaced. Without it, all kernels that the files name are pinned: now, or at their first
+    launch if their modules are imported later.
 
-    ``unknown`` says what happens for keys that the table lacks; ``FP8TUNE_PIN`` in the environment overrides it:
+    ``unknown`` says what happens for keys that the table lacks:
 
     - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale;
       of configs that the kernel's ``early_config_prune`` refuses for the launch, none. The same on every rank. Raises
       PinError where no such key exists.
-    - ``strict``: the launch raises PinError with the key.
+    - ``strict``: the launch raises PinError with the key and the command that tunes it.
     - ``tune``: Triton tunes the key, so ranks may disagree on it.
     - ``off``: the table is not used at all; Triton tunes every key.
 
-    The first launch logs one line (logger ``fp8tune``) with table and keys. So does the first key that is unknown.
-    A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises PinError for a table or kernel that
-    cannot be used; then no kernel is pinned.
+    ``FP8TUNE_PIN=path[:mode]`` in the environment does the same without a line of code, and the kernels of its table
+    stay as it pins them. ``FP8TUNE_PIN=mode`` replaces ``unknown``.
+
+    Once ``torch.distributed`` is initialized, ranks compare tables, code and versions, once: PinError names what
+    differs. The first launch logs one line (logger ``fp8tune``) with table and keys. So does the first key that is
+    unknown. A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises PinError for a table or kernel
+    that cannot be used; then no kernel is pinned.
     """
-    mode = os.environ.get(VARIABLE) or unknown
+    variable = os.environ.get(VARIABLE, "")
+    mode = variable if variable in MODES else unknown
     if mode not in MODES:
         raise PinError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
     tables = tables_of(table)
     if kernel is None:
-        pairs = [(_kernel_named(item), item) for item in tables]
+        _pin_all([item for item in tables if item.kernel not in _environment], mode)
     else:  # of a table alone the kernel may have moved to another module since
         matching = [item for item in tables if is_of(kernel, item)] or (tables if len(tables) == 1 else [])
         if not matching:
             raise PinError(f"no table in {str(table)!r} is of {function_name(_target(kernel))}: export one for it")
-        pairs = [(kernel, matching[0])]
-    _install([_Pinned(_target(item), of_kernel, mode) for item, of_kernel in pairs])
+        if not any(is_of(kernel, item) for item in _environment.values()):
+            _install([_Pinned(_target(kernel), matching[0], mode)])
+    _compare_ranks()
+
+
+def pin_from_environment() -> None:
+    """Pin the table that ``FP8TUNE_PIN`` names, if it names any and has not been pinned. Raises PinError."""
+    variable = os.environ.get(VARIABLE, "")
+    if not variable or variable in MODES or _environment:
+        return
+    path, _, mode = variable.rpartition(":")
+    if not path or mode not in MODES:
+        path, mode = variable, "nearest"
+    if not Path(path).exists():
+        modes = ", ".join(MODES)
+        raise PinError(f"{VARIABLE}={variable!r:.150}: no such file or folder; give PATH or PATH:MODE, MODE of {modes}")
+    tables = tables_of(path)
+    _pin_all(tables, mode, may_lack_modules=True)
+    _environment.update((item.kernel, item) for item in tables)
 
 
 def pin_to(kernel: Any, table: Table, unknown: str) -> None:
     """Pin one kernel to one table of :func:`tables_of`, whatever the environment says."""
     _install([_Pinned(_target(kernel), table, unknown)])
+
+
+def _pin_all(tables: list[Table], mode: str, *, may_lack_modules: bool = False) -> None:
+    """Pin the kernels of tables; those that do not exist yet at their first launch."""
+    kernels = [_kernel_named(item, may_lack_modules) for item in tables]
+    _install([_Pinned(_target(kernel), item, mode) for kernel, item in zip(kernels, tables, strict=True) if kernel])
+    _waiting.update((item.kernel, (item, mode)) for kernel, item in zip(kernels, tables, strict=True) if not kernel)
+    if _waiting:
+        watch()
 
 
 def _install(pins: list[_Pinned]) -> None:
@@ -110,6 +168,87 @@ def unpin(kernel: Any = None) -> None:
         if kernel is None or pinned.target is _target(kernel):
             del _pins[id(pinned.target)]
             pinned.uninstall()
+    if kernel is None:
+        _waiting.clear()
+
+
+def watch() -> None:
+    """Note the run-time tuning of kernels made from now on, and pin those that tables name at their first launch."""
+    runtime = importlib.import_module("triton.runtime.autotuner")  # all of Triton may not be imported yet
+    kinds = [runtime.Autotuner, runtime.JITFunction]
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # Triton's own functions load it where it is used
+        kinds.append(interpreter.InterpretedFunction)
+    for kind in kinds:
+        if not hasattr(kind.__init__, "fp8tune_watches"):
+            kind.__init__ = _watched(kind.__init__)
+
+
+def _watched(initialize: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(initialize)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        if hasattr(self, "configs"):
+            self.cache = TunedConfigs(self, self.cache)
+            _tuners.add(self)
+        if _waiting:
+            self.run = functools.partial(_first_launch, self)
+
+    watched.fp8tune_watches = True  # type: ignore[attr-defined]
+    return watched
+
+
+def _first_launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    """Pin a kernel if a table names it, and launch it. What it wraps is launched by it, and not pinned on its own."""
+    with _lock:
+        for item in chain(kernel):
+            if getattr(vars(item).get("run"), "func", None) is _first_launch:
+                del item.run
+        if id(kernel) not in _pins:  # another thread's first launch, or an explicit pin
+            matching = (entry for entry in list(_waiting.values()) if is_of(kernel, entry[0]))
+            _install([_Pinned(kernel, *entry) for entry in matching])
+    return kernel.run(*args, **kwargs)
+
+
+def pin_report() -> dict[str, Any]:
+    """Return what kernels of this process took their configs from, for ``json.dumps``.
+
+    ``kernels``: those that are pinned, and those that tuned at run time, with ``keys`` (key -> key of the table) and
+    ``tuned_s`` (key -> seconds of its run-time tuning); ``waiting``: those in tables that have not been launched.
+    Kernels made before the first ``pin`` of a table whose modules were not imported are only in it if they are pinned.
+    """
+    pinned = [item.report() for item in list(_pins.values())]
+    tuners = [item for item in list(_tuners) if id(item) not in _pins]
+    unpinned = [item.cache.report() for item in tuners if isinstance(item.cache, TunedConfigs) and item.cache.tuned_s]
+    waiting = sorted(_waiting.keys() - {item["kernel"] for item in pinned})
+    return {"kernels": sorted(pinned + unpinned, key=lambda item: str(item["kernel"])), "waiting": waiting}
+
+
+def keys_of(kernel: Any) -> dict[str, Any]:
+    """Return the entry of an autotuner or bare kernel in :func:`pin_report`; empty for one that is not watched."""
+    configs = _pins.get(id(kernel)) or getattr(kernel, "cache", None)
+    return configs.report() if isinstance(configs, TunedConfigs) else {}
+
+
+def _compare_ranks() -> None:
+    """Raise PinError if ranks differ in what they pin. Asks them once."""
+    if difference := ranks.compare(_facts):
+        fix = "install the same and pin the same tables on all ranks"
+        raise PinError(f"{difference[:220]}: {fix}")
+
+
+def _facts() -> Facts:
+    """Return what ranks have to agree on."""
+    entries = {id(table): (table, mode, None) for table, mode in _waiting.values()}
+    entries |= {id(item.table): (item.table, item.mode, item.target) for item in _pins.values()}
+    facts = dict(versions())
+    for table, mode, target in entries.values():
+        name = table.kernel or function_name(target)
+        rows = [(device, sorted(map(repr, keys.items()))) for device, keys in sorted(table.devices.items())]
+        facts[f"table of {name}"] = hashed(repr(rows))
+        facts[f"unknown keys of {name}"] = mode
+        place = table.kernel.rpartition(":")[0] or python_function(target).__code__.co_filename
+        facts[f"code of {place}"] = code_hash(place)
+    return facts
 
 
 def _target(kernel: Any) -> Any:
@@ -162,22 +301,40 @@ def _read(path: Path) -> Table:
         raise PinError(f"{reason}: write one with fp8tune export --for python") from error
 
 
-def _kernel_named(table: Table) -> Any:
-    """Return the kernel of a table; imports its module unless the program has."""
+def _kernel_named(table: Table, may_lack_modules: bool = False) -> Any:
+    """Return the kernel of a table; None if its module has not been imported, or is being imported."""
     if not table.kernel:
         raise PinError("a dict names no kernel: pass the kernel behind it")
     where, _, attribute = table.kernel.rpartition(":")
+    module = _loaded(where)
+    if module is None and (may_lack_modules or _exists(where)):
+        return None
     try:
-        return resolved(_loaded(where) or importlib.import_module(where), attribute)
+        if module is None:
+            raise ModuleNotFoundError(f"no module {where!r}")
+        return resolved(module, attribute)
     except (ImportError, AttributeError, LookupError, TypeError) as error:
+        if module is not None and (
+            may_lack_modules or getattr(getattr(module, "__spec__", None), "_initializing", False)
+        ):
+            return None
         reason = f"{table.source} is of {table.kernel}, which cannot be imported: {_one_line(error, 100)}"
         raise PinError(f"{reason}: import its module first, or pass the kernel behind the table") from None
 
 
+def _exists(where: str) -> bool:
+    """Return True if there is such a file, or such a package at the top: those below are not looked for."""
+    try:
+        return Path(where).is_file() if where.endswith(".py") else bool(importlib.util.find_spec(where.split(".")[0]))
+    except ValueError:  # a module without a spec
+        return False
+
+
 def _loaded(where: str) -> Any:
     """Return a module of this program by its name, or by its file ``path.py``."""
-    if not where.endswith(".py"):
-        return sys.modules.get(where)
+    main = sys.modules["__main__"]
+    if not where.endswith(".py"):  # a program of `python -m` is not imported by its name
+        return main if getattr(getattr(main, "__spec__", None), "name", "") == where else sys.modules.get(where)
     path = Path(where).absolute()
     files = ((item, getattr(item, "__file__", None)) for item in list(sys.modules.values()))
     return next((item for item, file in files if file and Path(file).absolute() == path), None)
@@ -188,27 +345,58 @@ def is_of(kernel: Any, table: Table) -> bool:
     target = _target(kernel)
     where, _, attribute = table.kernel.rpartition(":")
     try:
-        return any(item is target for item in chain(resolved(_loaded(where), attribute)))
-    except (AttributeError, LookupError):
+        return _target(resolved(_loaded(where), attribute)) is target
+    except (AttributeError, LookupError, PinError):
         return table.kernel == function_name(target)
 
 
-class _Pinned(dict[Key, Any]):
+class TunedConfigs(dict[Key, Any]):
+    """An autotuner's dictionary of keys and configs, which notes the keys that are tuned at run time."""
+
+    def __init__(self, tuner: Any, configs: Mapping[Key, Any] = MappingProxyType({})) -> None:
+        super().__init__(configs)
+        self.tuned_s: dict[str, float] = {}
+        """Key -> seconds of its run-time tuning."""
+        self._tuner = weakref.ref(tuner)
+        self._bench_s = getattr(tuner, "bench_time", None)
+
+    def __setitem__(self, key: Key, config: Any) -> None:
+        super().__setitem__(key, config)
+        bench_s = getattr(self._tuner(), "bench_time", None)
+        if bench_s != self._bench_s:  # else it was read from a file
+            self._bench_s = bench_s
+            self.note(key, bench_s or 0.0)
+
+    def note(self, key: Key, seconds: float) -> None:
+        """Note that a key was tuned at run time."""
+        self.tuned_s[str(_plain(key))] = seconds
+
+    def report(self) -> dict[str, Any]:
+        """Return a row of :func:`pin_report`."""
+        name = function_name(self._tuner())
+        return {"kernel": name, "table": "", "unknown": "tune", "keys": {}, "tuned_s": dict(self.tuned_s)}
+
+
+class _Pinned(TunedConfigs):
     """Stand-in for the autotuner's dictionary: keys that were launched -> configs, which a first launch looks up."""
 
     def __init__(self, target: Any, table: Table, mode: str) -> None:
-        super().__init__()
+        super().__init__(target)
+        self.keys_used: dict[str, str] = {}  # key of a launch -> key of the table
+        self._arguments: dict[Key, dict[str, Any]] = {}  # key of a launch -> arguments of its config
         self.target, self.table, self.name, self.mode = target, table, function_name(target), mode
         self._is_tuner = hasattr(target, "configs")
-        if self._is_tuner and len(target.configs) < 2:
-            raise PinError(f"{self.name} declares one config, which Triton never looks up: edit that one")
         if not self._is_tuner and not table.names:
             raise PinError(f"{self.name} has no autotuner: pin a file of fp8tune export --for python, not a dict")
-        # a subclass may launch by itself and never look into ``cache``
-        self._looks_up = type(target).run is importlib.import_module("triton.runtime.autotuner").Autotuner.run
+        self._looks_up = self._is_tuner and len(target.configs) > 1 and _runs_as_triton_does(type(target))
         self._configs = {device: self._triton_configs(rows) for device, rows in table.devices.items()}
         self._launching = threading.local()
         self._has_logged = False
+
+    def report(self) -> dict[str, Any]:
+        """Return a row of :func:`pin_report`."""
+        name, source = self.table.kernel or self.name, self.table.source
+        return {**super().report(), "kernel": name, "table": source, "unknown": self.mode, "keys": {**self.keys_used}}
 
     def _triton_configs(self, rows: Any) -> dict[Key, Any]:
         source, declared = self.table.source, getattr(self.target, "configs", ())
@@ -251,37 +439,51 @@ class _Pinned(dict[Key, Any]):
 
     def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
         """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs} if args else kwargs
         key = tuning_key(self.target, args, kwargs) if self._is_tuner else self._bare_key(arguments)
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        arguments |= config.all_kwargs()
+        arguments |= self._arguments[key]
         if config.pre_hook is not None:
             config.pre_hook(arguments)
         return (self.target.fn.run if self._is_tuner else self._run)(**arguments)
 
     def _bare_key(self, arguments: Mapping[str, Any]) -> Key:
-        own = [(name, arguments[name]) for name in self.target.arg_names if name in arguments]
-        memory = [tensor_in(value) for item in own for _, value in flattened(*item)]
-        sizes = (arguments[name] for name in self.table.names if name in arguments)
-        return (*sizes, *(str(tensor.dtype) for tensor in memory if tensor is not None))
+        key = [arguments[name] for name in self.table.names if name in arguments]
+        for name in self.target.arg_names:  # at each launch
+            value: Any = arguments.get(name)
+            if type(value) in _SCALARS:
+                continue
+            if is_tensor(value):
+                key.append(_text(value.dtype))
+            else:
+                memory = (tensor_in(item) for _, item in flattened(name, value))
+                key += [_text(tensor.dtype) for tensor in memory if tensor is not None]
+        return tuple(key)
 
     def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, key) or self._find(key)
+        return (dict.__contains__(self, key) and not ranks.is_pending) or self._find(key)
 
     def _find(self, key: Any) -> bool:
         with _lock:
-            plain = _plain(key)
-            config = self._rows[plain] if plain in self._rows else self._unknown(plain)
-            if config is not None:
-                self[key] = config
-            return config is not None
+            _compare_ranks()
+            if not dict.__contains__(self, key):
+                plain = _plain(key)
+                known = plain if plain in self._rows else self._nearest(plain)
+                if known is None:
+                    return False
+                self._arguments[key] = self._rows[known].all_kwargs()
+                dict.__setitem__(self, key, self._rows[known])
+                self.keys_used[str(plain)] = str(known)
+            return True
 
     @functools.cached_property
     def _rows(self) -> Mapping[Key, Any]:
         """Configs of the device that launches first."""
         device = "" if "" in self._configs else _device_name()
+        if device == INTERPRETER and device not in self._configs:  # where any config gives the same results
+            device = next(iter(self._configs), device)
         rows = self._configs.get(device, {})
         where = device or "any device"
         where += "" if rows else f" (it has {', '.join(self._configs) or 'no device'})"
@@ -290,17 +492,19 @@ class _Pinned(dict[Key, Any]):
         _logger.warning("%s is pinned to %s: %s", self.name, self.table.source, line)
         return rows
 
-    def _unknown(self, key: Key) -> Any:
-        line = f"{self.name}: {self.table.source} has no config for the key {key}"
+    def _nearest(self, key: Key) -> Key | None:
+        """Return the key of the table that stands for an unknown one; None if Triton tunes it. Raises PinError."""
+        line = f"{self.name}: {self.table.source} has no config for the key {key!s:.100}"
         if self.mode == "strict":
-            raise PinError(f"{line}: sweep it, or pin with unknown='tune'")
+            raise PinError(f"{line}: run {_tuning_command(self.table.kernel or self.name)}")
         if self.mode == "tune":
-            return self._log_once(f"{line}: Triton tunes it, and any other such key")
+            self._log_once(f"{line}: Triton tunes it, and any other such key")
+            return None
         distances = ((_distance(key, known), repr(known), known) for known in self._rows)
         for _, _, known in sorted(item for item in distances if item[0] < math.inf):
             if self._is_allowed(self._rows[known]):
                 self._log_once(f"{line}: launched with that of {known}; other such keys alike")
-                return self._rows[known]
+                return known
         raise PinError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
 
     def _log_once(self, line: str) -> None:
@@ -316,6 +520,25 @@ class _Pinned(dict[Key, Any]):
 
 _pins: dict[int, _Pinned] = {}
 """id of an autotuner or bare kernel -> its table."""
+_waiting: dict[str, tuple[Table, str]] = {}
+"""Name of a kernel that did not exist when it was pinned -> its table, and the mode for unknown keys."""
+_environment: dict[str, Table] = {}
+"""Name of a kernel -> the table that the environment pins it to."""
+_tuners: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Autotuners whose run-time tuning is noted."""
+
+
+def _runs_as_triton_does(kind: type) -> bool:
+    """Return False for a subclass that launches by itself and may never look into ``cache``."""
+    autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    return inspect.unwrap(kind.run) is inspect.unwrap(autotuner.run)  # type: ignore[attr-defined]
+
+
+def _tuning_command(name: str) -> str:
+    """Return the command that tunes a kernel in this program."""
+    program = shlex.join([Path(sys.executable or "python").name, *sys.orig_argv[1:]])
+    program = program if len(program) < 80 else f"{program[:77]}..."
+    return f"fp8tune tune --kernel {shlex.quote(name)} -- {program}"
 
 
 def _plain(key: Any) -> Key:
@@ -338,7 +561,7 @@ def _distance(key: Key, known: Key) -> float:
 
 def _device_name() -> str:
     cuda = sys.modules["torch"].cuda
-    return str(cuda.get_device_name()) if cuda.is_available() else "Triton interpreter"
+    return str(cuda.get_device_name()) if cuda.is_available() else INTERPRETER
 
 
 def _one_line(error: BaseException, longest: int = 300) -> str:

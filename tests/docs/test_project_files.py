@@ -102,7 +102,10 @@ def test_packages_have_all_files_and_work_elsewhere(sdist: Path, tmp_path: Path)
     assert {path.partition("/")[0] for path in in_wheel if ".dist-info/" not in path} == {"fp8tune"}
     in_kernels, _ = installed(build(ROOT / "kernels", "wheel", tmp_path / "kernels"), tmp_path / "site")
     # not `kernels`: that package belongs to Hugging Face, and installing over it would break it
-    assert {path.partition("/")[0] for path in in_kernels if ".dist-info/" not in path} == {"fp8tune_kernels"}
+    assert {path.partition("/")[0] for path in in_kernels if ".dist-info/" not in path} == {
+        "fp8tune_kernels",
+        "fp8tune_kernels.pth",
+    }
     assert "fp8tune_kernels/py.typed" in in_kernels
     shape_sets = {f"fp8tune/_sweeps/{path.name}" for path in (ROOT / "sweeps").glob("*.toml")}
     data = {"fp8tune/py.typed", "fp8tune/report/assets/page.js"}

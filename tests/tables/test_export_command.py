@@ -228,3 +228,42 @@ def test_stale_picks_are_left_out_where_that_is_decided(tmp_path: Path) -> None:
         assert read_for_format(store, "sm_90", ["colwise"], allow_quick=False)[0].picks
         with pytest.raises(UsageError, match="no pick is proven"):
             read_for_format(store, "sm_90", ["colwise"], allow_quick=False, here=updated)
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+import torch
+from fp8tune.measure import compiling
+from fp8tune_kernels import pin
+from maker.scales import _kernel
+
+folder, size = Path(sys.argv[1]), int(sys.argv[2])
+pin("table/_kernel_sm_90.py", unknown=sys.argv[3])
+before = len(list(folder.rglob("*.cubin")))
+with compiling.recording("sm_90") as launches:
+    _kernel[(16,)](torch.empty(size, dtype=torch.bfloat16), size)
+print(len(launches), before, len(list(folder.rglob("*.cubin"))) - before, launches[0].kernel.metadata.num_warps)
+"""
+
+
+def test_a_pinned_program_finds_its_kernels_compiled_ahead_without_a_gpu(folder: Path) -> None:
+    """Sizes that divide by 16 share a program; of another size it is a new one, which shows that programs count."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}:{folder}", "TRITON_CACHE_DIR": "cache/NVIDIA_H200"}
+
+    def run(*command: object) -> str:
+        program = [sys.executable, *map(str, command)]
+        ended = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    exported = ("-m", "fp8tune", "export", "--arch", "sm_90", "--kernel", NAME, "--allow-quick", "--for")
+    run(*exported, "python", "-o", "table")
+    assert "cache/NVIDIA_H200: 3 launches compiled in" in run(*exported, "triton-cache", "-o", "cache")
+    pinned = runpy.run_path(str(folder / "table" / "_kernel_sm_90.py"))["TABLE"][H200]
+    before = len({str(config) for config in pinned.values()})
+    for size, mode, new in ((1024, "strict", 0), (4096, "strict", 0), (1023, "nearest", 1)):
+        launched, known, added, warps = run("-c", LAUNCH, "cache/NVIDIA_H200", size, mode).split()
+        assert (int(launched), int(known), int(added)) == (1, before, new)
+        assert int(warps) == pinned[(size + size % 2, "torch.bfloat16")]["num_warps"]

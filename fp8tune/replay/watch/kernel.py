@@ -17,6 +17,7 @@ from fp8tune.replay.naming import place_of
 from fp8tune.replay.recording import Argument, Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
 from fp8tune.replay.values import Unrecordable, config_of, encoded
 from fp8tune.replay.watch import describing, times
+from fp8tune_kernels.pinning import keys_of
 from fp8tune_kernels.tuners import chain, flattened, is_descriptor, is_tensor, python_function, tensor_in, tuning_key
 
 WITH_VALUES = 256  # distinct launches of a kernel whose values are read, each time with a synchronization
@@ -275,6 +276,7 @@ class WatchedKernel:
             configs = list(map(config_of, self._declared()))
         except Unrecordable as error:
             recorded, skipped[str(error)] = [], sum(entry.count for entry in entries)
+        source = keys_of(self.kernel)
         if self._place is None:  # once: all modules may be searched
             self._place = place_of(self.kernel, self._script)
         name, refusal = self._place
@@ -287,6 +289,9 @@ class WatchedKernel:
             key=self.keys,
             configs=tuple(configs),
             tuning_s=self.tuning_s,
+            tuned_s=source.get("tuned_s", {}),
+            table=source.get("table", ""),
+            table_keys=source.get("keys", {}),
             launches=merged_by(recorded, lambda launch: launch.id),
             skipped=dict(skipped),
         )

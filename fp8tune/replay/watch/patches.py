@@ -12,6 +12,7 @@ from typing import Any
 from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.watch import process, window
 from fp8tune.replay.watch.kernel import DECLARED, signature_of
+from fp8tune_kernels import pinning
 from fp8tune_kernels.tuners import chain, resolved, tuner_of, tuning_key
 
 CALM = 4096
@@ -26,6 +27,7 @@ _tuning = threading.local()  # depth of the autotuners' launches that are going 
 def patch_autotuner(module: ModuleType) -> None:
     """Wrap ``Autotuner.run`` of a module that was just imported, and ``JITFunction.run`` if bare kernels count."""
     current, autotuner = process.current(), module.Autotuner
+    pinning.watch()
     mark = _marked_as_tuning if current.patterns else lambda run: run
     patch_bare(module)
     autotuner.run = recorded_run(mark(_tuned_without_a_gpu(autotuner.run)), autotuner, current)
@@ -154,10 +156,12 @@ def _tuned_without_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))  # which pruning reads
         is_timed = len(self.configs) > 1 and not kwargs.get("warmup") and self._do_bench is None
         if is_timed and not has_driver() and (key := tuning_key(self, args, kwargs)) not in self.cache:
-            self.nargs = dict(zip(self.arg_names, args, strict=False))
             self.cache[key] = self.prune_configs(kwargs)[0]
+            if isinstance(self.cache, pinning.TunedConfigs):
+                self.cache.note(key, 0.0)
             _say_once("no GPU here: nothing is tuned at run time, and each kernel takes its first config")
         return original(self, *args, **kwargs)
 

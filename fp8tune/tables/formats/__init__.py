@@ -14,10 +14,11 @@ from fp8tune.tables.picks import KernelPicks
 
 GROUP = "fp8tune.formats"
 DIFF = "diff"  # the format that changes a source file
+TRITON_CACHE = "triton-cache"  # the format that compiled programs go with
 _SHIPPED = {
     DIFF: "diff:FORMAT",
     "python": "python_file:FORMAT",
-    "triton-cache": "triton_cache:FORMAT",
+    TRITON_CACHE: "triton_cache:FORMAT",
     "vllm": "by_size:VLLM",
     "sglang": "by_size:SGLANG",
     "hf": "by_size:HUGGING_FACE",

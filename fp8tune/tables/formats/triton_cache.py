@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.records import NamedInts
+from fp8tune.records import Device, NamedInts
 from fp8tune.replay.loading import imported_module
 from fp8tune.replay.values import decoded
 from fp8tune.stats.means import group_by
@@ -85,10 +85,15 @@ def _build_files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> 
     key = tuple(map(decoded, picks[0].key))
     if not key or not all(map(_is_json_scalar, key)):
         raise UsageError(f"Triton does not cache the key {key!r}: {_ADVICE}")
-    folder = PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", kernel.device.name).strip("_.") or kernel.device.arch)
+    folder = folder_of(kernel.device)
     chosen = shared_config(picks)
     timings = {_triton_config(kernel, chosen): [picks[0].study.times_us[chosen] / 1000]}  # Triton launches the fastest
     return [File(folder / path, text) for path, text in _write_cache(autotuner, key, timings).items()]
+
+
+def folder_of(device: Device) -> PurePosixPath:
+    """Return the folder of a device: keys of the cache do not name it."""
+    return PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", device.name).strip("_.") or device.arch)
 
 
 def _triton_config(kernel: KernelPicks, stored_config: NamedInts) -> Any:

@@ -9,7 +9,6 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,51 +23,41 @@ PATCHED = {
 """Module -> the function of fp8tune.replay.watch.patches that is called when it has been imported."""
 
 
-class _Waiting:
-    """Finder of these modules, which patches each after its code has run."""
+def _patch(module: ModuleType) -> None:
+    try:
+        _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
+        for part in ("tuners", "agreement", "pinning"):
+            _load_part(part)
+        from fp8tune.replay.watch import patches
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in PATCHED:
-            return None
-        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def patched(module: ModuleType) -> None:
-            del loader.exec_module
-            execute(module)
-            try:
-                _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
-                for part in ("tuners", "pinning"):  # without the package, which the program may have
-                    path = os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], f"{part}.py")
-                    _load(f"fp8tune_kernels.{part}", path)
-                from fp8tune.replay.watch import patches
-
-                getattr(patches, PATCHED[name])(module)
-            except Exception as error:  # the program goes on, unrecorded
-                print(f"fp8tune: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
-
-        loader.exec_module = patched
-        return spec
+        getattr(patches, PATCHED[module.__name__])(module)
+    except Exception as error:  # the program goes on, unrecorded
+        print(f"fp8tune: process {os.getpid()} is not recorded: {error!r}", file=sys.stderr)
 
 
-def _load(name: str, path: str) -> None:
+def _load_part(name: str) -> Any:
+    """Load a module of fp8tune_kernels without the package, which the program may have."""
+    return _load(f"fp8tune_kernels.{name}", os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], f"{name}.py"))
+
+
+def _pin(module: ModuleType) -> None:
+    """Pin what ``FP8TUNE_PIN`` names, in a program whose environment would not."""
+    _load_part("pinning").pin_from_environment()
+
+
+def _load(name: str, path: str) -> ModuleType:
     """Make a part of this fp8tune importable, but nothing else that lies beside it.
 
     The program's environment may have none, or another version, whose recordings the command could not read.
     """
     if name in sys.modules:
-        return
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
 
 
 def _run_the_users_own() -> None:
@@ -80,5 +69,6 @@ def _run_the_users_own() -> None:
 
 
 if os.environ.get("FP8TUNE_RECORD"):
-    sys.meta_path.insert(0, _Waiting())
+    _actions = {**dict.fromkeys(PATCHED, _patch), **({"triton": _pin} if os.environ.get("FP8TUNE_PIN") else {})}
+    sys.meta_path.insert(0, _load_part("imports").AfterImport(_actions))
 _run_the_users_own()

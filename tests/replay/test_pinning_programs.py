@@ -1,0 +1,225 @@
+"""Programs whose kernels are pinned from outside: whenever they are imported, on every rank, and with a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from forked import ended
+from places import ROOT
+from programs import QUICK
+
+from fp8tune.replay.recording import read
+
+F32 = "torch.float32"
+FLAT, ROW, TILE = (8192, F32, F32), (256, F32, F32), (32, 256, F32, F32)
+KEYS = {
+    **dict.fromkeys(("scale", "relu", "silu", "gelu"), FLAT),
+    **dict.fromkeys(("add", "swiglu"), (*FLAT, F32)),
+    **dict.fromkeys(("softmax", "rms_norm", "layer_norm", "row_max"), ROW),
+    **dict.fromkeys(("transpose", "gram"), TILE),
+}
+"""Kernel of the program of twelve -> its key on the interpreter."""
+
+TWELVE = "benchmarks.real.twelve_kernels"
+
+
+def write_tables(folder: Path, **changed: int) -> str:
+    """Write a table of each of the twelve kernels, whose configs are not the first; return the folder."""
+    folder.mkdir()
+    for name, key in KEYS.items():
+        axis, value = ("TILE", 32) if key is TILE else ("BLOCK", 256 if key is ROW else 1024)
+        write_table(folder / f"{name}.py", f"{TWELVE}:{name}", {key: {axis: changed.get(name, value)}})
+    return str(folder)
+
+
+def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]], device: str = "") -> None:
+    table = {device: {key: {"kwargs": dict(kwargs), "num_warps": 8} for key, kwargs in rows.items()}}
+    path.write_text(f"\nKERNEL = {kernel!r}\nKEY = ('n',)\nTABLE = {table!r}\n")
+
+
+def start(folder: Path, *program: str, **variables: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "kernels")))
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1", **variables}
+    command = (sys.executable, *program)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+RANK = f"""
+import datetime, json, os, sys, time
+import fp8tune_kernels  # as fp8tune_kernels.pth does in a process with FP8TUNE_PIN
+assert "triton" not in sys.modules
+import torch.distributed as dist
+rank, (first, second), port = int(os.environ["RANK"]), sys.argv[1:3], int(sys.argv[3])
+from {TWELVE} import step, KERNELS
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+dist.barrier()
+began_s = time.perf_counter()
+try:
+    total = float(step())
+    error = ""
+except fp8tune_kernels.PinError as caught:
+    error = str(caught)
+report = {{"error": error, "error_s": time.perf_counter() - began_s}}
+if not error:
+    requests = []
+    dist.distributed_c10d._get_default_store = requests.append  # none from now on
+    step()
+    report |= fp8tune_kernels.pin_report() | {{"configs": [str(k.best_config) for k in KERNELS], "requests": requests}}
+print(json.dumps(report), flush=True)
+store.set(f"done{{rank}}", "")
+store.wait(["done0", "done1"])
+os._exit(0)
+"""
+
+
+def two_ranks(folder: Path, tables: tuple[str, str], port: int) -> list[dict[str, object]]:
+    environments = [{"FP8TUNE_PIN": f"{table}:strict", "RANK": str(rank)} for rank, table in enumerate(tables)]
+    ranks = [start(folder, "-c", RANK, *tables, str(port), WORLD_SIZE="2", **variables) for variables in environments]
+    outputs = [rank.communicate(timeout=200) for rank in ranks]
+    assert all(output for output, _ in outputs), outputs
+    return [json.loads(output) for output, _ in outputs]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_two_ranks_launch_twelve_kernels_with_equal_configs_and_tune_none(tmp_path: Path) -> None:
+    table = write_tables(tmp_path / "tables")
+    first, second = two_ranks(tmp_path, (table, write_tables(tmp_path / "same")), free_port())
+    assert first["configs"] == second["configs"]
+    assert len(first["kernels"]) == 12
+    for rank in (first, second):
+        assert (rank["error"], rank["waiting"], rank["requests"]) == ("", [], [])
+        assert {row["kernel"]: row["keys"] for row in rank["kernels"]} == {
+            f"{TWELVE}:{name}": {str(key): str(key)} for name, key in KEYS.items()
+        }
+        assert not any(row["tuned_s"] for row in rank["kernels"])
+        assert all("num_warps: 8" in config for config in rank["configs"])
+
+
+def test_a_rank_with_another_table_fails_within_a_second_and_says_which(tmp_path: Path) -> None:
+    tables = (write_tables(tmp_path / "tables"), write_tables(tmp_path / "older", gelu=2048))
+    ranks = two_ranks(tmp_path, tables, free_port())
+    (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in ranks if rank["error"]]
+    assert f"differ in table of {TWELVE}:gelu: install the same" in error
+    assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
+    assert error_s < 1
+
+
+LATER = """
+import fp8tune_kernels, json, sys
+if len(sys.argv) > 1:
+    fp8tune_kernels.pin(sys.argv[1])
+    assert "mine" not in sys.modules
+import mine, triton
+
+made = triton.autotune(mine.quick.configs, key=["n"], do_bench=mine.timed)(mine.quick.fn)  # no table names it
+
+@triton.autotune(mine.quick.configs, key=["n"], do_bench=mine.timed)
+@triton.jit
+def here(n: mine.tl.constexpr, BLOCK: mine.tl.constexpr):
+    pass
+
+for kernel in (mine.quick, here, made):
+    kernel[lambda meta: (640 // meta["BLOCK"],)](640)
+print(json.dumps([kernel.best_config.kwargs["BLOCK"] for kernel in (mine.quick, here, made)]))
+print(json.dumps(fp8tune_kernels.pin_report()))
+"""
+
+
+@pytest.mark.parametrize("is_in_environment", [True, False])
+def test_kernels_are_pinned_whenever_they_are_made_and_the_rest_is_reported(
+    tmp_path: Path, is_in_environment: bool
+) -> None:
+    """In a module that is imported later, and in the program itself, which is no module to import."""
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    write_table(tables / "quick.py", "mine:quick", {(640,): {"BLOCK": 128}})
+    if is_in_environment:
+        write_table(tables / "here.py", "later.py:here", {(500,): {"BLOCK": 128}})
+        write_table(tables / "gone.py", "no_such_package.ops:gone", {(640,): {"BLOCK": 128}})
+    (tmp_path / "mine.py").write_text(QUICK)
+    (tmp_path / "later.py").write_text(LATER)
+    variables = {"FP8TUNE_PIN": str(tables)} if is_in_environment else {}
+    process = start(tmp_path, "later.py", *([] if is_in_environment else [str(tables)]), **variables)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    blocks, report = map(json.loads, output.splitlines())
+    assert blocks == [128, 128 if is_in_environment else 64, 64]
+    rows = {row["kernel"]: (Path(row["table"]).name, row["keys"]) for row in report["kernels"] if row["table"]}
+    near = {"later.py:here": ("here.py", {"(640,)": "(500,)"})} if is_in_environment else {}
+    assert rows == {"mine:quick": ("quick.py", {"(640,)": "(640,)"}), **near}
+    tuned = [row for row in report["kernels"] if row["tuned_s"]]
+    assert [list(row["tuned_s"]) for row in tuned] == [["(640,)"]] * (1 if is_in_environment else 2)
+    assert report["waiting"] == (["no_such_package.ops:gone"] if is_in_environment else [])
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("nowhere", "FP8TUNE_PIN='nowhere': no such file or folder"),
+        ("tables:strickt", "MODE of off, strict, nearest, tune"),
+        ("tables:strict", r"no config for the key (640,): run fp8tune tune --kernel mine:quick -- python"),
+    ],
+)
+def test_a_process_that_cannot_be_pinned_as_asked_stops(tmp_path: Path, variable: str, message: str) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "mine.py").write_text(QUICK)
+    write_table(tmp_path / "tables" / "quick.py", "mine:quick", {(64,): {"BLOCK": 128}})
+    process = start(tmp_path, "-c", "import fp8tune_kernels, mine; mine.run(640)", FP8TUNE_PIN=variable)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    line = errors.splitlines()[-1]
+    assert line.startswith("fp8tune_kernels.pinning.PinError: ")
+    assert message in line
+
+
+def test_a_table_of_the_environment_stays_whatever_the_program_pins(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(QUICK)
+    write_table(tmp_path / "quick.py", "mine:quick", {(640,): {"BLOCK": 128}})
+    write_table(tmp_path / "own.py", "mine:quick", {(640,): {"BLOCK": 64}})
+    program = (
+        "import fp8tune_kernels as f, mine; f.pin('own.py'); f.pin('own.py', mine.quick); mine.run(640)\n"
+        "print(mine.quick.best_config.kwargs)"
+    )
+    process = start(tmp_path, "-c", program, FP8TUNE_PIN="quick.py")
+    output, errors = process.communicate()
+    assert output == "{'BLOCK': 128}\n", errors
+
+
+@pytest.mark.parametrize(("sizes", "code"), [("640", 0), ("640, 64", 1)])
+def test_a_strict_recording_fails_where_a_kernel_tunes_at_run_time(tmp_path: Path, sizes: str, code: int) -> None:
+    (tmp_path / "mine.py").write_text(QUICK + f"\nif __name__ == '__main__':\n    [run(n) for n in ({sizes},)]\n")
+    write_table(tmp_path / "quick.py", "mine.py:quick", {(640,): {"BLOCK": 128}})
+    command = ("record", "--strict", "-o", tmp_path / "run.json", "--", sys.executable, "mine.py")
+    result = ended(*command, cwd=tmp_path, TRITON_INTERPRET="1", FP8TUNE_PIN="quick.py:tune")
+    assert result[0] == code, result
+    assert "1 of 1 kernel pinned: 1 key, 0 by a near key of the table" in result[1]
+    (kernel,) = read(tmp_path / "run.json").kernels
+    assert (kernel.table, kernel.table_keys) == ("quick.py", {"(640,)": "(640,)"})
+    assert list(kernel.tuned_s) == ["(64,)"] * code
+
+
+def test_a_file_at_the_start_of_python_arms_the_variable_and_does_nothing_without(tmp_path: Path) -> None:
+    (tmp_path / "fp8tune_kernels.pth").write_text((ROOT / "kernels" / "fp8tune_kernels.pth").read_text())
+    program = f"import site, sys; site.addsitedir({str(tmp_path)!r}); print('fp8tune_kernels' in sys.modules)"
+    for variable, armed in (("", False), ("somewhere", True)):
+        began_s = time.perf_counter()
+        output, errors = start(tmp_path, "-c", program, FP8TUNE_PIN=variable).communicate()
+        assert output == f"{armed}\n", errors
+        assert time.perf_counter() - began_s < 30
