@@ -15,6 +15,7 @@ import time
 from fp8tune.measure.device import software
 from fp8tune.measure.programs import Wanted, compile_programs
 from fp8tune.records import Kind
+from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import decided, deciding_configs, installed_hash
@@ -25,9 +26,9 @@ def timed_by(store: Store, arch: str, triton: str) -> list[Study]:
     """Return the decided studies of kernels as they are installed, timed with a version of Triton."""
     studies = store.studies(arch=arch, kinds=[Kind.MEASURED])
     studies = [study for study in studies if study.version and study.device.triton == triton and study.results]
-    groups = {study.device: [other for other in studies if other.device == study.device] for study in studies}
     # Decided device by device: of several that timed a size, only one answers.
-    every = [study for group in groups.values() for study in decided(group, SHIPPED)]
+    groups = group_by(studies, lambda study: study.device).values()
+    every = [study for group in groups for study in decided(group, SHIPPED)]
     return [study for study in every if study.source_hash == installed_hash(study.problem.kernel)]
 
 

@@ -122,7 +122,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What turns a kernel's source into machine code, besides its config and its arguments."""
+    """Version and settings that decide the machine code of a kernel, besides its source, config and arguments."""
 
     arch: str
     triton: str

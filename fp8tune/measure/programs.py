@@ -58,7 +58,7 @@ class _Batch:
 
 
 def compile_programs(
-    wanted: Iterable[Wanted],
+    requests: Iterable[Wanted],
     arch: str,
     *,
     processes: int | None = None,
@@ -68,7 +68,7 @@ def compile_programs(
     """Compile launches for an arch with the installed Triton and kernels, each program once.
 
     Args:
-        wanted: Launches; repeated ones count once.
+        requests: Launches; repeated ones count once.
         arch: Arch to compile for, which need not be here.
         processes: Worker processes; None for one on each usable core.
         progress: Called with the number of finished launches and of all.
@@ -77,7 +77,7 @@ def compile_programs(
     Raises:
         MachineError: The machine cannot compile: a full disk, no assembler.
     """
-    launches = list(dict.fromkeys(wanted))
+    launches = list(dict.fromkeys(requests))
     groups = group_by(launches, lambda launch: (launch.reference, launch.config)).values()
     # Large groups first, so that no worker is left with one at the end.
     batches = sorted(groups, key=len, reverse=True)

@@ -168,15 +168,15 @@ class Database:
         def is_passing(error: LostConnectionError) -> bool:
             return wait or error.is_starting or error.label in _reached
 
-        def attempt() -> Self:
-            try:
-                return cls(url, **options)
-            except OlderSchemaError:
-                with cls(url, versions=(*MIGRATIONS, VERSION)) as older:
-                    older.run(older._migrate, write=True)
-                return cls(url, **options)
+        def migrate() -> None:
+            with cls(url, versions=(*MIGRATIONS, VERSION)) as older:
+                older.run(older._migrate, write=True)
 
-        database = _repeated(attempt, is_passing, label(url))
+        try:
+            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
+        except OlderSchemaError:
+            _repeated(migrate, is_passing, label(url))
+            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
         _reached.add(database.label)
         return database
 

@@ -376,7 +376,9 @@ Units = _table(
 
 
 def _with_programs(connection: Connection) -> None:
-    """Bring a database of schema 22 to 23: tables of machine code, and no columns that nothing used."""
+    """Bring a database of schema 22 to 23: tables of machine code, and no columns and tables that nothing used."""
+    for name in ("shared_launches", "published_operations", "removed_trials"):
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
     for table in (Codes, Units):
         rows = [dict(row) for row in connection.execute(select(table)).mappings()]
         table.drop(connection)

@@ -178,9 +178,9 @@ def test_versions_of_triton_are_compared_where_one_side_has_the_same_machine_cod
     before = results(repository, "main", "colwise", *(200.0 * x for x in SPREAD))
     device = replace(H100, **change)
     after = results(repository, "branch", "colwise", *(150.0 * x for x in SPREAD), device=device)
-    of = before if known == "main" else after
+    study = before if known == "main" else after
     hashes = {Compiler("sm_90", version): value for version, value in code.items()}
-    programs = Programs({(of.problem, of.source_hash, CONFIG): hashes})
+    programs = Programs({(study.problem, study.source_hash, CONFIG): hashes})
     with checked_out("main..branch", ["colwise"], repository) as both:
         rows = recorded.compare([before, after], both, lambda: programs).rows
     assert {row.verdict for row in rows} == {verdict}

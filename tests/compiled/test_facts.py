@@ -77,14 +77,14 @@ CONTENTS = st.binary(min_size=1, max_size=40)
 
 
 @given(CONTENTS, CONTENTS, CONTENTS, st.sampled_from([".debug_line", ".nv.info.a", ".symtab", ".nv.constant0.a"]))
-def test_the_hash_is_of_what_the_gpu_executes(code: bytes, constants: bytes, note: bytes, other: str) -> None:
+def test_the_hash_is_of_what_the_gpu_executes(code: bytes, constants: bytes, note: bytes, name: str) -> None:
     def code_hash(sections: Sections, need: facts.Resources = NEED, **metadata: int) -> str:
         return facts.code_hash([kernel(sections, **metadata)], [need])
 
     sections = {".text.a": code, ".nv.constant2.a": constants}
     same = code_hash(sections)
     assert re.fullmatch("[0-9a-f]{16}", same)
-    renamed = {other: note, ".nv.constant2.renamed": constants, ".text.renamed": code}
+    renamed = {name: note, ".nv.constant2.renamed": constants, ".text.renamed": code}
     assert code_hash(renamed) == same  # names, debug information, the order in the file
     assert code_hash(sections, launch_pdl=0, num_stages=7) == same  # what other versions of Triton state besides
     bit = bytes([code[0] ^ 1]) + code[1:]

@@ -157,6 +157,7 @@ def test_a_worker_whose_parent_was_killed_while_it_began_ends():
         ({"TRITON_DUMP_MIR": "1", "AMDGCN_ENABLE_DUMP": "1", "TRITON_REDIS_HOST": "h"}, "fp_fusion=1"),
         ({"DISABLE_TELEMETRY": "1", "ENABLE_USER_SITE": "1", "LLVM_CONFIG": "x"}, "fp_fusion=1"),  # other programs'
         ({"PTXAS_OPTIONS": ""}, "fp_fusion=1"),
+        ({"TRITON_DISABLE_LINE_INFO": "1"}, "fp_fusion=1 TRITON_DISABLE_LINE_INFO=1"),  # ptxas chooses other registers
     ],
 )
 def test_settings_are_one_text(environment: dict[str, str], settings: str) -> None:

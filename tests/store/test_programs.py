@@ -106,8 +106,8 @@ def test_a_sweep_stores_the_code_of_what_it_compiles_and_the_newest_counts(tmp_p
         for number, code_hash in enumerate(("a1", "a1", "", "a2")):
             facts = Facts(40, 0, 4096, 0.4, code_hash=code_hash, compiler=compiler)
             store.add(begin(store, device), row(100.0, device=device, facts=facts, round=number))
-            kept = {(problem(), KERNEL.source_hash, config()): {compiler: code_hash or "a1"}}
-            assert store.programs() == store.programs("colwise", "sm_90") == kept
+            expected = {(problem(), KERNEL.source_hash, config()): {compiler: code_hash or "a1"}}
+            assert store.programs() == store.programs("colwise", "sm_90") == expected
         assert store.programs("rowwise") == store.programs(arch="gfx942") == {}
 
 
@@ -189,14 +189,13 @@ def test_prune_removes_the_code_of_results_that_go_and_keeps_proofs(tmp_path: Pa
             facts = Facts(code_hash=f"{number:x}", compiler=OLD)
             store.add(sweep, row(100.0 + number, config=config(number + 1), facts=facts))
         elsewhere = (KERNEL, problem(K=1408), config(999))
-        store.keep_programs(
-            NEW, {elsewhere: "a1", (KERNEL, problem(), config(1)): "0", (KERNEL, problem(), config(FASTEST + 5)): "f"}
-        )
+        fastest, slowest = ((KERNEL, problem(), config(number)) for number in (1, FASTEST + 5))
+        store.keep_programs(NEW, {elsewhere: "a1", fastest: "0", slowest: "f"})
         store.prune(set())
-        kept = {launch: set(hashes) for (_, _, launch), hashes in store.programs("colwise").items()}
-        assert kept.pop(config(999)) == {NEW}
-        assert kept.pop(config(1)) == {OLD, NEW}
-        assert kept == {config(number + 1): {OLD} for number in range(1, FASTEST)}
+        compilers = {launch: set(hashes) for (_, _, launch), hashes in store.programs("colwise").items()}
+        assert compilers.pop(config(999)) == {NEW}
+        assert compilers.pop(config(1)) == {OLD, NEW}
+        assert compilers == {config(number + 1): {OLD} for number in range(1, FASTEST)}
 
 
 HASHES = st.dictionaries(st.sampled_from([PICK, DEFAULT, RUNNER_UP, config(64)]), st.sampled_from("ab"))
