@@ -75,6 +75,10 @@ class KernelPicks:
 
 
 def shared_config(picks: Sequence[Pick]) -> NamedInts:
-    """Return the config with the smallest worst slowdown on problems that a format does not distinguish."""
-    shared = choose_shared([pick.study for pick in picks], bound=1.0) if len(picks) > 1 else None
+    """Return the config with the smallest worst slowdown on problems that a format does not distinguish.
+
+    The pick of all of them stays if they agree, as launches that share a config do.
+    """
+    agree = all(pick.config == picks[0].config for pick in picks)
+    shared = None if agree else choose_shared([pick.study for pick in picks], bound=1.0)
     return shared.config if shared else picks[0].config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import format_picks as made
 import pytest
@@ -59,6 +60,14 @@ def test_problems_of_one_name_share_the_config_that_loses_least() -> None:
     picks = [made.pick(shape, times_us) for times_us in ((10.0, 30.0, 11.0), (30.0, 10.0, 12.0))]
     (rows,) = documents(by_size.write_hugging_face, made.kernel_picks(*picks)).values()
     assert rows["16"]["BLOCK_SIZE_M"] == 64
+
+
+def test_a_pick_that_ties_with_the_fastest_stays_for_launches_that_share_it() -> None:
+    pick = made.pick({"M": 16, "N": 64, "K": 32}, (10.05, 10.0, 30.0))
+    tied = replace(pick.study.choice, pick=pick.study.default)
+    pick = replace(pick, study=replace(pick.study, decision=tied))
+    (rows,) = documents(by_size.write_hugging_face, made.kernel_picks(pick, pick)).values()
+    assert rows["16"] == FLAT_SMALL
 
 
 BLOCKS = {"sizes": {"block_n": 128, "block_k": 128, "GROUP_SIZE_M": 8}, "dtype": "fp8_w8a8"}
