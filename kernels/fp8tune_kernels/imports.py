@@ -25,15 +25,20 @@ class AfterImport:
 
     def __init__(self, actions: Mapping[str, Callable[[ModuleType], object]]) -> None:
         self._actions = actions
+        self._searched = set[str]()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of one of the modules, as the other finders have it."""
-        if name not in self._actions:
+        if name not in self._actions or name in self._searched:  # another finder of this kind asks this one
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        self._searched.add(name)
+        try:
+            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+        finally:
+            self._searched.remove(name)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
