@@ -141,7 +141,11 @@ def _speedup(row: RecheckedKernel) -> str:
 def _title(document: RecheckReport) -> str:
     before, now = (listed(map(_short, versions)) for versions in (document.before or [""], [document.triton]))
     versions = f"Triton {before} -> {now}" if before and now else "no Triton"
-    beaten = sum(row.state is State.BEATEN for row in document.rows)
+    states = Counter(row.state for row in document.rows)
+    if states[State.NOT_REACHED] == len(document.rows) - states[State.SAME_CODE] > 0:  # nothing was timed
+        same = f"{states[State.SAME_CODE]:,} of {counted(len(document.rows), 'config')}"
+        return f"{document.gpu} ({versions}): {same} proven by equal machine code, the others not timed"
+    beaten = states[State.BEATEN]
     gain = f"{document.speedup:.2f}x to gain" if beaten and document.speedup else "nothing to gain"
     verb = "is" if beaten == 1 else "are"
     return f"{gain} on {document.gpu} ({versions}): {beaten:,} of {counted(len(document.rows), 'config')} {verb} beaten"
