@@ -252,8 +252,8 @@ class SimulatedBackend:
     own worker.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
-    tells them apart. A device may be wrong in a share of the configs, and its host may need a time for a launch, which
-    hides shorter ones from events and not from graphs. ``triton`` pretends a version, and each from 2 on changes some
+    tells them apart. A device may be wrong in a share of the configs. Its host may need a time for a launch: it hides
+    shorter ones from events and not from graphs. ``triton`` pretends a version, and each from 2 on changes some
     true times (:class:`Upgrade`). The methods are those of
     :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
