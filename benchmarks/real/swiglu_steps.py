@@ -6,6 +6,7 @@ PYTHONPATH=docs/examples fp8tune tune --budget 60s -- python benchmarks/real/swi
 from __future__ import annotations
 
 import importlib
+import os
 
 import torch
 
@@ -14,6 +15,7 @@ STEPS = 300
 
 if __name__ == "__main__":
     swiglu = importlib.import_module("swiglu").swiglu  # of docs/examples, which is no package
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # of torchrun
     torch.manual_seed(0)
     w1, w3, w2 = (torch.randn(size, device="cuda", dtype=torch.bfloat16) / 64 for size in SIZES)
     for _ in range(STEPS):

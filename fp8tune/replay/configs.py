@@ -79,9 +79,9 @@ def axes(kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
 def as_autotuned(kernel: Kernel) -> Kernel:
     """Return a bare ``@triton.jit`` kernel with a config for each launch.
 
-    A config has the options of the launch, the constants that its grid reads, and where the grid follows them its block
-    sizes and the number of blocks in a group: with a fixed grid, another block needs other programs. Launches that
-    differ in nothing else become one, which has all their configs. The sizes of launches are the key.
+    A config has the options of the launch and the constants that its grid reads. Where the grid follows them, it also
+    has the block sizes and the number of blocks in a group: with a fixed grid, another block needs other programs.
+    Launches that differ in nothing else become one, which has all their configs. The sizes of launches are the key.
     """
     tunable = {name for launch in kernel.launches for name in (*launch.grid.axes, *_blocks(launch))}
     split = [_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches]
