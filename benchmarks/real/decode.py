@@ -29,7 +29,7 @@ _PRODUCTS = [
 
 @triton.autotune(configs=_TILES, key=["M", "N"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
-def softmax_kernel(x_ptr: Any, y_ptr: Any, M: Any, N: Any, BLOCK: tl.constexpr) -> None:
+def softmax_kernel(x_ptr: tl.tensor, y_ptr: tl.tensor, M: tl.tensor, N: tl.tensor, BLOCK: tl.constexpr) -> None:
     """Softmax of each row in blocks."""
     row, most, total = tl.program_id(0), -float("inf"), 0.0
     for start in range(0, N, BLOCK):
@@ -46,7 +46,9 @@ def softmax_kernel(x_ptr: Any, y_ptr: Any, M: Any, N: Any, BLOCK: tl.constexpr) 
 
 @triton.autotune(configs=_TILES, key=["M", "N"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
-def rms_norm_kernel(x_ptr: Any, weight_ptr: Any, y_ptr: Any, M: Any, N: Any, BLOCK: tl.constexpr) -> None:
+def rms_norm_kernel(
+    x_ptr: tl.tensor, weight_ptr: tl.tensor, y_ptr: tl.tensor, M: tl.tensor, N: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     """``x / rms(x) * weight`` of each row in blocks."""
     row, squares = tl.program_id(0), 0.0
     for start in range(0, N, BLOCK):
@@ -64,7 +66,14 @@ def rms_norm_kernel(x_ptr: Any, weight_ptr: Any, y_ptr: Any, M: Any, N: Any, BLO
 @triton.autotune(configs=_PRODUCTS, key=["M", "N", "K"])  # type: ignore[untyped-decorator]
 @triton.jit  # type: ignore[untyped-decorator]
 def product_kernel(
-    x_ptr: Any, w_ptr: Any, y_ptr: Any, M: Any, N: Any, K: Any, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    x_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ) -> None:
     """``x @ w.T`` of at most 16 rows."""
     rows, columns = tl.arange(0, 16), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
