@@ -33,8 +33,9 @@ TIMER = f"simulated:7,host={HOST_US:g}"
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="module")
