@@ -10,7 +10,6 @@ Needs no GPU. All recordings are of one program. The database may hold other ker
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,9 +54,10 @@ class Swept:
     @property
     def ratios(self) -> list[float]:
         """Time of each recording's config over that of the sweep's pick, as far as both were timed."""
-        times = {} if self.study is None else self.study.slowdowns
-        ours = math.nan if self.study is None or self.study.pick.config is None else times[self.study.pick.config]
-        return [times[config] / ours for config in self.picked if config in times]
+        if self.study is None or self.study.pick.config is None:
+            return []
+        times = self.study.slowdowns
+        return [times[config] / times[self.study.pick.config] for config in self.picked if config in times]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -210,8 +211,8 @@ def run(
         losses[number] = trainer.step(texts[number], number)
         if (number + 1) % save_every == 0 and number + 1 < settings.steps:
             parameters = {name: value.detach() for name, value in trainer.parameters.items()}
-            done = {"parameters": parameters, "moments": trainer.moments(), "losses": losses[: number + 1]}
-            _replace(saved, lambda path, state={**done, "step": number + 1}: torch.save(state, path))
+            state = {"parameters": parameters, "moments": trainer.moments(), "losses": losses[: number + 1]}
+            _replace(saved, functools.partial(torch.save, {**state, "step": number + 1}))
     results = {
         "arm": arm,
         "seed": seed,

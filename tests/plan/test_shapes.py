@@ -17,7 +17,9 @@ from fp8tune.plan.shapes import Settings
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import load_spec
 from fp8tune.sweeping.planning import planned
+from fp8tune_kernels.catalog import KERNELS
 
+SWEPT = ("llama4", "deepseek-v3", "deepseek-moe-16b", "starting-line", "rows")
 SIZE = st.integers(1, shapes.LARGEST_DIM)
 SIZES = st.one_of(SIZE, st.lists(SIZE, min_size=1, max_size=3))
 DIM = st.one_of(
@@ -184,3 +186,13 @@ def test_sizes_filter_and_settings_apply(tmp_path: Path) -> None:
 def test_a_text_that_cannot_be_read_is_named(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         shapes.parse(text)
+
+
+def test_no_unseen_size_has_the_key_of_a_swept_one():
+    for kernel in KERNELS:
+        spec = load_spec(kernel)
+        swept = problems(spec, [row for name in SWEPT for row in shapes.load(name).rows])
+        unseen = problems(spec, shapes.load("unseen").rows)
+        assert len({size.shape for size in unseen}) >= 10
+        if kernel != "expert-sort":  # its key has rows and experts alone, and other models have as many
+            assert not {*map(spec.lookup_key, unseen)} & {*map(spec.lookup_key, swept)}
