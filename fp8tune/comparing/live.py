@@ -204,9 +204,8 @@ class Session:
     ) -> list[T | UsageError]:
         """Call a function that compiles each arm in its checkout; return the results, or errors."""
         arch = self.backend.device.arch
-        return self.call(
-            [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms], function, text
-        )
+        calls = [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms]
+        return self.call(calls, function, text)
 
     def call(
         self, calls: Sequence[tuple[Tree, str, tuple[Any, ...]]], function: Callable[..., T], text: str
