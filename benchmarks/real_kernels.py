@@ -56,8 +56,8 @@ class Swept:
         """Time of each recording's config over that of the sweep's pick, as far as both were timed."""
         if self.study is None or self.study.pick.config is None:
             return []
-        times = self.study.slowdowns
-        return [times[config] / times[self.study.pick.config] for config in self.picked if config in times]
+        times, ours = self.study.slowdowns, self.study.slowdowns[self.study.pick.config]
+        return [times[config] / ours for config in self.picked if config is not None and config in times]
 
 
 @dataclass(frozen=True)

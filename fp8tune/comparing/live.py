@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fp8tune import scratch
 from fp8tune.comparing import checkout, verdicts
-from fp8tune.comparing.binaries import launched_code
+from fp8tune.comparing.checkout import launched_code
 from fp8tune.comparing.rounds import AFTER, CONTROL, Report, Row, time_rounds
 from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison

@@ -189,7 +189,7 @@ def configs(
         return Product(axes, default, reason)
 
     def build() -> dict[NamedInts, str]:
-        listed = spec.configs
+        listed: Sequence[NamedInts] = spec.configs
         if not listed:
             listed = [NamedInts(list(zip(axes, values, strict=True))) for values in _product(axes)]
         elif not spec.recorded:
