@@ -49,7 +49,7 @@ def cases(path: Path, op: str) -> pd.DataFrame:
         gpu_us = graph_us.fillna(us.where(host_us < HOST_BOUND * us))
         better, worse = us[["fp8", "bf16"]].sort_values(kind="stable").index
         ratios = times[better] / times[worse]
-        kept = bound = ratios.mean()
+        share = bound = ratios.mean()
         if len(ratios) > 1:
             bound -= t_quantile(CONFIDENCE, len(ratios) - 1) * estimate([*ratios]).error
         result.append(
@@ -65,7 +65,7 @@ def cases(path: Path, op: str) -> pd.DataFrame:
                 "fp8_gpu": gpu_us["fp8"],
                 "bf16_gpu": gpu_us["bf16"],
                 "host": host_us["fp8"],
-                "kept": kept,
+                "kept": share,
                 "bound": bound,
             }
         )
