@@ -142,7 +142,10 @@ PROBLEM = Problem("doubled", NamedInts(K=1 << 20))
 
 @pytest.mark.gpu
 def test_on_a_gpu_each_launch_of_a_graph_has_tensors_of_its_own() -> None:
-    spec = spec_of(lambda config, inputs, outputs: torch.mul(inputs[0], 2, out=outputs[0]) and None)
+    def launch(config: object, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> None:
+        torch.mul(inputs[0], 2, out=outputs[0])
+
+    spec = spec_of(launch)
     tensors = build_unchecked(spec, Edge("", PROBLEM), "cuda")
     replay = tensors.launcher(spec.default, 8)
     assert len(tensors.copies) == 7
