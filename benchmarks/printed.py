@@ -1,25 +1,17 @@
-"""README and documentation print what commands print: nothing between two markers is typed by hand.
+"""Write what commands print into README and documentation.
 
     <!-- generated: fp8tune show colwise --device H100 | head -6 -->
     (what it prints)
     <!-- end -->
 
 python -m benchmarks.printed                 # after rows or output changed: writes the blocks that differ
-python -m benchmarks.printed --check         # writes nothing; a diff and exit code 1 where a block differs
+python -m benchmarks.printed --check         # writes nothing; a diff and exit code 1 if a block differs
 
-A block may hold several commands, a line each; one that begins with ``quiet:`` runs and is not shown, one that begins
-with ``exit 1:`` ends with that exit code. The commands of a page share a folder, which has the committed database, the
-shape sets, ``docs/`` and ``benchmarks/``, and is empty otherwise.
-
-======================  ====================================================================
-``fp8tune ...``         a console with the command and its output; markdown as it is
-``python -m MODULE``    what its ``main`` prints, as it is: a table in markdown
-``python FILE``         the output of a script, as a console
-``cat FILE``            the file
-``cp FILE... FOLDER``   nothing: what a page's reader has beside them
-======================  ====================================================================
-
-``| head -N``, ``| tail -N`` and ``2>&1`` work as in a shell. Times that a command took are no part of the comparison.
+A block may hold several commands, one per line: ``quiet: COMMAND`` is not shown, ``exit 1: COMMAND`` ends with that
+exit code. The commands of a page share a folder, which has the committed database, the shape sets, ``docs/`` and
+``benchmarks/``. ``fp8tune ...`` and ``python FILE`` are shown as a console, ``python -m MODULE`` prints Markdown, ``cat
+FILE`` shows a file, and ``cp FILE... FOLDER`` shows nothing. ``| head -N``, ``| tail -N`` and ``2>&1`` work as in a
+shell. Times that a command took are no part of the comparison.
 """
 
 from __future__ import annotations
@@ -67,31 +59,31 @@ class Printed:
 
 
 def pages() -> list[Path]:
-    """The pages that have a block, below the root of the checkout."""
-    results = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+    """Return the pages that have a block."""
+    results = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in results if BEGIN in path.read_text(encoding="utf-8")]
 
 
 def updated(text: str) -> str:
-    """The page as it should be. Raises ValueError for markers that are no pairs, and for a command that fails."""
+    """Return a page as it should be. Raises ValueError for unpaired markers, and for a command that fails."""
     if not text.count(BEGIN) == text.count(END) == len(BLOCK.findall(text)):
-        raise ValueError(f"each {BEGIN} COMMAND --> wants one {END} after it")
+        raise ValueError(f"each {BEGIN} COMMAND --> needs one {END} after it")
     with folder():
         return BLOCK.sub(_block, text)
 
 
-def _block(results: re.Match[str]) -> str:
-    shown = "".join(_shown(line.strip()) for line in results["commands"].splitlines() if line.strip())
+def _block(match: re.Match[str]) -> str:
+    shown = "".join(_shown(line.strip()) for line in match["commands"].splitlines() if line.strip())
     shown = shown.replace("\n```\n```console\n", "\n\n")  # one console for all commands of a block
-    stored = results["body"] if _without_durations(results["body"]) == _without_durations(shown) else shown
-    return f"{results[1]}{stored}{END}"
+    stored, new = (_DURATION.sub("? s", text) for text in (match["body"], shown))
+    return f"{match[1]}{match['body'] if stored == new else shown}{END}"
 
 
 def _shown(command: str) -> str:
     if command.startswith("quiet:"):
         run(command.removeprefix("quiet:").strip())
         return ""
-    code, command = results.groups() if (results := _ENDS.fullmatch(command)) else ("0", command)
+    code, command = match.groups() if (match := _ENDS.fullmatch(command)) else ("0", command)
     printed = run(command, int(code))
     if printed.is_markdown:
         return f"\n{printed.text.strip()}\n\n"  # lists and headings need blank lines around them
@@ -99,14 +91,9 @@ def _shown(command: str) -> str:
     return f"```{printed.language}\n{typed}{printed.text.rstrip()}\n```\n"
 
 
-def _without_durations(text: str) -> str:
-    return _DURATION.sub("? s", text)
-
-
 def run(command: str, expected: int = 0) -> Printed:
     """Return the output of a command of a block. Raises ValueError for an exit code other than ``expected``."""
     first, *filters = command.split(" | ")
-    is_all = first.endswith(" 2>&1")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
     if program == "cp":
         for item in arguments[:-1]:
@@ -114,17 +101,27 @@ def run(command: str, expected: int = 0) -> Printed:
         return Printed("")
     if program == "cat":
         path = Path(arguments[0])
-        text = _filtered(path.read_text(encoding="utf-8"), filters)
-        return Printed(text, language=_LANGUAGES.get(path.suffix, "text"))
-    is_module = program == "python" and arguments[0] == "-m"
-    call = _module if is_module else _script if program == "python" else _fp8tune
-    with _captured(is_all) as (out, error):
-        code = call(arguments[1:] if is_module else arguments)
+        language = _LANGUAGES.get(path.suffix, "text")
+        return Printed(_filtered(path.read_text(encoding="utf-8"), filters), language=language)
+    out = io.StringIO()
+    error = out if first.endswith(" 2>&1") else io.StringIO()
+    is_module, code = program == "python" and arguments[0] == "-m", 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            if is_module:
+                importlib.import_module(arguments[1]).main(arguments[2:])
+            elif program == "python":
+                with mock.patch("sys.argv", arguments):
+                    runpy.run_path(arguments[0], run_name="__main__")
+            else:
+                with mock.patch("sys.argv", ["fp8tune", *arguments]):
+                    cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
     if code != expected:
         raise ValueError(f"{command} ends with exit code {code}: {error.getvalue().strip()}")
-    is_markdown = is_module or "--format markdown" in first
-    here = out.getvalue().replace(f"{ROOT}/", "")  # as one sees it in the checkout, wherever that is
-    return Printed(_filtered(here, filters), is_markdown)
+    here = out.getvalue().replace(f"{ROOT}/", "")  # as in any checkout
+    return Printed(_filtered(here, filters), is_module or "--format markdown" in first)
 
 
 def _filtered(text: str, filters: Sequence[str]) -> str:
@@ -135,41 +132,9 @@ def _filtered(text: str, filters: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _fp8tune(arguments: Sequence[str]) -> int:
-    with mock.patch("sys.argv", ["fp8tune", *arguments]):
-        return _ended(cli.main)
-
-
-def _module(arguments: Sequence[str]) -> int:
-    importlib.import_module(arguments[0]).main(list(arguments[1:]))
-    return 0
-
-
-def _script(arguments: Sequence[str]) -> int:
-    with mock.patch("sys.argv", list(arguments)):
-        return _ended(lambda: runpy.run_path(arguments[0], run_name="__main__"))
-
-
-def _ended(main: object) -> int:
-    try:
-        main()  # type: ignore[operator]
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
-@contextlib.contextmanager
-def _captured(is_all: bool) -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    """Standard output and standard error; ``is_all``: both are one."""
-    out = io.StringIO()
-    error = out if is_all else io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        yield out, error
-
-
 @contextlib.contextmanager
 def folder() -> Iterator[None]:
-    """A folder of its own to run in, with nothing of whoever runs this: no database, no tables."""
+    """Change to a new folder without the database and the tables of whoever runs this."""
     with tempfile.TemporaryDirectory() as name:
         for shared in SHARED:
             (Path(name) / shared).symlink_to(ROOT / shared)
@@ -184,7 +149,7 @@ def folder() -> Iterator[None]:
 
 
 def _forget_modules(folder: Path) -> None:
-    """The next folder's module of the same name is another one."""
+    """Forget modules of a folder: the next one may have others of the same names."""
     for name, module in list(sys.modules.items()):
         path = os.path.abspath(getattr(module, "__file__", None) or "/")  # to resolve a thousand takes half a second
         if f"{folder.name}{os.sep}" in path and folder in Path(path).resolve().parents:
@@ -192,7 +157,7 @@ def _forget_modules(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check every page. 1 where ``--check`` found a difference."""
+    """Write or check every page. Return 1 if ``--check`` found a difference."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.printed", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a block differs")
     parser.add_argument("pages", nargs="*", type=Path, help="default: every page that has a block")
@@ -212,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def difference(text: str, expected: str, name: str) -> Iterator[str]:
-    """A unified diff from a page to what it should be."""
+    """Return a unified diff from a page to what it should be."""
     return difflib.unified_diff(text.splitlines(True), expected.splitlines(True), name, f"{name}, as commands print it")
 
 

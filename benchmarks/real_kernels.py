@@ -2,242 +2,131 @@
 
     fp8tune record -o run1.json -- python train.py    # three times: three fresh processes tune at run time
     fp8tune sweep --kernel module:kernel --recording run1.json --db real.db
-    python -m benchmarks.real_kernels --db real.db run1.json run2.json run3.json --output study
+    python -m benchmarks.real_kernels real.db run1.json run2.json run3.json
 
-Needs no GPU. All recordings are of one program. The database may
-hold other kernels too.
+Needs no GPU. All recordings are of one program. The database may hold other kernels too.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from fp8tune.errors import Fp8tuneError
-from fp8tune.output.tables import Column, markdown_lines, notice
-from fp8tune.records import Kind, NamedInts, Subject
+from benchmarks.tables import table
+from fp8tune.records import Kind, NamedInts, Outcome, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Kernel, Launch, Recording
 from fp8tune.stats.means import geomean
-from fp8tune.stats.shared import cover
+from fp8tune.stats.shared import Cover, cover
 from fp8tune.stats.study import Study
-from fp8tune.store.results import Store, Tally
+from fp8tune.store.results import Store
 from fp8tune.studies import read_studies
 from fp8tune.tables.current import NO_TABLES
 
-BOUNDS = (0.01, 0.02, 0.05)
-"""What a covering set may lose on any launch."""
-
-
-@dataclass(frozen=True)
-class Swept:
-    """A launch as it was recorded by each run, and what its sweep says."""
-
-    launch: str
-    """Its id."""
-    shape: str
-    key: str
-    """What the autotuner looks its config up by."""
-    picked: tuple[str | None, ...]
-    """The config of run-time tuning in each recording; None where it is not known."""
-    ours: str | None
-    """The sweep's pick; None for a launch that was not swept."""
-    ours_us: float | None
-    theirs_over_ours: tuple[float | None, ...]
-    """The time of each recording's config over our pick's; None for a config without a time."""
-    statuses: Mapping[str, int] = field(default_factory=dict)
-    """Status -> configs that ended so."""
-    failures: Mapping[str, str] = field(default_factory=dict)
-    """Config that is not right -> status and reason."""
-
-
-@dataclass(frozen=True)
-class Covered:
-    """The fewest configs that lose at most so much on any launch."""
-
-    within: float
-    configs: tuple[str, ...]
-    worst: float
-
-
-@dataclass(frozen=True)
-class Studied:
-    """One kernel."""
-
-    kernel: str
-    declared: int
-    """Configs."""
-    refusal: str
-    tuning_s: tuple[float, ...]
-    """Seconds of run-time tuning in each recording; the first compiles too."""
-    launches: tuple[Swept, ...]
-    covered: tuple[Covered, ...]
-    """For each of :data:`BOUNDS`; none where nothing was swept."""
-
-    @property
-    def picks(self) -> Mapping[str, tuple[str | None, ...]]:
-        """Key -> the config of each recording, where there was a choice."""
-        return {item.key: item.picked for item in self.launches} if self.declared > 1 else {}
-
-    @property
-    def agreed(self) -> int:
-        """Keys for which all recordings picked the same."""
-        return sum(len(set(picked)) == 1 for picked in self.picks.values())
-
-    @property
-    def ratios(self) -> list[float]:
-        """Return the time of run-time tuning's pick over ours, for all launches and recordings."""
-        return [ratio for item in self.launches for ratio in item.theirs_over_ours if ratio is not None]
-
-    @property
-    def not_right(self) -> Mapping[str, int]:
-        """Config -> launches on which it is wrong or does not run."""
-        return Counter(config for item in self.launches for config in item.failures)
-
-
-def study(recordings: Sequence[Recording], store: Store) -> list[Studied]:
-    """Every kernel of the first recording, in its order."""
-    kinds = (Kind.MEASURED, Kind.SIMULATED)
-    results = {
-        (candidates.problem.kernel, candidates.problem.input_layout): candidates
-        for candidates in read_studies(store, kinds=kinds, tables=NO_TABLES)
-    }
-    return [_studied(kernel, recordings, results, store) for kernel in recordings[0].kernels]
-
-
-def _studied(
-    kernel: Kernel, recordings: Sequence[Recording], results: Mapping[tuple[str, str], Study], store: Store
-) -> Studied:
-    same = [value for item in recordings for value in item.kernels if value.name == kernel.name]
-    swept = [results.get((kernel.name, f"recorded-{launch.id}")) for launch in kernel.launches]
-    launches = [
-        _swept(launch, same, candidates, store) for launch, candidates in zip(kernel.launches, swept, strict=True)
-    ]
-    # run-time tuning would take a config of the list that is wrong elsewhere
-    wrong = {config for item in launches for config, status in item.failures.items() if status.startswith("wrong")}
-    right = [
-        {config: slowdown for config, slowdown in candidates.slowdowns.items() if str(config) not in wrong}
-        for candidates in swept
-        if candidates
-    ]
-    covered = [
-        Covered(item.within, tuple(map(str, item.configs)), item.worst)
-        for item in ((cover(right, bound) for bound in BOUNDS) if right and all(right) else ())
-    ]
-    tuning_s = tuple(value.tuning_s for value in same)
-    return Studied(kernel.name, len(kernel.configs), kernel.refusal, tuning_s, tuple(launches), tuple(covered))
-
-
-def _swept(launch: Launch, same: Sequence[Kernel], candidates: Study | None, store: Store) -> Swept:
-    picked = [_picked(value, launch.id) for value in same]
-    key = json.dumps(launch.key)
-    names = tuple(None if config is None else str(config) for config in picked)
-    if candidates is None:
-        return Swept(launch.id, "", key, names, None, None, (None,) * len(names))
-    pick, slowdowns = candidates.pick.config, candidates.slowdowns
-    ours = slowdowns.get(pick, math.nan) if pick else math.nan
-    over = [slowdowns[config] / ours if config and config in slowdowns else None for config in picked]
-    tally = _tally(candidates, store)
-    counts, failures = (tally.counts, tally.failures) if tally else ({}, {})
-    return Swept(
-        launch.id,
-        str(candidates.problem.shape),
-        key,
-        names,
-        str(pick),
-        candidates.choice.time_us,
-        tuple(over),
-        {str(status): count for status, count in counts.items()},
-        {str(config): f"{outcome.status}: {outcome.reason}" for config, outcome in failures.items()},
-    )
-
-
-def _picked(kernel: Kernel, launch_id: str) -> NamedInts | None:
-    """Return the pick of run-time tuning, as rows hold it."""
-    launch = next((value for value in kernel.launches if value.id == launch_id), None)
-    return encoded(kernel, launch.config) if launch and launch.config else None
-
-
-def _tally(candidates: Study, store: Store) -> Tally | None:
-    """Count all configs that were tried."""
-    if candidates.version is None:
-        return None
-    return store.tally(Subject(candidates.version, candidates.device, candidates.kind, candidates.problem))
-
-
-def rows(studied: Iterable[Studied]) -> Iterator[tuple[str, ...]]:
-    """The cells of the table, a row a kernel."""
-    for item in studied:
-        covering = [f"{len(value.configs)} ({100 * value.worst:.1f} %)" for value in item.covered] or ["-"] * len(
-            BOUNDS
-        )
-        first, later = item.tuning_s[:1], item.tuning_s[1:]
-        tuning = " / ".join(f"{max(part):.1f}" for part in (first, later) if part)
-        mean = f"{geomean(item.ratios):.3f} ({max(item.ratios):.3f})" if item.ratios else "-"
-        yield (
-            f"`{item.kernel.rpartition('.')[2]}`",
-            str(item.declared),
-            f"{sum(value.ours is not None for value in item.launches)} of {len(item.launches)}",
-            *covering,
-            tuning,
-            f"{item.agreed} of {len(item.picks)}" if item.picks else "-",
-            mean,
-            str(len(item.not_right)),
-        )
-
-
-HEADERS = (
+BOUNDS = (0.01, 0.02, 0.05)  # losses of a covering set on any launch
+HEADINGS = (
     "kernel",
     "configs",
     "launches swept",
-    *(f"within {100 * bound:.0f} % (worst)" for bound in BOUNDS),
+    *(f"within {bound:.0%} (worst)" for bound in BOUNDS),
     "tuning s, first / later",
     "keys with one pick",
-    "their pick / ours, mean (worst)",
+    "run-time pick / ours, mean (worst)",
     "configs not right",
 )
 
 
-def table(studied: Sequence[Studied]) -> str:
-    """Return the table as Markdown."""
-    cells = list(rows(studied))
-    columns = [
-        Column(header, [row[place] for row in cells], align="right" if place else "left")
-        for place, header in enumerate(HEADERS)
-    ]
-    return "\n".join(markdown_lines(columns)) + "\n"
+@dataclass(frozen=True)
+class Swept:
+    """A launch with what run-time tuning picked in each recording, and its sweep."""
+
+    launch: Launch
+    picked: Sequence[NamedInts | None]
+    study: Study | None
+    failures: Mapping[NamedInts, Outcome] = field(default_factory=dict)  # configs that are not right
+
+    @property
+    def ratios(self) -> list[float]:
+        """Time of each recording's config over that of the sweep's pick, as far as both were timed."""
+        if self.study is None or self.study.pick.config is None:
+            return []
+        times, ours = self.study.slowdowns, self.study.slowdowns[self.study.pick.config]
+        return [times[config] / ours for config in self.picked if config is not None and config in times]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_kernels", description=__doc__.splitlines()[0])
-    parser.add_argument("recordings", nargs="+", type=Path, help="of the same program, each in a fresh process")
-    parser.add_argument("--db", required=True, help="the database that the kernels were swept into")
-    parser.add_argument("--output", type=Path, help="a folder for study.json and study.md")
-    options = parser.parse_args(arguments)
-    try:
-        with Store.open(options.db, writable=False) as store:
-            studied = study([recording.read(path) for path in options.recordings], store)
-    except Fp8tuneError as error:
-        notice(f"fp8tune: {error}")
-        return error.exit_code
-    print(table(studied))
-    for item in studied:
-        for config, launches in item.not_right.items():
-            reason = next(value.failures[config] for value in item.launches if config in value.failures)
-            print(f"{item.kernel} {config}: on {launches} of {len(item.launches)} launches, {reason}")
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "study.json").write_text(json.dumps([asdict(item) for item in studied], indent=1) + "\n")
-        (options.output / "study.md").write_text(table(studied))
-    return 0
+@dataclass(frozen=True)
+class Studied:
+    """One kernel of the program."""
+
+    kernel: Kernel
+    tuning_s: Sequence[float]  # run-time tuning in each recording; the first compiles too
+    launches: Sequence[Swept]
+
+    @cached_property
+    def not_right(self) -> Mapping[NamedInts, int]:
+        """Number of launches on which a config is wrong or does not run."""
+        return Counter(config for item in self.launches for config in item.failures)
+
+    def covers(self) -> Iterator[Cover]:
+        """Yield the fewest configs that lose at most each of :data:`BOUNDS` on any launch; none without sweeps."""
+        # Run-time tuning would take a config that is wrong elsewhere.
+        wrong = {c for item in self.launches for c, outcome in item.failures.items() if outcome.status == "wrong"}
+        times = [item.study.slowdowns for item in self.launches if item.study]
+        right = [{config: slow for config, slow in slowdowns.items() if config not in wrong} for slowdowns in times]
+        if right and all(right):
+            yield from (cover(right, bound) for bound in BOUNDS)
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        ratios = [ratio for item in self.launches for ratio in item.ratios]
+        keys = {json.dumps(item.launch.key): item.picked for item in self.launches}
+        agreed = sum(len(set(picked)) == 1 for picked in keys.values())
+        return [
+            f"`{self.kernel.name.rpartition('.')[2]}`",
+            str(len(self.kernel.configs)),
+            f"{sum(item.study is not None for item in self.launches)} of {len(self.launches)}",
+            *([f"{len(item.configs)} ({item.worst:.1%})" for item in self.covers()] or ["-"] * len(BOUNDS)),
+            " / ".join(f"{max(part):.1f}" for part in (self.tuning_s[:1], self.tuning_s[1:]) if part),
+            f"{agreed} of {len(keys)}" if len(self.kernel.configs) > 1 else "-",
+            f"{geomean(ratios):.3f} ({max(ratios):.3f})" if ratios else "-",
+            str(len(self.not_right)),
+        ]
+
+
+def study(recordings: Sequence[Recording], store: Store) -> Iterator[Studied]:
+    """Yield every kernel of the first recording, in its order."""
+    stored = read_studies(store, kinds=(Kind.MEASURED, Kind.SIMULATED), tables=NO_TABLES)
+    studies = {(item.problem.kernel, item.problem.input_layout): item for item in stored}
+    for kernel in recordings[0].kernels:
+        runs = [item for run in recordings for item in run.kernels if item.name == kernel.name]
+        launches = []
+        for launch in kernel.launches:
+            same = [{item.id: item for item in run.launches}.get(launch.id) for run in runs]
+            picked = [encoded(kernel, item.config) if item and item.config else None for item in same]
+            swept, failures = studies.get((kernel.name, f"recorded-{launch.id}")), {}
+            if swept is not None and swept.version is not None:
+                failures = store.tally(Subject(swept.version, swept.device, swept.kind, swept.problem)).failures
+            launches.append(Swept(launch, picked, swept, failures))
+        yield Studied(kernel, [run.tuning_s for run in runs], launches)
+
+
+def main(db: str, *paths: str) -> None:
+    """Print the table, and the configs that are not right."""
+    with Store.open(db, writable=False) as store:
+        kernels = list(study([recording.read(Path(path)) for path in paths], store))
+    print(table(HEADINGS, [item.cells() for item in kernels], align="---:"))
+    for item in kernels:
+        for config, count in item.not_right.items():
+            outcome = next(launch.failures[config] for launch in item.launches if config in launch.failures)
+            where = f"on {count} of {len(item.launches)} launches"
+            print(f"{item.kernel.name} {config}: {where}, {outcome.status}: {outcome.reason}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main(*sys.argv[1:])

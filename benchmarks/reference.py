@@ -26,18 +26,13 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 import fp8tune.api
 import fp8tune.output
+from benchmarks.tables import table
 from fp8tune.api import frames
 from fp8tune.cli.program import command_line
 from fp8tune.errors import EXIT_CODES
 from fp8tune.output.documents import Document
 from fp8tune.store.schema import METADATA
 from fp8tune_kernels import spec
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
 def bullets(rows: Sequence[tuple[str, str]]) -> str:

@@ -1,6 +1,6 @@
 """List kernels that launch the same machine code as at another revision, though their source hash differs.
 
-    python -m benchmarks.same_code OLD_REV [KERNEL ...] [--arch sm_90 gfx942] [--samples 8] [--seed 0]
+    python -m benchmarks.same_code OLD_REV [KERNEL ...] [--arch sm_90 gfx942] [--samples 8]
 
 Compiles samples of each changed kernel's grid on both sides, without a GPU: every block size and lead, the default, and
 ``--samples`` configs more, each on a problem drawn from round and odd sizes, dtypes, scale modes and layouts. Prints
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fp8tune.comparing.binaries import launched_code
+from fp8tune.comparing.checkout import launched_code
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker
 from fp8tune.records import NamedInts, Problem
@@ -43,9 +43,9 @@ ROWS = (
 """Of shape sets: Triton specializes code on multiples of 16 and on sizes of 1."""
 
 
-def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Sample]:
+def samples(spec: KernelSpec, arch: str, count: int) -> Iterator[Sample]:
     """Yield the launches of a kernel that are compiled; the same ones for the same arguments."""
-    draw = random.Random(f"{spec.name} {arch} {seed}")
+    draw = random.Random(f"{spec.name} {arch}")
     shapes = [shape for row in ROWS for shape in itertools.islice(spec.problems(row), 1)]
     configs = spec.configs or [
         NamedInts(dict(zip(spec.axes, values, strict=True))) for values in itertools.product(*spec.axes.values())
@@ -70,7 +70,7 @@ def samples(spec: KernelSpec, arch: str, count: int, seed: int) -> Iterator[Samp
 
 
 def launched(subject: Tree, expected: Sequence[Sample]) -> list[str]:
-    """The hash of what each sample launches on one side; of what does not compile there, what its compiler says."""
+    """Return the hash of what each sample launches on one side, or what its compiler says."""
     worker, results = Worker(), []
     for kernel, problem, config, arch in expected:
         try:
@@ -82,41 +82,34 @@ def launched(subject: Tree, expected: Sequence[Sample]) -> list[str]:
 
 
 def main() -> int:
-    """Print the hashes and what differs; 1 if anything does."""
+    """Print the hashes and what differs; return 1 if anything does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision")
     parser.add_argument("kernels", nargs="*", default=sorted(catalog.QUANTIZERS))
     parser.add_argument("--arch", nargs="+", default=["sm_90", "gfx942"])
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     cache = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
-    repository = git.toplevel(Path.cwd())
-    same, different = {}, 0
+    repository, same, code = git.toplevel(Path.cwd()), {}, 0
     with git.checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
         for kernel in options.kernels:
-            spec = load_spec(kernel)
             hashes = [source.source_hash(kernel, source.in_folder(item, source.SOURCE_ROOTS)) for item in folders]
             if hashes[0] == hashes[1]:
                 continue
-            expected = [item for arch in options.arch for item in samples(spec, arch, options.samples, options.seed)]
+            expected = [item for arch in options.arch for item in samples(load_spec(kernel), arch, options.samples)]
             with ThreadPoolExecutor() as threads:
-                before, after = threads.map(launched, sides, (expected, expected))
-            wrong = [
-                (item, *codes) for item, *codes in zip(expected, before, after, strict=True) if codes[0] != codes[1]
-            ]
+                codes = list(zip(expected, *threads.map(launched, sides, (expected, expected)), strict=True))
+            wrong = [item for item in codes if item[1] != item[2]]
             for (_, problem, config, arch), old, new in wrong:
                 print(f"{kernel} on {arch}, {problem}, {config}: {old} / {new}", file=sys.stderr)
-            compiled = len({code for code in before if len(code) == 16})
-            print(
-                f"{kernel}: {len(expected) - len(wrong)} of {len(expected)} the same, {compiled} codes", file=sys.stderr
-            )
-            different += bool(wrong)
-            if not wrong:
+            print(f"{kernel}: {len(codes) - len(wrong)} of {len(codes)} the same", file=sys.stderr)
+            if wrong:
+                code = 1
+            else:
                 same[kernel] = hashes
     print(json.dumps(same, indent=2))
-    return int(different > 0)
+    return code
 
 
 if __name__ == "__main__":

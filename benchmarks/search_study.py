@@ -1,6 +1,6 @@
 """Replay search strategies on recorded trials: how far from the best config of a grid each ends.
 
-    python benchmarks/search_study.py trials.db out/ [STRATEGIES [SCENARIOS [SHARES]]]
+    python benchmarks/search_study.py trials.db out/ [STRATEGY...]
 
 The trials are an SQLite file as releases have it, unpacked. A strategy spends a share of the cost of the whole grid:
 compiling each config once for all sizes, checking it and timing it on each size. Regret is the time of the best config
@@ -74,6 +74,7 @@ def read(path: Path) -> list[Size]:
     with sqlite3.connect(path) as connection:
         rows = pd.read_sql(QUERY, connection)
     compile_s = rows.groupby(["kernel", "config"])["compile_s"].max().to_dict()  # others found it compiled
+    rows["cold_s"] = [compile_s[item] / COMPILERS for item in zip(rows["kernel"], rows["config"], strict=True)]
     sizes = []
     for _, group in rows.groupby("study"):
         row, configs = group.iloc[0], [*map(parsed, group["config"])]
@@ -81,13 +82,9 @@ def read(path: Path) -> list[Size]:
         if len(group) < LEAST_CONFIGS or group["truth_us"].min() < LEAST_US or default not in configs:
             continue
         problem = Problem(row["kernel"], parsed(row["shape"]), input_layout=row["layout"])
-        cold_s = [compile_s[row["kernel"], text] / COMPILERS for text in group["config"]]
-        first_us, truth_us = (dict(zip(configs, group[name], strict=True)) for name in ("first_us", "truth_us"))
-        trial_s = CONFIG_S + row["bytes"] * CONFIG_S_PER_BYTE
-        compiling = dict(zip(configs, cold_s, strict=True))
-        sizes.append(
-            Size(row["kernel"], row["device"], row["version"], problem, trial_s, default, first_us, truth_us, compiling)
-        )
+        facts = (row["kernel"], row["device"], row["version"], problem, CONFIG_S + row["bytes"] * CONFIG_S_PER_BYTE)
+        times = (dict(zip(configs, group[name], strict=True)) for name in ("first_us", "truth_us", "cold_s"))
+        sizes.append(Size(*facts, default, *times))
     return sizes
 
 
@@ -137,11 +134,6 @@ class Run:
 
 
 Strategy = Callable[[Run, int], list[NamedInts]]
-
-
-def at_random(run: Run, index: int) -> list[NamedInts]:
-    """Take any configs."""
-    return run.untried(index)[:BATCH]
 
 
 def winners(run: Run, index: int) -> list[NamedInts]:
@@ -209,12 +201,12 @@ def process(run: Run, index: int) -> list[NamedInts]:
     return search.proposals(BATCH, run.untried(index), run.times[index], run.others(index), run.compiled)
 
 
-def spend(run: Run, strategy: Strategy, share: float, *, visits: int = VISITS) -> list[float]:
+def spend(run: Run, strategy: Strategy, share: float) -> list[float]:
     """Spend a share of the cost of the grids, equally on each size and visit. Returns the regrets."""
     budget_s = share * run.whole_s()
-    for visit in range(visits):
+    for visit in range(VISITS):
         for index, size in enumerate(run.sizes):
-            left = (visits - visit) * len(run.sizes) - index
+            left = (VISITS - visit) * len(run.sizes) - index
             until_s = run.spent_s + (budget_s - run.spent_s) / left
             if size.default not in run.times[index].times_us:
                 run.try_config(index, size.default)
@@ -235,8 +227,8 @@ def in_order(run: Run, strategy: Strategy, share: float) -> list[float]:
 
 
 STRATEGIES: dict[str, tuple[Strategy, Callable[..., list[float]]]] = {
-    "order until now": (at_random, in_order),
-    "random": (at_random, spend),
+    "order until now": (lambda run, index: run.untried(index)[:BATCH], in_order),
+    "random": (lambda run, index: run.untried(index)[:BATCH], spend),
     "winners": (winners, spend),
     "TPE": (tpe, spend),
     "random forest": (forest, spend),
@@ -265,19 +257,13 @@ def replay(sizes: Sequence[Size], name: str, share: float, scenario: str, seed: 
     return pd.DataFrame(rows, columns=["kernel", "regret"]).assign(strategy=name, share=share, scenario=scenario)
 
 
-def main(
-    path: Path,
-    out: Path,
-    names: Sequence[str] = (),
-    scenarios: Sequence[str] = (),
-    shares: Sequence[float] = (),
-) -> None:
+def main(path: Path, out: Path, names: Iterable[str] = STRATEGIES) -> None:
     """Replay strategies and write all regrets."""
     sizes, frames = read(path), list[pd.DataFrame]()
     kernels = sorted({size.kernel for size in sizes})
     print(f"{len(sizes)} sizes of {len(kernels)} kernels")
     out.mkdir(exist_ok=True)
-    for scenario, share, name in itertools.product(scenarios or SCENARIOS, shares or SHARES, names or STRATEGIES):
+    for scenario, share, name in itertools.product(SCENARIOS, SHARES, names):
         frame = replay(sizes, name, share, scenario)
         frame["held_out"] = frame["kernel"].isin(kernels[1::2])
         frames.append(frame)
@@ -304,5 +290,4 @@ def chart(regrets: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
 
 
 if __name__ == "__main__":
-    names, scenarios, shares = ([item for item in text.split(",") if item] for text in [*sys.argv[3:], "", "", ""][:3])
-    main(Path(sys.argv[1]), Path(sys.argv[2]), names, scenarios, [*map(float, shares)])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or STRATEGIES)

@@ -4,8 +4,7 @@
 #     bash benchmarks/real/run_on_gpu.sh FOLDER [PART] [SECONDS]
 #
 # Each step has a time limit and goes on after a failure. What is written into FOLDER: PART.db, PART-1.json to
-# PART-3.json, PART-study.json and PART.log (torchao: codes.json too). The most important steps come first; SECONDS
-# (480) ends the last ones.
+# PART-3.json and PART.log. The most important steps come first; SECONDS (480) ends the last ones.
 set -u
 OUT=${1:?folder} PART=${2:-torchao} SECONDS_LEFT=${3:-480}
 mkdir -p "$OUT"
@@ -57,10 +56,7 @@ screen() { # the same without finals; where no config is right, once more on the
 }
 
 study() { # also where no time is left
-  timeout 60 python3 -m benchmarks.real_kernels "$OUT/$PART"-[123].json --db "$OUT/$PART.db" --output "$OUT" 2>&1 |
-    cut -c 1-400 | tee -a "$LOG"
-  [ -f "$OUT/study.json" ] && mv "$OUT/study.json" "$OUT/$PART-study.json"
-  rm -f "$OUT/study.md" # the log has it
+  timeout 60 python3 -m benchmarks.real_kernels "$OUT/$PART.db" "$OUT/$PART"-[123].json 2>&1 | cut -c 1-400 | tee -a "$LOG"
 }
 
 say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) $(python3 --version)"
@@ -68,7 +64,7 @@ say "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader) $(pytho
 case $PART in
 torchao)
   KERNELS=torchao.prototype.moe_training.kernels
-  PROGRAM="benchmarks.real.torchao_moe --colwise"
+  PROGRAM="benchmarks.real.libraries torchao"
   DUAL=$KERNELS.jagged_float8_scales:_triton_fp8_per_group_colwise_scales_dual_kernel
   FUSED=$KERNELS.jagged_float8_scales:_triton_fp8_per_group_colwise_scales_fused_kernel
   COLWISE_3D=$KERNELS.float8_rowwise:_triton_fp8_colwise_3d_scale_and_cast_kernel
@@ -79,9 +75,8 @@ torchao)
   screen 60 $DUAL
   screen 30 $COLWISE_3D
   # its first config holds no group of the recorded calls: what is right is said in plain torch
-  CHECK="reference=benchmarks.real.references:colwise&sizes=recorded" sweep 20 $FUSED --quick ||
+  CHECK="reference=benchmarks.real.libraries:colwise&sizes=recorded" sweep 20 $FUSED --quick ||
     CHECK="sizes=recorded" sweep 20 $FUSED --quick --again
-  step 60 python3 -m benchmarks.real.torchao_codes "$OUT/codes.json"
   record 2 120 $PROGRAM
   study
   record 3 120 $PROGRAM
@@ -93,7 +88,7 @@ torchao)
   screen 30 $CAST --grid BLOCK_SIZE_K=32,64,128 --grid BLOCK_SIZE_N=64,128,256
   ;;
 fla)
-  PROGRAM=benchmarks.real.fla_layers
+  PROGRAM="benchmarks.real.libraries fla"
   CHECK="check=tolerance&relative=0.016&absolute=0.01"
   record 1 200 $PROGRAM
   screen 40 fla.modules.norm.l2norm:l2norm_fwd_kernel
@@ -106,7 +101,7 @@ fla)
   screen 40 fla.modules.norm.l2norm:l2norm_bwd_kernel
   ;;
 liger)
-  PROGRAM=benchmarks.real.liger_layers
+  PROGRAM="benchmarks.real.libraries liger"
   SUMS="check=tolerance&relative=0.016&absolute=0.01"
   record 1 240 $PROGRAM
   screen 30 liger_kernel.ops.dyt:_dyt_fwd_kernel

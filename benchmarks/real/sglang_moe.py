@@ -264,15 +264,6 @@ def looked_up(model: Model, tokens: int, folder: str | None) -> dict[str, int]:
     return {name: value for name, value in config.items() if name != "USE_TMA"}
 
 
-def run(model: Model, token_counts: Sequence[int]) -> None:
-    """Launch both GEMMs for each number of tokens, with SGLang's default for many tokens."""
-    config = looked_up(model, 1 << 20, "")
-    for tokens in token_counts:
-        layer = Layer(model, tokens)
-        layer.launch(config, layer.aligned(config))
-        print(f"{tokens} tokens: {config}")
-
-
 def times_us(layer: Layer, configs: Mapping[str, Mapping[str, int]], rounds: int) -> dict[str, float]:
     """Return the median time of both GEMMs with each config, in turn and with a cold L2 cache."""
     orders = {name: layer.aligned(config) for name, config in configs.items()}
@@ -326,10 +317,11 @@ def main() -> int:
         case "unpack":
             unpack(Path(values[0]), Path(values[1]))
         case "run":
-            run(model, list(map(int, values)))
+            config = looked_up(model, 1 << 20, "")  # SGLang's default for many tokens
+            for layer in (Layer(model, int(tokens)) for tokens in values):
+                layer.launch(config, layer.aligned(config))
         case "name":
-            functions = {"inputs": "inputs", "reference": "reference"}
-            options = "&".join(f"{name}=benchmarks.real.sglang_moe:{value}" for name, value in functions.items())
+            options = "&".join(f"{name}=benchmarks.real.sglang_moe:{name}" for name in ("inputs", "reference"))
             print(f"{KERNEL}@{values[0]}?check=tolerance&sizes=recorded&shared=num_valid_tokens&{options}")
         case "sizes":
             sizes = {"M": f"num_valid_tokens/{model.top_k}", "E": model.experts, "N": model.width}

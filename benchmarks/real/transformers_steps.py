@@ -7,8 +7,8 @@ A step is forward and backward of ``micro-batches`` batches, gradients accumulat
 medians per micro-batch. The vocabulary is short, so that layers are what is timed. All implementations start from the
 same weights and tokens. Differences from bfloat16 (``grouped_mm`` of transformers): of the loss, of the logits
 (relative, in the norm), and the cosine between gradients, of all parameters and the least of any expert weight's.
-``cos-rep`` is that least with the experts of each token as bfloat16 chose them; ``alike`` the part of choices that are
-the same without.
+``replayed_cosine`` is that least with the experts of each token as bfloat16 chose them; ``routed_alike`` the share of
+choices that are the same without.
 
 ``eager`` is bfloat16 too: what another order of sums does. So is ``permuted``: our forward pass with torch's GEMMs.
 ``gemms`` is that with ``fp8_grouped_mm``, in place of the layer.
@@ -21,10 +21,7 @@ import contextlib
 import gc
 import json
 import statistics
-import sys
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -36,26 +33,41 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from fp8tune_kernels.gemm.passes import add_bias
 from fp8tune_kernels.transformers_experts import forward, register, weights_once
 
-Sizes = dict[str, Any]
-
-ATTENTION: Sizes = {"num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 4096, "eos_token_id": None}
-
-SMALL: Sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
-
-BF16 = "grouped_mm"
-
-PERMUTED = "permuted"
-
-GEMMS = "gemms"
-
+BF16, PERMUTED, GEMMS = "grouped_mm", "permuted", "gemms"
 OURS = (GEMMS, "fp8tune", "fp8tune-auto")
-
-ONCE = "-once"
-"""Ends the label of an implementation that is measured with weights quantized once."""
-
+ONCE = "-once"  # ends the label of an implementation that is measured with weights quantized once
 IMPLEMENTATIONS = (BF16, PERMUTED, *OURS, *(f"{name}{ONCE}" for name in OURS))
 
-ROW = "{:<12} {:>6} {:<19} {:>7} {:>6} {:>9} {:>7} {:>8} {:>8} {:>8} {:>7} {:>5}"
+COMMON = {"num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 4096, "eos_token_id": None}
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
+# Class in transformers -> names of four of its sizes: of an expert, experts, experts per token, and of a head.
+NAMES = {
+    "Qwen3Moe": ("moe_intermediate_size", "num_experts", "num_experts_per_tok", "head_dim"),
+    "Mixtral": ("intermediate_size", "num_local_experts", "num_experts_per_tok", ""),
+    "GptOss": ("intermediate_size", "num_local_experts", "num_experts_per_tok", "head_dim"),
+    "Olmoe": ("intermediate_size", "num_experts", "num_experts_per_tok", ""),
+}
+# Class, hidden size, heads, key and value heads, then the sizes above; and those of a small model.
+MODELS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]] = {
+    "qwen3-moe": ("Qwen3Moe", (2048, 32, 4, 768, 128, 8, 128), (48, 8, 8, 16)),
+    "mixtral": ("Mixtral", (4096, 32, 8, 14336, 8, 2, 0), (96, 4, 2, 0)),
+    "gpt-oss-20b": ("GptOss", (2880, 64, 8, 2880, 32, 4, 64), (64, 8, 4, 16)),
+    "olmoe": ("Olmoe", (2048, 16, 16, 1024, 64, 8, 0), (48, 8, 8, 0)),
+    "gpt-oss-120b": ("GptOss", (2880, 64, 8, 2880, 128, 4, 64), (64, 8, 4, 16)),
+}
+SEQUENCE = 512  # tokens per sequence of gpt-oss: transformers has its attention in eager mode, and scores would be most
+
+COLUMNS = {
+    "median_ms": ".2f",
+    "over_bf16": ".2f",
+    "loss_difference": "+.5f",
+    "logits_error": ".4f",
+    "gradient_cosine": ".5f",
+    "expert_cosine": ".5f",
+    "replayed_cosine": ".5f",
+    "routed_alike": ".4f",
+    "peak_gib": ".1f",
+}
 
 
 def in_bfloat16(rows: Tensor, B_t: Tensor, offs: Tensor, bias: Tensor | None, **_: Any) -> Tensor:
@@ -80,69 +92,24 @@ def implemented(model: Any, label: str) -> contextlib.AbstractContextManager[Non
     return weights_once(model) if label.endswith(ONCE) else contextlib.nullcontext()
 
 
-def qwen3_moe(small: bool) -> Any:
-    """Qwen3-30B-A3B."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes: Sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
-    experts: Sizes = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
-    if small:
-        sizes, experts = {**SMALL, "head_dim": 16}, {"moe_intermediate_size": 48, "num_experts": 8}
-    return Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**ATTENTION, **sizes, **experts})
-
-
-def mixtral(small: bool) -> Any:
-    """Mixtral 8x7B."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes: Sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-    experts: Sizes = {"intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2}
-    if small:
-        sizes, experts = SMALL, {"intermediate_size": 96, "num_local_experts": 4}
-    return MixtralForCausalLM, MixtralConfig(**{**ATTENTION, **sizes, **experts})
-
-
-def gpt_oss(small: bool, experts: int = 32) -> Any:
-    """gpt-oss 20B; 120B has 128 experts."""
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    sizes: Sizes = {"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64}
-    sizes |= {"intermediate_size": 2880, "num_local_experts": experts, "num_experts_per_tok": 4}
-    if small:
-        sizes = {**SMALL, "head_dim": 16, "intermediate_size": 64, "num_local_experts": 8}
-    return GptOssForCausalLM, GptOssConfig(**{**ATTENTION, **sizes})
-
-
-def olmoe(small: bool) -> Any:
-    """OLMoE 1B-7B."""
-    from transformers import OlmoeConfig, OlmoeForCausalLM
-
-    sizes: Sizes = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16}
-    experts: Sizes = {"intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8}
-    if small:
-        sizes, experts = SMALL, {"intermediate_size": 48, "num_experts": 8}
-    return OlmoeForCausalLM, OlmoeConfig(**{**ATTENTION, **sizes, **experts})
-
-
-MODELS: dict[str, Callable[[bool], Any]] = {
-    "qwen3-moe": qwen3_moe,
-    "mixtral": mixtral,
-    "gpt-oss-20b": gpt_oss,
-    "olmoe": olmoe,
-    "gpt-oss-120b": lambda small: gpt_oss(small, 128),
-}
-
-SEQUENCE = {"gpt-oss-20b": 512, "gpt-oss-120b": 512}
-"""Tokens a sequence: transformers has their attention, with sinks, in eager mode, and scores of 4096 would be most."""
-
-
 def made(name: str, device: str, small: bool) -> Any:
-    """The model in bfloat16. Weights are of a spread that lets experts matter beside the residual stream."""
-    model_class, config = MODELS[name](small)
+    """Return a model in bfloat16. The spread of weights lets experts matter beside the residual stream."""
+    import transformers
+
+    kind, sizes, few = MODELS[name]
+    expert_names = NAMES[kind]
+    config = {
+        **COMMON,
+        **dict(zip([*SMALL][:3], sizes, strict=False)),
+        **dict(zip(expert_names, sizes[3:], strict=True)),
+    }
+    if small:
+        config |= {**SMALL, **dict(zip(expert_names, few, strict=True))}
+    config.pop("", None)
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16)
-        model = model_class(config)
+        model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**config))
         torch.set_default_dtype(torch.float32)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
@@ -156,35 +123,28 @@ def made(name: str, device: str, small: bool) -> Any:
     return model.train()
 
 
-def expert_weights(model: Any) -> list[Tensor]:
-    """The parameters that an implementation multiplies."""
-    return [parameter for parameter in model.parameters() if parameter.dim() == 3]
+def chunks(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield two sets of tensors in float32, a quarter of a GiB at a time."""
+    for x, y in zip(a, b, strict=True):
+        for left, right in zip(x.reshape(-1).split(2**26), y.reshape(-1).split(2**26), strict=True):
+            yield left.float(), right.float()
 
 
 def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Between two sets of tensors: products in float32, of a quarter of a GiB at a time, their sums in float64."""
-    sums = torch.zeros(3, dtype=torch.float64, device=a[0].device)
-    for x, y in zip(a, b, strict=True):
-        for left, right in zip(x.reshape(-1).split(2**26), y.reshape(-1).split(2**26), strict=True):
-            left, right = left.float(), right.float()
-            pairs = (left, right), (left, left), (right, right)
-            sums += torch.stack([torch.dot(value, second).double() for value, second in pairs])
-    dot, *squares = sums.tolist()
-    return float(dot / (squares[0] * squares[1]) ** 0.5)
+    """Return the cosine between two sets of tensors."""
+    products = [(torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)) for x, y in chunks(a, b)]
+    dot, first, second = torch.tensor(products, dtype=torch.float64).sum(0).tolist()
+    return float(dot / (first * second) ** 0.5)
 
 
 def error(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The norm of the difference over that of ``b``."""
-    squares = torch.zeros(2, dtype=torch.float64, device=b[0].device)
-    for x, y in zip(a, b, strict=True):
-        for left, right in zip(x.reshape(-1).split(2**26), y.reshape(-1).split(2**26), strict=True):
-            left, right = left.float(), right.float()
-            squares += torch.stack([(left - right).square().sum(), right.square().sum()])
-    differing, whole = squares.tolist()
+    """Return the norm of the difference over that of ``b``."""
+    squares = [((x - y).square().sum(), y.square().sum()) for x, y in chunks(a, b)]
+    differing, whole = torch.tensor(squares, dtype=torch.float64).sum(0).tolist()
     return float((differing / whole) ** 0.5)
 
 
-class Found(NamedTuple):
+class Step(NamedTuple):
     """Results of one step of a model."""
 
     loss: float
@@ -192,11 +152,11 @@ class Found(NamedTuple):
     gradients: list[Tensor]
     of_experts: list[Tensor]
     routing: list[tuple[Tensor, Tensor]]
-    """Of each layer the chosen experts, and their weights."""
+    """Experts that each layer chose, and their weights."""
 
 
 def rerouted(index: Tensor, weights: Tensor, chosen: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Other experts for the tokens, each with the weight that it has here or, where it has none, had there."""
+    """Return other experts for the tokens, each with the weight that it has here or, where it has none, had there."""
     second, weights_there = chosen
     matches = second.unsqueeze(2) == index.unsqueeze(1)
     here = (matches * weights.unsqueeze(1)).sum(2)
@@ -210,8 +170,8 @@ class Differences:
         self.model, self.ids = model, ids
         self.right = self._step(BF16)
 
-    def _step(self, implementation: str, routing: list[tuple[Tensor, Tensor]] | None = None) -> Found:
-        """By the experts that routers choose, or by given ones."""
+    def _step(self, implementation: str, routing: list[tuple[Tensor, Tensor]] | None = None) -> Step:
+        """Run a step with the experts that routers choose, or with those of ``routing``."""
         chosen: list[tuple[Tensor, Tensor]] = []
 
         def choose(_: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -230,9 +190,9 @@ class Differences:
         for hook in hooks:
             hook.remove()
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        of_experts = [p.grad for p in expert_weights(self.model) if p.grad is not None]
+        of_experts = [gradient for gradient in gradients if gradient.dim() == 3]
         self.model.zero_grad(set_to_none=True)
-        return Found(out.loss.item(), out.logits.detach(), gradients, of_experts, chosen)
+        return Step(out.loss.item(), out.logits.detach(), gradients, of_experts, chosen)
 
     def measures(self, implementation: str) -> dict[str, float]:
         """Return the measures of the table."""
@@ -250,21 +210,14 @@ class Differences:
         del results
         return {**measures, "replayed_cosine": self._least(self._step(implementation, right.routing))}
 
-    def _least(self, results: Found) -> float:
+    def _least(self, results: Step) -> float:
         return min(cosine([a], [b]) for a, b in zip(results.of_experts, self.right.of_experts, strict=True))
-
-
-def tried(model: Any, ids: Tensor, implementation: str) -> dict[str, float]:
-    """Nothing is measured. Raises ValueError for an implementation that does not take the model."""
-    with implemented(model, implementation), torch.no_grad():
-        model(input_ids=ids)
-    return {}
 
 
 def step_ms(
     model: Any, ids: Tensor, implementations: Sequence[str], micro: int, rounds: int, *, is_compiled: bool
 ) -> dict[str, list[float]]:
-    """Times of a step a micro-batch, of implementations in turn."""
+    """Return the times of a step per micro-batch, of implementations in turn."""
     times: dict[str, list[float]] = {name: [] for name in implementations}
     calls = {name: torch.compile(model, dynamic=False) if is_compiled else model for name in implementations}
     for turn in range(-1, rounds):
@@ -284,7 +237,7 @@ def step_ms(
 
 
 def peak_gib(model: Any, ids: Tensor, implementation: str) -> float:
-    """The most memory that a forward and backward pass allocates past parameters and gradients."""
+    """Return the most memory that a forward and backward pass allocates past parameters and gradients."""
     with implemented(model, implementation):
         model(input_ids=ids, labels=ids).loss.backward()
         torch.cuda.synchronize()
@@ -295,28 +248,25 @@ def peak_gib(model: Any, ids: Tensor, implementation: str) -> float:
 
 
 def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one model with so many tokens."""
-    model = made(name, options.device, options.small)
-    length = min(tokens, SEQUENCE.get(name, 4096))
-    ids = torch.randint(model.config.vocab_size, (tokens // length, length), device=options.device)
-    differences = None if options.times_only else Differences(model, ids)
-    measured: dict[str, dict[str, float]] = {BF16: {}}
-    others = [name for name in options.implementations if name != BF16]
-    for second in others if differences is None else ("eager", *others):
-        try:
-            measured[second] = tried(model, ids, second) if differences is None else differences.measures(second)
-        except ValueError as refusal:
-            print(f"{name}: {second}: {refusal}")
-    del differences
-    timed = [second for second in options.implementations if second in measured]
+    """Return the rows of one model with so many tokens."""
+    device = "cpu" if options.small else "cuda"
+    model = made(name, device, options.small)
+    length = min(tokens, SEQUENCE if name.startswith("gpt") else 4096)
+    ids = torch.randint(model.config.vocab_size, (tokens // length, length), device=device)
+    measured: dict[str, dict[str, float]] = {name: {} for name in options.implementations}
+    if not options.times_only:
+        differences = Differences(model, ids)
+        for second in ("eager", *options.implementations):
+            measured[second] = differences.measures(second) if second != BF16 else {}
+        del differences
     times: dict[str, list[float]] = {}
-    if options.device != "cpu":
-        micro, rounds = options.micro_batches, options.rounds
-        times = step_ms(model, ids, timed, micro, rounds, is_compiled=options.compiled)
+    if not options.small:
+        timed = options.implementations
+        times = step_ms(model, ids, timed, options.micro_batches, options.rounds, is_compiled=options.compiled)
     rows = []
     for second, differing in measured.items():
         row: dict[str, Any] = {"model": name, "tokens": tokens, "implementation": second, **differing}
-        if times.get(second):
+        if second in times:
             row["median_ms"] = statistics.median(times[second])
             row["spread_ms"] = max(times[second]) - min(times[second])
             row["over_bf16"] = statistics.median(times[BF16]) / row["median_ms"]
@@ -325,30 +275,8 @@ def measure(name: str, tokens: int, options: argparse.Namespace) -> list[dict[st
     return rows
 
 
-def shown(row: dict[str, Any]) -> str:
-    """A line of the table."""
-
-    def cell(name: str, form: str) -> str:
-        return format(row[name], form) if name in row else "-"
-
-    return ROW.format(
-        row["model"],
-        row["tokens"],
-        row["implementation"],
-        cell("median_ms", ".2f"),
-        cell("over_bf16", ".2f"),
-        cell("loss_difference", "+.5f"),
-        cell("logits_error", ".4f"),
-        cell("gradient_cosine", ".5f"),
-        cell("expert_cosine", ".5f"),
-        cell("replayed_cosine", ".5f"),
-        cell("routed_alike", ".4f"),
-        cell("peak_gib", ".1f"),
-    )
-
-
-def main() -> int:
-    """Prints a row as it is measured. Exit code 1 where a model failed."""
+def main() -> None:
+    """Print rows as they are measured, and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384])
@@ -357,40 +285,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--times-only", action="store_true", help="measure no differences from bfloat16")
     parser.add_argument("--compiled", action="store_true", help="time models that torch.compile returns")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so long")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU")
-    parser.add_argument("--json", help="write the rows here too")
+    parser.add_argument("--json", type=Path, default=Path("transformers.json"), help="where the rows go")
     options = parser.parse_args()
-    options.device = "cpu" if options.small else "cuda"
-    began, failed, rows = time.monotonic(), 0, []
     import transformers
 
-    where = "CPU" if options.small else torch.cuda.get_device_name()
-    print(f"{where}, torch {torch.__version__}, transformers {transformers.__version__}")
-    head = {"device": where, "torch": torch.__version__, "transformers": transformers.__version__}
-    heads = ["model", "tokens", "experts", "ms", "x-bf16", "loss-diff", "logits"]
-    heads += ["cos-all", "cos-exp", "cos-rep", "alike", "GiB"]
-    print(ROW.format(*heads), flush=True)
+    device = "CPU" if options.small else torch.cuda.get_device_name()
+    head = {"device": device, "torch": torch.__version__, "transformers": transformers.__version__}
+    print(head, " ".join(("model", "tokens", "implementation", *COLUMNS)), sep="\n", flush=True)
+    rows: list[dict[str, Any]] = []
     for tokens in [64] if options.small else options.tokens:
         for name in options.models:
-            if time.monotonic() - began > options.seconds:
-                print(f"{name} {tokens}: no time left")
-                continue
-            try:
-                for row in measure(name, tokens, options):
-                    rows.append(row)
-                    print(shown(row), flush=True)
-                if options.json:
-                    Path(options.json).write_text(json.dumps({**head, "rows": rows}, indent=1))
-            except Exception:
-                failed += 1
-                traceback.print_exc(limit=4, file=sys.stdout)
-                print(f"{name} {tokens}: failed", flush=True)
+            for row in measure(name, tokens, options):
+                cells = [format(row[column], form) if column in row else "-" for column, form in COLUMNS.items()]
+                print(f"{name:12} {tokens:6} {row['implementation']:18}", *(f"{cell:>9}" for cell in cells), flush=True)
+                rows.append(row)
+            options.json.write_text(json.dumps({**head, "rows": rows}, indent=1))
             gc.collect()
             if not options.small:
                 torch.cuda.empty_cache()
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

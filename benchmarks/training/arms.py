@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,65 +10,54 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.moe_layer import mlp
-from fp8tune_kernels import fp8_grouped_mm, moe_layer, mxfp8_grouped_mm
+from fp8tune_kernels import fp8_grouped_mm, fp8_moe_mlp, moe_layer, mxfp8_grouped_mm
+from fp8tune_kernels.moe.permutation import scatter, sort_rows
 
-GroupedMM = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""rows of expert after expert (M, K), weights (E, K, N), end row of each expert (E,) -> (M, N), bfloat16"""
-
-
-def in_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
-    """PyTorch's own."""
-    return torch._grouped_mm(rows.bfloat16(), weights.bfloat16(), offs=offs)
+Product = Callable[..., Tensor]
+"""Function of the rows of all experts (M, K), weights (E, K, N) and each expert's end row (E,): (M, N), bfloat16."""
 
 
-def _of_bf16(multiply: Callable[..., Tensor], **options: object) -> GroupedMM:
-    """Cast to bfloat16 what an arm quantizes: the model's weights are float32."""
+def casting(multiply: Product, **options: object) -> Product:
+    """Cast operands to bfloat16 before they are multiplied: the model's weights are float32."""
 
-    def in_fp8(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
-        return multiply(rows.bfloat16(), weights.bfloat16(), offs, **options)
+    def product(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:  # parameters as in transformers
+        return multiply(input.bfloat16(), weight.bfloat16(), offs=offs, **options)
 
-    return in_fp8
+    return product
 
 
-def moe_layer_experts(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def layer(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """Run the experts of a module of transformers, tokens to tokens."""
     return moe_layer(x, module.gate_up_proj, module.down_proj, ids, weights).to(x.dtype)
 
 
-def moe_mlp_experts(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def mlp(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """Run the experts on rows that torch orders."""
-    return mlp(x, module.gate_up_proj, module.down_proj, ids, weights, module.num_experts).to(x.dtype)
+    rows, offs, order, place = sort_rows(x, ids, module.num_experts)
+    shares = scatter(weights.reshape(-1), place, order)
+    out = fp8_moe_mlp(rows, module.gate_up_proj, module.down_proj, offs, row_weights=shares)
+    return scatter(out, order, place).view(*ids.shape, out.shape[1]).sum(1).to(x.dtype)
 
 
-PRODUCTS: Mapping[str, GroupedMM] = {
-    "bf16": in_bf16,
-    "fp8": _of_bf16(fp8_grouped_mm),
-    "folded": _of_bf16(fp8_grouped_mm, recipe="folded"),
-    "auto": _of_bf16(fp8_grouped_mm, precision="auto"),
-    "mxfp8": _of_bf16(mxfp8_grouped_mm, pad_token_groups=True),
+PRODUCTS: Mapping[str, Product] = {
+    "bf16": casting(torch._grouped_mm),
+    "fp8": casting(fp8_grouped_mm),
+    "folded": casting(fp8_grouped_mm, recipe="folded"),
+    "auto": casting(fp8_grouped_mm, precision="auto"),
+    "mxfp8": casting(mxfp8_grouped_mm, pad_token_groups=True),  # emulated but on sm_100, so its times say nothing
 }
-"""Name -> function that multiplies. ``mxfp8`` is emulated everywhere but on sm_100, so its times say nothing."""
-
-EXPERTS: Mapping[str, Callable[..., Tensor]] = {"mlp": moe_mlp_experts, "layer": moe_layer_experts}
-"""Name -> function of a module of experts, tokens, their experts and weights."""
-
+EXPERTS: Mapping[str, Callable[..., Tensor]] = {"mlp": mlp, "layer": layer}
 ARMS = (*PRODUCTS, *EXPERTS)
 
 
 @contextmanager
 def in_transformers(arm: str) -> Iterator[None]:
-    """Within, models of transformers with ``grouped_mm`` experts multiply as this arm does."""
+    """Let models of transformers with ``grouped_mm`` experts multiply as this arm does."""
     from transformers.integrations import moe
 
     if arm in EXPERTS:
         with mock.patch.dict(moe.ALL_EXPERTS_FUNCTIONS._local_mapping, {"grouped_mm": EXPERTS[arm]}):
             yield
     else:
-        with mock.patch.object(moe, "_grouped_mm", functools.partial(_called, PRODUCTS[arm])):
+        with mock.patch.object(moe, "_grouped_mm", PRODUCTS[arm]):
             yield
-
-
-def _called(multiply: GroupedMM, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """With the names of transformers' parameters."""
-    return multiply(input, weight, offs)

@@ -1,4 +1,4 @@
-"""One run: a model of one seed trained in one arm. It can be stopped at any step, and goes on to the same bits."""
+"""One run: a model of one seed trained in one arm. It can be stopped at any step, and resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from torch import Tensor
 from benchmarks.training.arms import in_transformers
 from benchmarks.training.language import Language
 
-HELD_OUT = 1_000_003
-"""The seed of the texts that losses are judged on: no run's own."""
-
-BALANCE = 0.01
-"""What the loss that spreads tokens over experts weighs."""
+HELD_OUT = 1_000_003  # seed of the texts that losses are judged on: no run's own
+BALANCE = 0.01  # weight of the loss that spreads tokens over experts
+SAVE_EVERY = 200  # steps
 
 
 @dataclass(frozen=True)
@@ -47,17 +45,16 @@ class Settings:
     expert_width: int = 256
     lr: float = 2e-3
     warmup: int = 50
-    held_out: int = 256
-    """Texts that the final loss is a mean over."""
+    held_out: int = 256  # texts that the final loss is a mean over
 
     @property
     def language(self) -> Language:
-        """That of all runs."""
+        """Language of all runs."""
         return Language(self.vocabulary, self.topics)
 
 
-def model_of(settings: Settings, seed: int) -> Any:
-    """A Qwen3-MoE of transformers with random weights, float32, on the CPU."""
+def make_model(settings: Settings, seed: int) -> Any:
+    """Return a Qwen3-MoE of transformers with random weights, float32, on the CPU."""
     import transformers
 
     library: Any = transformers  # its annotations lack what its decorators add
@@ -84,41 +81,41 @@ def model_of(settings: Settings, seed: int) -> Any:
 
 
 class Trainer:
-    """A model of an arm and a seed with its optimizer on a device; a step is captured in a CUDA graph there."""
+    """A model of an arm and a seed with its optimizer on a device; there a step is captured in a CUDA graph."""
 
-    def __init__(self, arm: str, seed: int, settings: Settings, device: torch.device, *, is_graph: bool) -> None:
-        self.arm, self.settings, self.device = arm, settings, device
-        self.is_graph = is_graph and device.type == "cuda"
-        _be_deterministic(device)
-        self.model = model_of(settings, seed).to(device)
+    def __init__(self, arm: str, seed: int, settings: Settings, device: str, *, is_graph: bool = True) -> None:
+        self.arm, self.settings, self.device = arm, settings, torch.device(device)
+        _be_deterministic(self.device)
+        self.model = make_model(settings, seed).to(device)
         self.parameters = dict(self.model.named_parameters())
         start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        self.lr = torch.zeros((), device=device)
+        self.lr, self.loss = torch.zeros((), device=device), torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(),
             lr=self.lr,
             betas=(0.9, 0.95),
             weight_decay=0.01,
             fused=True,
-            capturable=device.type == "cuda",
+            capturable=self.device.type == "cuda",
         )
         self.text = torch.zeros(settings.sequences, settings.length + 1, dtype=torch.int64, device=device)
-        self.loss = torch.zeros((), device=device)
         self.once: Callable[[], None] = self._step
-        self._warm_up()
-        zeros = {name: torch.zeros_like(value) for name, value in self._moments().items()}
-        self.load(start, zeros)
+        if is_graph and self.device.type == "cuda":
+            self._capture()
+        else:
+            self._step()  # makes the optimizer's state
+        self.load(start, {name: torch.zeros_like(value) for name, value in self.moments().items()})
 
     def step(self, text: Tensor, number: int) -> Tensor:
-        """The loss of a step, (): a tensor that the next step writes over."""
+        """Return the loss of a step, (): a tensor that the next step writes over."""
         self.lr.fill_(self._rate(number))
         self.text.copy_(text)
         self.once()
         return self.loss
 
     @torch.no_grad()
-    def held_out(self, arm: str = "") -> float:
-        """The mean loss on texts that no run has seen. ``arm``: whose function multiplies; by default its own."""
+    def held_out(self, arm: str) -> float:
+        """Return the mean loss on texts that no run has seen, multiplied by the function of an arm."""
         settings = self.settings
         texts = settings.language.texts(settings.held_out, settings.length, HELD_OUT, self.device)
         losses = [self._losses(part, arm)[0] for part in texts.split(settings.sequences)]
@@ -131,39 +128,30 @@ class Trainer:
             sha256.update(value.detach().cpu().numpy().tobytes())
         return sha256.hexdigest()
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of all that changes, on the CPU."""
-        both = {"parameters": self.parameters, "moments": self._moments()}
-        return {
-            kind: {name: value.detach().cpu().clone() for name, value in item.items()} for kind, item in both.items()
-        }
-
     @torch.no_grad()
     def load(self, parameters: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
-        """Put a state into the tensors that are there: a graph goes on reading those."""
+        """Copy a state into the tensors that are there: a graph goes on reading those."""
         for name, value in self.parameters.items():
             value.copy_(parameters[name])
-        for name, value in self._moments().items():
+        for name, value in self.moments().items():
             value.copy_(moments[name])
 
-    def _moments(self) -> dict[str, Tensor]:
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimizer's state."""
         state = self.optimizer.state
         return {f"{name} {kind}": state[p][kind] for name, p in self.parameters.items() for kind in sorted(state[p])}
 
     def _rate(self, number: int) -> float:
-        """Linear warmup, then linearly to a tenth."""
+        """Return the learning rate: linear warmup, then linearly to a tenth."""
         settings = self.settings
         if number < settings.warmup:
             return settings.lr * (number + 1) / settings.warmup
         left = (settings.steps - number) / max(settings.steps - settings.warmup, 1)
         return settings.lr * (0.1 + 0.9 * max(left, 0.0))
 
-    def _losses(self, text: Tensor, arm: str = "") -> tuple[Tensor, Tensor]:
-        """The mean cross entropy of the tokens after a text's first, and the loss of balance."""
-        with (
-            in_transformers(arm or self.arm),
-            torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False),
-        ):
+    def _losses(self, text: Tensor, arm: str) -> tuple[Tensor, Tensor]:
+        """Return the mean cross entropy of the tokens after a text's first, and the loss of balance."""
+        with in_transformers(arm), torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             out = self.model.model(input_ids=text[:, :-1], output_router_logits=True)
             logits = self.model.lm_head(out.last_hidden_state[:, 1:]).float()
             balance = [_imbalance(layer, self.settings.active) for layer in out.router_logits]
@@ -172,17 +160,13 @@ class Trainer:
 
     def _step(self) -> None:
         self.optimizer.zero_grad()
-        loss, balance = self._losses(self.text)
+        loss, balance = self._losses(self.text, self.arm)
         (loss + BALANCE * balance).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         self.optimizer.step()
         self.loss.copy_(loss.detach())
 
-    def _warm_up(self) -> None:
-        """Make the optimizer's state, and on a GPU the graph of a step."""
-        if not self.is_graph:
-            self._step()
-            return
+    def _capture(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -197,10 +181,10 @@ class Trainer:
 
 
 def _imbalance(logits: Tensor, active: int) -> Tensor:
-    """E times the sum over experts of the share of tokens that an expert gets and its mean probability: least, where
-    they are equal, 1 (Fedus et al. 2021). That of transformers reads counts on the host, which a graph cannot.
+    """Return E times the sum over experts of the share of tokens that an expert gets and its mean probability.
 
-    ``logits``: (tokens, E).
+    The least is 1, where they are equal (Fedus et al. 2021). The loss of transformers reads counts on the host, which a
+    graph cannot. ``logits``: (tokens, E).
     """
     chances = logits.float().softmax(-1)
     chosen = chances.topk(active).indices.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)
@@ -208,17 +192,15 @@ def _imbalance(logits: Tensor, active: int) -> Tensor:
 
 
 def run(
-    arm: str, seed: int, settings: Settings, device: str, folder: Path, *, is_graph: bool = True, save_every: int = 200
+    arm: str, seed: int, settings: Settings, device: str, folder: Path, save_every: int = SAVE_EVERY
 ) -> dict[str, Any]:
-    """Train, from the state on disk if there is one; the result is on disk as well, and returned."""
+    """Train, from the state on disk if there is one. The result is returned and written, and read if it is there."""
     result, saved = folder / f"{arm}-{seed}.json", folder / f"{arm}-{seed}.pt"
     if result.exists():
         done: dict[str, Any] = json.loads(result.read_text())
         return done
-    start = time.monotonic()
-    trainer = Trainer(arm, seed, settings, torch.device(device), is_graph=is_graph)
-    losses = torch.zeros(settings.steps, device=device)
-    begin = 0
+    start, begin = time.monotonic(), 0
+    trainer, losses = Trainer(arm, seed, settings, device), torch.zeros(settings.steps, device=device)
     if saved.exists():
         state = torch.load(saved, weights_only=True)
         trainer.load(state["parameters"], state["moments"])
@@ -228,13 +210,14 @@ def run(
     for number in range(begin, settings.steps):
         losses[number] = trainer.step(texts[number], number)
         if (number + 1) % save_every == 0 and number + 1 < settings.steps:
-            state = {**trainer.state(), "losses": losses[: number + 1].cpu(), "step": number + 1}
-            _replace(saved, functools.partial(torch.save, state))
+            parameters = {name: value.detach() for name, value in trainer.parameters.items()}
+            state = {"parameters": parameters, "moments": trainer.moments(), "losses": losses[: number + 1]}
+            _replace(saved, functools.partial(torch.save, {**state, "step": number + 1}))
     results = {
         "arm": arm,
         "seed": seed,
         "losses": [round(loss, 5) for loss in losses.tolist()],
-        "held_out": trainer.held_out(),
+        "held_out": trainer.held_out(arm),
         "held_out_in_bf16": trainer.held_out("bf16"),
         "digest": trainer.digest(),
         "seconds": round(time.monotonic() - start, 1),
@@ -245,24 +228,20 @@ def run(
     return results
 
 
-def measured(arm: str, settings: Settings, device: str, *, rounds: int = 50) -> dict[str, float]:
-    """Milliseconds a step, alone on the GPU, from the host and as a graph, and the most memory a step takes."""
+def measured(arm: str, settings: Settings, device: str, rounds: int = 50) -> dict[str, float]:
+    """Return milliseconds per step, alone on the GPU, from the host and as a graph, and the peak memory of a step."""
     results = {}
     text = settings.language.texts(settings.sequences, settings.length, HELD_OUT, torch.device(device))
     for name, is_graph in (("eager_ms", False), ("graph_ms", True)):
-        trainer = Trainer(arm, 0, settings, torch.device(device), is_graph=is_graph)
-        for number in range(5):
-            trainer.step(text, number)
-        torch.cuda.synchronize()
-        if not is_graph:
-            torch.cuda.reset_peak_memory_stats()
-        times = []
-        for number in range(rounds):
+        trainer, times = Trainer(arm, 0, settings, device, is_graph=is_graph), list[float]()
+        for number in range(5 + rounds):
+            if number == 5:
+                torch.cuda.reset_peak_memory_stats()
             begin = time.perf_counter()
             trainer.step(text, number)
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begin) * 1e3)
-        results[name] = round(statistics.median(times), 3)
+        results[name] = round(statistics.median(times[5:]), 3)
         if not is_graph:
             results["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
         del trainer
@@ -280,15 +259,13 @@ def _be_deterministic(device: torch.device) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that is there as a whole or not at all."""
+    """Write a file that is there as a whole or not at all."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     write(part)
     part.replace(path)
 
 
-def worker(
-    arm: str, seed: int, settings: Settings, device: str, folder: str, is_graph: bool, save_every: int
-) -> dict[str, Any]:
-    """:func:`run` in a process of a pool: other processes have the other cores."""
+def worker(arm: str, seed: int, settings: Settings, device: str, folder: str) -> dict[str, Any]:
+    """Call :func:`run` in a process of a pool: other processes have the other cores."""
     torch.set_num_threads(1)
-    return run(arm, seed, settings, device, Path(folder), is_graph=is_graph, save_every=save_every)
+    return run(arm, seed, settings, device, Path(folder))

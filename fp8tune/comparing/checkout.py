@@ -1,16 +1,19 @@
-"""Functions that a worker runs with the kernels of one checkout: problems, configs and candidates."""
+"""Functions that a worker runs with the kernels of one checkout: problems, candidates, and hashes of launched code."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fp8tune.compiled import facts
 from fp8tune.errors import UsageError
-from fp8tune.measure import trees
+from fp8tune.measure import compiling, trees
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.device import limits
 from fp8tune.plan import grids, problems
@@ -63,3 +66,53 @@ def _spec(reference: str) -> KernelSpec:
     if not any(file.resolve().is_relative_to(tree.folder.resolve()) for file in files):
         raise UsageError(f"{reference} comes from {min(files)}, not from the checkout of {tree.name}")
     return spec
+
+
+def launched_code(reference: str, problem: Problem, config: NamedInts, arch: str) -> str:
+    """Return 16 hex digits for what launching ``config`` on ``problem`` runs on ``arch``; needs no GPU.
+
+    It covers each kernel's machine code, its grid and its arguments (of tensors: dtype, shape, strides; constants are
+    in the code), and every torch operation beside it, in order. Raises what the compiler raises.
+    """
+    with _noted() as notes:
+        compiling.record_launches(reference, problem, config, arch)
+    return hashlib.sha256("\n".join(notes).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[list[str]]:
+    """Yield a list that gets a line for every Triton kernel that is compiled, and for every torch operation."""
+    import torch  # loads a GPU library: only in workers
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from triton.runtime.jit import JITFunction
+
+    notes: list[str] = []
+    run = JITFunction.run
+
+    def described(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+        is_plain = isinstance(value, int | float | str | bool | tuple | None)
+        return repr(value) if is_plain else type(value).__name__
+
+    def noting(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(function, *args, grid=grid, warmup=warmup, **options)
+        blocks = grid({**dict(zip(function.arg_names, args, strict=False)), **options}) if callable(grid) else grid
+        pairs = zip(args, function.params, strict=False)
+        values = [value for value, parameter in pairs if value is not None and not parameter.is_constexpr]
+        code = facts.code_hash([kernel], [facts.resources(kernel)])
+        notes.append(f"{code} {tuple(blocks)} {[*map(described, (*values, *options.items()))]}")
+        return kernel
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            notes.append(f"{function} {[*map(described, (*args, *kwargs.items()))]}")
+            return function(*args, **kwargs)
+
+    JITFunction.run = noting
+    try:
+        with Operations():  # type: ignore[no-untyped-call]
+            yield notes
+    finally:
+        JITFunction.run = run

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fp8tune import scratch
 from fp8tune.comparing import checkout, verdicts
-from fp8tune.comparing.binaries import launched_code
+from fp8tune.comparing.checkout import launched_code
 from fp8tune.comparing.rounds import AFTER, CONTROL, Report, Row, time_rounds
 from fp8tune.comparing.sides import Kernel, Sides
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison
@@ -204,9 +204,8 @@ class Session:
     ) -> list[T | UsageError]:
         """Call a function that compiles each arm in its checkout; return the results, or errors."""
         arch = self.backend.device.arch
-        return self.call(
-            [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms], function, text
-        )
+        calls = [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms]
+        return self.call(calls, function, text)
 
     def call(
         self, calls: Sequence[tuple[Tree, str, tuple[Any, ...]]], function: Callable[..., T], text: str

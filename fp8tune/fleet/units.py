@@ -16,12 +16,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 from fp8tune import __version__
 from fp8tune.errors import UsageError, one_line
 from fp8tune.options import SweepOptions
 from fp8tune.plan.shapes import Selection, Settings
-from fp8tune.records import KernelVersion, NamedInts, Problem
+from fp8tune.records import NamedInts, Pick
 from fp8tune.replay.loading import check_reference
 from fp8tune.replay.recording import from_json
 from fp8tune.revisions.reference import KernelReference
@@ -88,23 +89,18 @@ def units_of(plan: Plan, sweep_key: str) -> Iterator[Unit]:
         )
 
 
-def problem_key(size: ProblemPlan) -> str:
+def problem_key(size: ProblemPlan | Pick) -> str:
     """Hash a problem size of a kernel version: 16 hex digits, the same on every host with the same code."""
-    return _problem_key(size.version, size.problem)
-
-
-def _problem_key(version: KernelVersion, problem: Problem) -> str:
-    return digest([version.kernel, version.source_hash, {**vars(problem), "shape": problem.shape.canonical}])
+    assert size.version is not None
+    problem = {**vars(size.problem), "shape": size.problem.shape.canonical}
+    return digest([size.version.kernel, size.version.source_hash, problem])
 
 
 def speedups(store: Store) -> dict[str, float]:
     """Return the speedup over today's configs of each queued sweep so far: the geometric mean of its decided sizes."""
     units = [status.unit for status in store.queue().units if status.state is UnitState.DONE]
-    ratios: dict[str, float] = {}
-    for kernel in {unit.kernel for unit in units}:
-        for pick in map(pick_of, read_studies(store, kernel)):
-            if pick.version is not None and pick.speedup_ratio:
-                ratios[_problem_key(pick.version, pick.problem)] = pick.speedup_ratio
+    picks = [pick_of(study) for kernel in {unit.kernel for unit in units} for study in read_studies(store, kernel)]
+    ratios = {problem_key(pick): pick.speedup_ratio for pick in picks if pick.version and pick.speedup_ratio}
     sweeps: dict[str, list[float]] = {}
     for unit in units:
         sweeps.setdefault(unit.sweep_key, []).extend(ratios[key] for key in unit.problems if key in ratios)
@@ -153,13 +149,12 @@ def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> s
 
 
 def _absolute(text: str) -> KernelReference:
-    def absolute(name: str) -> str:
-        path, colon, attribute = name.rpartition(":")
-        return f"{Path(path).absolute()}{colon}{attribute}" if path.endswith(".py") else name
-
-    kernel = KernelReference.parse(text).absolute_paths()
-    names = absolute(kernel.kernel), absolute(kernel.reference), absolute(kernel.inputs)
-    return replace(kernel, kernel=names[0], reference=names[1], inputs=names[2])
+    kernel, names = KernelReference.parse(text).absolute_paths(), dict[str, Any]()
+    for field in ("kernel", "reference", "inputs"):
+        path, _, attribute = getattr(kernel, field).rpartition(":")
+        if path.endswith(".py"):
+            names[field] = f"{Path(path).absolute()}:{attribute}"
+    return replace(kernel, **names)
 
 
 def _read(sweep: QueuedSweep) -> tuple[SweepOptions, Selection]:

@@ -189,23 +189,19 @@ def configs(
         return Product(axes, default, reason)
 
     def build() -> dict[NamedInts, str]:
-        if spec.configs:
-            grid = [*(spec.configs if spec.recorded else _narrowed(spec, axes)), *widened]
-        else:
-            grid = [NamedInts(list(zip(axes, values, strict=True))) for values in _product(axes)]
-        return {config: reason(config) for config in dict.fromkeys([default, *grid])}
+        listed: Sequence[NamedInts] = spec.configs
+        if not listed:
+            listed = [NamedInts(list(zip(axes, values, strict=True))) for values in _product(axes)]
+        elif not spec.recorded:
+            declared = axes.keys() & spec.axes.keys()
+            listed = [config for config in listed if all(config.get(name) in axes[name] for name in declared)]
+        return {config: reason(config) for config in dict.fromkeys([default, *listed, *widened])}
 
     return Grid(size, build)
 
 
 def _product(axes: Axes) -> Iterator[tuple[int, ...]]:
     return itertools.product(*axes.values())
-
-
-def _narrowed(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
-    """Return the listed configs that have values of ``axes``."""
-    declared = {name: values for name, values in axes.items() if name in spec.axes}
-    return [config for config in spec.configs if all(config.get(name) in declared[name] for name in declared)]
 
 
 def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
@@ -225,12 +221,8 @@ def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:
     if not spec.configs:
         axes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
         return configs(spec, problem, axes, limits=None)
-
-    def build() -> dict[NamedInts, str]:
-        blocks: dict[NamedInts, tuple[NamedInts, str]] = {}
-        for config, reason in configs(spec, problem, axes, limits=None).items():
-            sizes = NamedInts([(name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS])
-            blocks.setdefault(sizes, (config, reason))
-        return dict(blocks.values())
-
-    return Grid(len(spec.configs), build)
+    blocks: dict[frozenset[tuple[str, int]], tuple[NamedInts, str]] = {}
+    for config, reason in configs(spec, problem, axes, limits=None).items():
+        sizes = frozenset((name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS)
+        blocks.setdefault(sizes, (config, reason))
+    return Grid(len(blocks), lambda: dict(blocks.values()))

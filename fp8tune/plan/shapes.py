@@ -27,8 +27,6 @@ LARGEST_DIM = 2**31 - 1  # group ends (``offs``) are int32
 NAME_KEY = "name"
 LONGEST_NAME = 60  # characters of a name, which is a column of tables
 LARGEST_SEED = 2**63 - 1  # what the database and torch hold
-LARGEST_FILE, LONGEST_LINE = 64_000, 2_000
-"""Characters: a key with many dots takes time that grows with the square of its length."""
 MOST_ROWS = 10_000  # a file of more rows is a mistake: lists multiply out
 
 
@@ -140,13 +138,7 @@ def common_settings(selections: Iterable[Selection]) -> Settings:
 def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows of a file and its settings."""
     try:
-        with path.open(encoding="utf-8") as stream:
-            text = stream.read(LARGEST_FILE + 1)
-        if len(text) > LARGEST_FILE or max(map(len, text.splitlines()), default=0) > LONGEST_LINE:
-            raise UsageError(
-                f"{file} is too large: a shape set has at most {LARGEST_FILE:,} characters, a line {LONGEST_LINE:,}"
-            )
-        document = tomllib.loads(text)
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors, and so is an endless number

@@ -204,9 +204,8 @@ class Recheck:
             return
         yield from self.time_known()
         if self.plan.options.budget_s is not None:
-            yield from self.sweep_lost()
-            rest = [item for item in self.results if item.state is State.STILL_BEST]
-            yield from self._confirm("rest", rest, DECISIONS)
+            yield from self._sweep("lost", dict.fromkeys(item.target for item in self.results if item.needs_sweep))
+            yield from self._confirm("rest", [item for item in self.results if item.state is State.STILL_BEST])
         picks.keep_current(self.store)
 
     def compare_code(self) -> None:
@@ -252,45 +251,28 @@ class Recheck:
         promoted = dict(item for group in kernels.values() for item in promotions(group))
         more = {target: [*configs, *promoted[target]] for target, configs in known.items() if target in promoted}
         yield from self._sweep("promoted", more, quick=True)
-        contested = [item for item in self.results if (item.slowdown or 0.0) > CONTESTED]
-        yield from self._confirm("contested", contested, DECISIONS)
+        yield from self._confirm("contested", [item for item in self.results if (item.slowdown or 0.0) > CONTESTED])
 
-    def sweep_lost(self) -> Iterator[Event]:
-        """Sweep the sizes that the known configs do not decide."""
-        lost = [item.target for item in self.results if item.needs_sweep]
-        yield from self._sweep("lost", dict.fromkeys(lost))
-
-    def _confirm(self, name: str, results: Sequence[Rechecked], processes: tuple[int, ...]) -> Iterator[Event]:
+    def _confirm(self, name: str, results: Iterable[Rechecked]) -> Iterator[Event]:
         """Time what is known of some sizes in fresh processes, unless that was done."""
-        rivals = {item.target: item.finalists for item in results if not item.is_confirmed}
-        yield from self._sweep(name, rivals, processes=processes)
+        yield from self._sweep(name, {item.target: item.finalists for item in results if not item.is_confirmed})
 
     def _sweep(
-        self,
-        name: str,
-        configs: Mapping[Target, Sequence[NamedInts] | None],
-        *,
-        quick: bool = False,
-        processes: tuple[int, ...] | None = None,
+        self, name: str, configs: Mapping[Target, Sequence[NamedInts] | None], *, quick: bool = False
     ) -> Iterator[Event]:
-        """Sweep configs of some sizes, None for all of a size, and read the results."""
-        sizes = [
-            target.size if some is None else replace(target.size, configs=dict.fromkeys(some, ""))
-            for target, some in configs.items()
-        ]
-        plan = replace(
-            self.plan,
-            key=f"{self.plan.key} {name}",  # each is resumed by itself
-            options=replace(self.plan.options, quick=quick),
-            problems=tuple(sizes),
-            is_partial=(is_partial := quick or processes is not None),
-            processes=processes or self.plan.processes,
-            coarse_rounds=COARSE_ROUNDS if is_partial else self.plan.coarse_rounds,
-            rounds=ROUNDS if is_partial else self.plan.rounds,
-        )
-        if sizes:
-            yield from sweep(self.store, plan, self.clock, begun=self.begun)
-            self._read()
+        """Sweep some configs of each size, or of all sizes whole grids (None), and read the results."""
+        if not configs:
+            return
+        options = replace(self.plan.options, quick=quick)
+        plan = replace(self.plan, key=f"{self.plan.key} {name}", options=options)  # each is resumed by itself
+        if None in configs.values():
+            plan = replace(plan, problems=tuple(target.size for target in configs), is_partial=False)
+        else:
+            sizes = [replace(item.size, configs=dict.fromkeys(some or (), "")) for item, some in configs.items()]
+            plan = replace(plan, problems=tuple(sizes), is_partial=True, processes=DECISIONS)
+            plan = replace(plan, coarse_rounds=COARSE_ROUNDS, rounds=ROUNDS)
+        yield from sweep(self.store, plan, self.clock, begun=self.begun)
+        self._read()
 
     def _read(self) -> None:
         """Read and judge what was timed with the versions installed here."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.engine import Group, Schedule, Turn, measure
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import ClockLimits, FinalsRun, NamedInts, Problem, Status
+from fp8tune.records import ClockLimits, FinalsRun, NamedInts, Status
 from fp8tune.stats.decide import PLAN, decide_finals, floor_us
 from fp8tune.stats.pairs import Finals
 from fp8tune.stats.screen import choose_finalists
@@ -45,16 +45,11 @@ class Confirmation:
     def run(self, coarse: Iterable[tuple[ProblemPlan, Mapping[NamedInts, Sequence[float]]]]) -> Iterator[Event]:
         """Confirm problem sizes, each given with its configs' block values in microseconds, the rounds in order."""
         chosen = [self._finalists(problem, times_us) for problem, times_us in coarse]
-        studies = self.store.studies(problems={group.subject.problem for group in chosen})
-        stored = {
-            group.subject.problem: study
-            for group in chosen
-            for study in studies
-            if study.finals and self._is_of(group.subject, study)
-        }
+        studies = [item for item in self.store.studies(problems={g.subject.problem for g in chosen}) if item.finals]
         pending, decided = list[Finalists](), 0
         for group in chosen:
-            if self._is_confirmed(group, stored):
+            stored = [study.finals for study in studies if self._is_of(group.subject, study)]
+            if self._is_confirmed(group, stored[-1] if stored else {}):
                 yield SizeDone(group.subject.problem)
             else:
                 pending.append(group)
@@ -76,13 +71,15 @@ class Confirmation:
 
     def withdraw(self, problem: ProblemPlan) -> None:
         """End an older confirmation at other clock or power limits: the coarse pass at these replaces it."""
-        limits = self.plan.backend.limits
-        studies = () if limits == ClockLimits() else self.store.studies(problems={problem.problem})
-        times = [processes for study in studies if self._is_of(problem, study) for processes in study.finals.values()]
-        sweeps = {process.run.sweep for processes in times for process in processes}
-        if any(limits.difference(self.store.limits_of(sweep)) for sweep in sweeps):
+        is_unknown = self.plan.backend.limits == ClockLimits()
+        studies = () if is_unknown else self.store.studies(problems={problem.problem})
+        if any(self._has_other_limits(study.finals) for study in studies if self._is_of(problem, study)):
             run = FinalsRun(self._uid, PLAN.tie_band, PLAN.keep_band, 0.0)
             self.store.end_finals(self.sweep_id, self.plan.subject(problem), run)
+
+    def _has_other_limits(self, times: Finals) -> bool:
+        limits = self.plan.backend.limits
+        return any(limits.difference(self.store.limits_of(sweep)) for sweep in _sweeps(times))
 
     def _is_of(self, problem: ProblemPlan, study: Study) -> bool:
         is_same = (study.problem, study.source_hash) == (problem.problem, problem.version.source_hash)
@@ -99,21 +96,15 @@ class Confirmation:
         done = set.intersection(*names) if names else set()
         return Group(problem, arms, {number for number in _numbers(self.decisions[-1]) if process_name(number) in done})
 
-    def _is_confirmed(self, group: Finalists, stored: Mapping[Problem, Study]) -> bool:
+    def _is_confirmed(self, group: Finalists, times: Finals) -> bool:
         """Return True if there are no finalists, or if all have rows that no time budget cut short."""
-        study = stored.get(group.subject.problem)
-        times = {} if study is None else study.finals
         configs = _configs(group)
         if not configs or not set(configs) <= times.keys():
             return not configs
-        sweeps = {process.run.sweep for processes in times.values() for process in processes}
-        limits, has_own = self.plan.backend.limits, self._uid in sweeps
-        if any(limits.difference(self.store.limits_of(sweep)) for sweep in sweeps):
+        has_own = self._uid in _sweeps(times)
+        if self._has_other_limits(times) or (self.plan.options.again and not has_own):
             return False
-        if self.plan.options.again and not has_own:
-            return False
-        was_cut_short = has_own and len(group.processes) < self.decisions[-1] and self._is_open(group, times)
-        return not was_cut_short
+        return not (has_own and len(group.processes) < self.decisions[-1] and self._is_open(group, times))
 
     def _timed(self, groups: Sequence[Finalists], processes: int, decision: int) -> Iterator[Event]:
         """Time each problem size in processes until so many have timed it."""
@@ -183,6 +174,10 @@ class Confirmation:
 
 def _configs(group: Finalists) -> list[NamedInts]:
     return [arm.config for arm in group.arms if not arm.duplicate]
+
+
+def _sweeps(times: Finals) -> set[str]:
+    return {process.run.sweep for processes in times.values() for process in processes}
 
 
 def _numbers(processes: int) -> range:

@@ -12,15 +12,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import ClassVar
 
 from fp8tune.ceiling import FLOP_PER_S
 from fp8tune.measure.arms import Place
 from fp8tune.measure.engine import Ceiling, CompileProgress
 from fp8tune.plan.problems import seed_text
-from fp8tune.records import NamedInts, Outcome, Row, Status
+from fp8tune.records import NamedInts, Outcome, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.stats.means import median
@@ -74,6 +75,12 @@ def sweep(
     size_s, share = plan.size_budget_s, search.SHARE if confirmation.is_wanted else search.QUICK_SHARE
     is_search = backend.times and take is None and search.is_needed(plan, plan.problems, share * (deadline - started))
 
+    def counted(events: Iterable[Event]) -> Iterator[Event]:
+        nonlocal trials
+        for event in events:
+            trials += isinstance(event, TrialDone)
+            yield event
+
     def compile_ahead() -> None:
         """Queue the current problem size and the next ones for the compilers."""
         while (ahead := sum(coarse.queued for coarse in passes[index + 1 :])) < COMPILE_AHEAD:
@@ -89,16 +96,12 @@ def sweep(
     with contextlib.closing(backend), store.adding_together(TOGETHER_S):
         compile_ahead()
         if is_search:
-            for event in _visits(passes, started + share * (deadline - started), clock):
-                trials += isinstance(event, TrialDone)
-                yield event
+            yield from counted(_visits(passes, started + share * (deadline - started), clock))
         while index < len(passes) and clock() <= deadline:
             work = passes[index].run(lambda: clock() > deadline)
             if size_s is not None:
                 work = chain(_visits(passes[index : index + 1], min(clock() + share * size_s, deadline), clock), work)
-            for event in work:
-                trials += isinstance(event, TrialDone)
-                yield event
+            yield from counted(work)
             if passes[index].is_done and not confirmation.is_wanted:
                 confirmation.withdraw(passes[index].problem)
                 yield SizeDone(passes[index].problem.problem)
@@ -108,9 +111,7 @@ def sweep(
         if index == len(passes) and options.same_bits and backend.times:
             coarse = same_bits.with_finalists(store, plan, coarse, options.same_bits)
         if index == len(passes) and confirmation.is_wanted:
-            for event in confirmation.run(coarse):
-                trials += isinstance(event, TrialDone)
-                yield event
+            yield from counted(confirmation.run(coarse))
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
         left_out += sum(problem.count for problem in upcoming)
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
@@ -155,7 +156,9 @@ class _CoarsePass:
     problem: ProblemPlan
     index: int
     times_us: dict[NamedInts, list[float]] = field(default_factory=dict)  # block values, the rounds in order
+    tried: dict[NamedInts, float | None] = field(default_factory=dict)  # times of the first round, None for failures
     is_done: bool = False
+    first_round: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         self.read()
@@ -187,7 +190,7 @@ class _CoarsePass:
         if self.known_at != self.store.changes:  # another process stored something
             self.read()
         rounds = self.plan.coarse_rounds if self.plan.backend.times else 1
-        for round in range(rounds):
+        for round in range(self.first_round, rounds):
             configs = self._permuted(self._contenders() if round else [*self.problem.configs], round)
             yield RoundStarted(self.problem.problem, self.index, round, rounds, len(configs))
             yield from self._round(round, configs, is_over)
@@ -195,12 +198,14 @@ class _CoarsePass:
                 self.read()
                 if not set(configs) <= self.known.get(round, {}).keys():
                     return
-        self._end(len(self.problem.configs))
+        self.is_done = self.seen > 0
+        if self.is_done and not self.plan.is_partial:
+            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), self.seen)
 
-    def _end(self, configs: int) -> None:
-        self.is_done = True
-        if not self.plan.is_partial:
-            self.store.mark_complete(self.sweep_id, self.plan.subject(self.problem), configs)
+    @property
+    def seen(self) -> int:
+        """Number of configs that have a result once all rounds are over."""
+        return len(self.problem.configs)
 
     def _contenders(self) -> list[NamedInts]:
         """Return the configs that may still be the best, and those that launches use: no single block drops these."""
@@ -213,14 +218,14 @@ class _CoarsePass:
         known, pruned = self.known.get(round, {}), self.problem.configs
         for config in configs:
             if config in known:
-                yield self._done(self._row(config, known[config], Place(round=round)), from_database=True)
+                yield self._done(config, known[config], Place(round=round), from_database=True)
         places = {
             config: Place(round=round, position=position)
             for position, config in enumerate(configs)
             if config not in known
         }
         for config in [config for config in places if pruned[config]]:
-            yield self._stored(config, Outcome(Status.PRUNED, reason=pruned[config]), places.pop(config))
+            yield self._done(config, Outcome(Status.PRUNED, reason=pruned[config]), places.pop(config))
         todo, device, backend = list(places), self.plan.backend.device, self.plan.backend
         for result in backend.screen([self.problem.arm(config) for config in todo], [*places.values()], is_over):
             match result:
@@ -231,20 +236,17 @@ class _CoarsePass:
                 case Ceiling(in_dtype, flop_per_s):
                     self.store.record_calibration(self.sweep_id, device, FLOP_PER_S + in_dtype, flop_per_s)
                 case (number, outcome):
-                    yield self._stored(todo[number], outcome, places[todo[number]])
+                    yield self._done(todo[number], outcome, places[todo[number]])
 
-    def _stored(self, config: NamedInts, outcome: Outcome, place: Place) -> TrialDone:
-        row = self._row(config, outcome, place)
-        self.store.add_soon(self.sweep_id, row)
-        return self._done(row, from_database=False)
-
-    def _done(self, row: Row, from_database: bool) -> TrialDone:
-        if row.config and row.outcome.time_us is not None:
-            self.times_us.setdefault(row.config, []).append(row.outcome.time_us)
+    def _done(self, config: NamedInts, outcome: Outcome, place: Place, *, from_database: bool = False) -> TrialDone:
+        row = self.plan.row(self.problem, config, outcome, place, outcome.process)
+        if not from_database:
+            self.store.add_soon(self.sweep_id, row)
+        if outcome.time_us is not None:
+            self.times_us.setdefault(config, []).append(outcome.time_us)
+        if not place.round:
+            self.tried[config] = outcome.time_us
         return TrialDone(row, from_database=from_database)
-
-    def _row(self, config: NamedInts, outcome: Outcome, place: Place) -> Row:
-        return self.plan.row(self.problem, config, outcome, place, outcome.process)
 
     def left_out(self) -> int:
         """Return the number of configs without a result."""
@@ -259,7 +261,7 @@ class _CoarsePass:
 class _SearchPass(_CoarsePass):
     """A coarse pass whose first round is a search."""
 
-    tried: dict[NamedInts, float | None] = field(default_factory=dict)  # time in microseconds, None for a failure
+    first_round: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         self.read()
@@ -289,24 +291,6 @@ class _SearchPass(_CoarsePass):
             if not (batch := self.search.batch(own, self.tried)):
                 return
             yield from self._round(0, batch, is_over)
-
-    def run(self, is_over: Callable[[], bool]) -> Iterator[Event]:
-        """Run the rounds after the search."""
-        for round in range(1, self.plan.coarse_rounds):
-            configs = self._permuted(self._contenders(), round)
-            yield RoundStarted(self.problem.problem, self.index, round, self.plan.coarse_rounds, len(configs))
-            yield from self._round(round, configs, is_over)
-            if is_over():
-                self.read()
-                if not set(configs) <= self.known.get(round, {}).keys():
-                    return
-        if self.tried:
-            self._end(self.seen)
-
-    def _done(self, row: Row, from_database: bool) -> TrialDone:
-        if row.config and not row.round:
-            self.tried[row.config] = row.outcome.time_us
-        return super()._done(row, from_database)
 
     def _contenders(self) -> list[NamedInts]:
         by_time = sorted(self.times_us, key=lambda config: (median(self.times_us[config]), config.canonical))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fp8tune.errors import DatabaseError
@@ -57,15 +57,9 @@ def finalists(reader: Reader, kernels: Names = None, arches: Names = None) -> li
     """Return the configs that reached the finals, the fastest of each problem first."""
 
     def order(finalist: Finalist) -> tuple[object, ...]:
-        place = display_order(finalist.problem, finalist.device)
-        return (*place, finalist.time_us, finalist.config.canonical)
+        return (*display_order(finalist.problem, finalist.device), finalist.time_us, finalist.config.canonical)
 
     return sorted(itertools.chain(*map(finalists_of, _studies(reader, kernels, arches))), key=order)
-
-
-def places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
-    """Yield each kernel with each arch, None for any: what readers take."""
-    return itertools.product([None] if kernels is None else kernels, [None] if arches is None else arches)
 
 
 def keep_current(store: Store) -> None:
@@ -74,8 +68,12 @@ def keep_current(store: Store) -> None:
         store.keep_picks(map(pick_of, read_studies(store)), decided_by())
 
 
+def _places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
+    return itertools.product([None] if kernels is None else kernels, [None] if arches is None else arches)
+
+
 def _studies(reader: Reader, kernels: Names, arches: Names) -> Iterator[Study]:
-    return itertools.chain.from_iterable(read_studies(reader, *place) for place in places(kernels, arches))
+    return itertools.chain.from_iterable(read_studies(reader, *place) for place in _places(kernels, arches))
 
 
 def _kept(store: Store) -> list[Pick]:
@@ -120,11 +118,11 @@ def _sorted(picks: Iterable[Pick]) -> list[Pick]:
 
 def wrong(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Subject]:
     """Return the problem sizes that have neither a pick nor a right config, though configs were tried."""
-    pools = list(itertools.chain.from_iterable(reader.pools(*place) for place in places(kernels, arches)))
-    timed = {_place(pool) for pool in pools if pool.newest}
-    tried = [pool for pool in pools if pool.complete and pool.kind in TIMED_KINDS and _place(pool) not in timed]
+    pools = [pool for place in _places(kernels, arches) for pool in reader.pools(*place)]
+
+    def size_of(pool: Study) -> tuple[object, ...]:
+        return pool.problem, pool.device.arch, pool.device.name
+
+    timed = {size_of(pool) for pool in pools if pool.newest}
+    tried = [pool for pool in pools if pool.complete and pool.kind in TIMED_KINDS and size_of(pool) not in timed]
     return [subject for subject in subjects_of(tried) if not reader.tally(subject).has_right]
-
-
-def _place(pool: Study) -> Hashable:
-    return pool.problem, pool.device.arch, pool.device.name

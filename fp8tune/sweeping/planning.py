@@ -9,7 +9,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -205,42 +205,34 @@ def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...
     """
     refused, kernels = list[str](), options.kernel
     if options.recording is not None and not kernels:
-        for kernel in recording.read(Path(options.recording)).kernels:
+        for recorded in recording.read(Path(options.recording)).kernels:
             try:
-                kernels += (repeatable(kernel)[0].name,)
+                kernels += (repeatable(recorded)[0].name,)
             except UsageError as error:
                 refused.append(str(error))
         if not kernels:
             reason = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
-    check = _check_of(options.tolerance)
-    complete = [
-        _with_options(KernelReference.parse(kernel), options, check) for kernel in kernels or registry.kernels()
-    ]
-    for reference in complete:
-        reach_recorded(reference)
-    return replace(options, kernel=tuple(map(str, complete))), tuple(refused)
+    rule, complete = _rule_of(options.tolerance), []
+    for kernel in map(KernelReference.parse, kernels or registry.kernels()):  # what a kernel's own text says stays
+        if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
+            kernel = replace(kernel, recording=options.recording)
+        if rule.check and not kernel.check:
+            kernel = replace(kernel, check=rule.check, relative=rule.relative, absolute=rule.absolute)
+        kernel = replace(kernel, reference=kernel.reference or options.reference or "").absolute_paths()
+        reach_recorded(kernel)
+        complete.append(str(kernel))
+    return replace(options, kernel=tuple(complete)), tuple(refused)
 
 
-def _check_of(tolerance: str) -> str:
-    """Return the check of a ``--tolerance`` as kernels' texts have it; empty for the kernel's own."""
+def _rule_of(tolerance: str) -> KernelReference:
+    """Return the check of a ``--tolerance`` as kernels' texts have it; none for the kernel's own."""
+    rules = {"auto": "", "exact": "?check=exact", "exact-sums": "?check=exact-inputs"}
     if match := re.fullmatch(r"([0-9.eE+-]{1,30}),([0-9.eE+-]{1,30})", tolerance):
-        return f"?check=tolerance&relative={match[1]}&absolute={match[2]}"
-    if tolerance not in (rules := {"auto": "", "exact": "?check=exact", "exact-sums": "?check=exact-inputs"}):
+        rules[tolerance] = f"?check=tolerance&relative={match[1]}&absolute={match[2]}"
+    if tolerance not in rules:
         raise UsageError(f"--tolerance {tolerance!r:.80} is unknown: use exact, exact-sums, auto or RTOL,ATOL")
-    return rules[tolerance]
-
-
-def _with_options(kernel: KernelReference, options: SweepOptions, check: str) -> KernelReference:
-    """Add what the options say and the kernel's text does not."""
-    if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
-        kernel = replace(kernel, recording=options.recording)
-    if check and not kernel.check:
-        rule = KernelReference.parse(f"{kernel.kernel}{check}")
-        kernel = replace(kernel, check=rule.check, relative=rule.relative, absolute=rule.absolute)
-    if options.reference is not None and not kernel.reference:
-        kernel = replace(kernel, reference=options.reference)
-    return kernel.absolute_paths()
+    return KernelReference.parse(f"any{rules[tolerance]}")
 
 
 def _kernel_key(reference: str) -> list[str]:
@@ -304,16 +296,20 @@ def _checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[st
         changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
         notices.insert(0, f"{spec.name} {changed}")
     torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
-    if torch_device and spec.has_odd_sizes:
-        try:
-            failure = worker.run(trial.edge_failure, reference, torch_device)
-        except (WorkerDied, RemoteError) as error:
-            failure = str(error).strip().splitlines()[-1][:300]
-        if failure:
-            reference, untried = str(replace(kernel, sizes="recorded")), failure
+    is_tried = torch_device is not None and spec.has_odd_sizes
+    if is_tried and (failure := _failure(worker, trial.edge_failure, reference, torch_device)):
+        reference, untried = str(replace(kernel, sizes="recorded")), failure
     if untried:
         notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
     return reference, notices
+
+
+def _failure(worker: Worker, function: Callable[..., str | None], *arguments: object) -> str | None:
+    """Call a function that returns the reason of a failure; the death of its process is one, too."""
+    try:
+        return worker.run(function, *arguments)
+    except (WorkerDied, RemoteError) as error:
+        return str(error).strip().splitlines()[-1][:200]
 
 
 def _in_graphs(sizes: list[ProblemPlan], short: Plan, worker: Worker) -> tuple[list[ProblemPlan], list[str]]:
@@ -324,11 +320,8 @@ def _in_graphs(sizes: list[ProblemPlan], short: Plan, worker: Worker) -> tuple[l
     smallest = min(in_graphs, key=lambda size: size.bytes_moved)
     reason: str | None = "inputs are made for each config"
     if not KernelReference.parse(smallest.reference).inputs:
-        try:
-            reason = worker.run(trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
-        except (WorkerDied, RemoteError) as error:
-            reason = str(error).strip().splitlines()[-1][:200]
-    if reason is None:
+        reason = _failure(worker, trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
+    if not reason:
         return in_graphs, []
     return sizes, [f"{smallest.problem.kernel} cannot be captured in a CUDA graph, and is timed by events: {reason}"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from fp8tune import registry
@@ -84,46 +84,33 @@ def with_published(store: Store, plan: Plan) -> Plan:
         if study.device.arch in (plan.backend.device.arch, UNSTATED):
             published.setdefault(study.problem, []).extend(study.configs)
 
-    def added(problem: ProblemPlan) -> ProblemPlan:
-        configs = published.get(problem.problem, [])
-        grid = Grid(problem.count + len(configs), lambda: {**problem.configs, **_fitting(problem, configs, plan)})
-        return replace(problem, configs=grid) if configs else problem
+    def added(size: ProblemPlan) -> ProblemPlan:
+        configs = published.get(size.problem, [])
+
+        def build() -> dict[NamedInts, str]:
+            grid, limits = dict(size.configs), device.limits(plan.backend.device)
+            axes = {name for config in grid for name in config}
+            for config in map(size.version.complete, configs):
+                if set(config) != axes:
+                    _logger.warning(f"left out: the published config {config} of {size.version.kernel} has other axes")
+                elif config not in grid:
+                    invalid = load_spec(size.reference).invalid
+                    grid[config] = (limits and invalid(config, size.problem.shape, limits)) or ""
+            return grid
+
+        return replace(size, configs=Grid(size.count + len(configs), build)) if configs else size
 
     return replace(plan, problems=tuple(map(added, plan.problems)))
 
 
-def _fitting(problem: ProblemPlan, published: Sequence[NamedInts], plan: Plan) -> Mapping[NamedInts, str]:
-    """Return the configs that are not in the grid and have its axes, with the reason why they are pruned."""
-    spec, limits = load_spec(problem.reference), device.limits(plan.backend.device)
-    axes = {name for config in problem.configs for name in config}
-    fitting: dict[NamedInts, str] = {}
-    for config in map(problem.version.complete, published):
-        if set(config) != axes:
-            _logger.warning(f"left out: the published config {config} of {problem.version.kernel} names other axes")
-        elif config not in problem.configs:
-            fitting[config] = (limits and spec.invalid(config, problem.problem.shape, limits)) or ""
-    return fitting
-
-
 def compile_published(store: Store, arch: str, kernels: Collection[str], *, command: str) -> Iterator[Event]:
     """Compile every published config of some kernels for an arch, once for all sizes that give the same code."""
-    published = [study for study in store.studies(arch=arch, kinds=[Kind.PUBLISHED]) if study.configs]
-    problems: list[ProblemPlan] = []
-    for kernel in registry.kernels():
-        by_problem = _published_configs(kernel, published) if kernel in kernels else {}
-        for same in alike(kernel, list(by_problem), arch) if by_problem else ():
-            configs = {config: "" for problem in same for config in by_problem[problem]}
-            problems.append(ProblemPlan.from_spec(kernel, version_of(kernel), same[0], configs))
-    if problems and arch in ARCHES:
-        machine.check_folders()
-        options = SweepOptions(quick=True)
-        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems), command=command))
-
-
-def _published_configs(kernel: str, published: Sequence[Study]) -> dict[Problem, dict[NamedInts, str]]:
-    """Return the published configs of a kernel for each of its problem sizes, as export looks them up."""
-    spec, version, by_problem = load_spec(kernel), version_of(kernel), dict[Problem, dict[NamedInts, str]]()
-    for study in (study for study in published if study.problem.kernel == kernel):
+    sizes: dict[str, dict[Problem, dict[NamedInts, str]]] = {}
+    for study in store.studies(arch=arch, kinds=[Kind.PUBLISHED]):
+        kernel = study.problem.kernel
+        if not study.configs or kernel not in kernels or kernel not in registry.kernels():
+            continue
+        spec = load_spec(kernel)
         try:
             check_shape(spec, study.problem)
         except UsageError as error:
@@ -132,5 +119,16 @@ def _published_configs(kernel: str, published: Sequence[Study]) -> dict[Problem,
         # sources state no routing; the binary is the same for all
         routing, mode = "jagged" if spec.routed else "none", spec.scale_modes[0] if spec.scale_modes else ""
         problem = replace(study.problem, routing=routing, scale_mode=mode)
-        by_problem.setdefault(problem, {}).update(dict.fromkeys(map(version.complete, study.configs), ""))
-    return by_problem
+        configs = dict.fromkeys(map(version_of(kernel).complete, study.configs), "")
+        sizes.setdefault(kernel, {}).setdefault(problem, {}).update(configs)
+    problems = [
+        ProblemPlan.from_spec(
+            kernel, version_of(kernel), same[0], {config: "" for problem in same for config in by_problem[problem]}
+        )
+        for kernel, by_problem in sizes.items()
+        for same in alike(kernel, list(by_problem), arch)
+    ]
+    if problems and arch in ARCHES:
+        machine.check_folders()
+        options = SweepOptions(quick=True)
+        yield from sweep(store, Plan(options, compiler(arch), "published", problems=tuple(problems), command=command))

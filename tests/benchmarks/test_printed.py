@@ -12,10 +12,6 @@ def block(commands: str, body: str = "") -> str:
     return f"before\n<!-- generated: {commands} -->\n{body}<!-- end -->\nafter\n"
 
 
-def test_there_are_pages_with_blocks():
-    assert ROOT / "docs" / "tutorial" / "your-kernel.md" in printed.pages()
-
-
 @pytest.mark.parametrize("page", printed.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_holds_what_its_commands_print(page):
     """Run ``python -m benchmarks.printed`` to write them anew."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,46 +46,29 @@ def fill(path: Path, times_us: dict[int, tuple[float | None, ...]]) -> Path:
     return path
 
 
-@pytest.fixture
-def database(tmp_path):
-    """Two launches: at K = 512 the first config is best, at K = 1024 the second, and the third is wrong there."""
-    return fill(tmp_path / "real.db", {512: (100.0, 110.0, 130.0), 1024: (103.0, 100.0, None)})
-
-
-def test_a_kernel_is_studied_launch_by_launch(database):
-    runs = [recorded({512: 0, 1024: 0}, 9.0), recorded({512: 1, 1024: 0}), recorded({512: 0, 1024: 2})]
-    with Store.open(str(database), writable=False) as store:
+def test_kernels_are_studied_launch_by_launch(tmp_path, capsys):
+    """At K = 512 the first config is best, at K = 1024 the second, and the third is wrong there."""
+    path = fill(tmp_path / "real.db", {512: (100.0, 110.0, 130.0), 1024: (103.0, 100.0, None)})
+    runs = [recorded({512: 0, 1024: 0, 2048: 0}, 9.0), recorded({512: 1, 1024: 0}), recorded({512: 0, 1024: 2})]
+    with Store.open(str(path), writable=False) as store:
         (studied,) = real_kernels.study(runs, store)
-    first, second = studied.launches
-    assert (first.ours, second.ours) == (str(config(32)), str(config(64)))
-    assert first.theirs_over_ours == (1.0, 1.1, 1.0)
-    assert second.theirs_over_ours == (1.03, 1.03, None)  # the third run picked a wrong config
-    assert (studied.agreed, len(studied.picks)) == (0, 2)
-    assert studied.tuning_s == (9.0, 1.0, 1.0)
-    assert [(item.within, len(item.configs)) for item in studied.covered] == [(0.01, 2), (0.02, 2), (0.05, 1)]
-    assert studied.covered[-1].worst == pytest.approx(0.03)
-    assert studied.not_right == {str(config(128)): 1}
+    first, second, unswept = studied.launches
+    assert [item.study and item.study.pick.config for item in studied.launches] == [config(32), config(64), None]
+    assert (first.ratios, second.ratios, unswept.ratios) == ([1.0, 1.1, 1.0], [1.03, 1.03], [])  # one pick is wrong
+    assert [len(item.configs) for item in studied.covers()] == [2, 2, 1]
+    assert [*studied.covers()][-1].worst == pytest.approx(0.03)
+    assert studied.not_right == {config(128): 1}
+    paths = [tmp_path / f"run{number}.json" for number in range(3)]
+    for file, run in zip(paths, runs, strict=True):
+        file.write_text(recording.text_of(run))
+    real_kernels.main(str(path), *map(str, paths))
+    output = capsys.readouterr().out
+    assert "| 2 of 3 | 2 (0.0%) | 2 (0.0%) | 1 (3.0%) | 9.0 / 1.0 | 0 of 3 | 1.031 (1.100) | 1 |" in output
+    assert "on 1 of 3 launches, wrong: output 0 differs\n" in output
 
 
 def test_a_config_that_is_wrong_on_one_launch_is_in_no_covering_set(tmp_path):
     path = fill(tmp_path / "real.db", {512: (120.0, 110.0, 100.0), 1024: (103.0, 100.0, None)})
     with Store.open(str(path), writable=False) as store:
         (studied,) = real_kernels.study([recorded({512: 2, 1024: 1})], store)
-    assert studied.launches[0].ours == str(config(128))
-    assert [item.configs for item in studied.covered] == [(str(config(64)),)] * 3
-
-
-def test_the_table_and_its_json_are_written(database, tmp_path, capsys):
-    paths = []
-    for number in range(2):
-        paths.append(tmp_path / f"run{number}.json")
-        paths[-1].write_text(recording.text_of(recorded({512: 0, 1024: 1, 2048: 0})))
-    out = tmp_path / "study"
-    real_kernels.main([*map(str, paths), "--db", str(database), "--output", str(out)])
-    output = capsys.readouterr().out
-    assert "2 of 3" in output  # launches swept
-    assert "on 1 of 3 launches, wrong: output 0 differs\n" in output
-    assert "stable" not in output
-    (studied,) = json.loads((out / "study.json").read_text())
-    assert [item["ours"] is None for item in studied["launches"]] == [False, False, True]
-    assert (out / "study.md").read_text() in output
+    assert [item.configs for item in studied.covers()] == [(config(64),)] * 3

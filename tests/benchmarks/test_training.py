@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.training import __main__ as command
 from benchmarks.training import run as runs
-from benchmarks.training.summary import lines, table
 
 pytestmark = [
     pytest.mark.usefixtures("quantizers_in_plain_torch"),
@@ -44,10 +43,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(runs.Trainer, "step", dies)
     with pytest.raises(KeyboardInterrupt):
-        runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
+        runs.run(arm, 1, TINY, "cpu", stopped, 2)
     assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.pt"]
     monkeypatch.setattr(runs.Trainer, "step", step)
-    results = runs.run(arm, 1, TINY, "cpu", stopped, save_every=2)
+    results = runs.run(arm, 1, TINY, "cpu", stopped, 2)
     assert results["resumed_at"] == 2
     assert all(results[name] == expected[name] for name in ("losses", "held_out", "digest"))
     assert results["held_out_in_bf16"] != results["held_out"]
@@ -75,16 +74,11 @@ def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monke
 
 
 def test_an_arm_is_within_the_spread_of_the_seeds_or_not():
-    held_out = {
-        "bf16": {0: 1.0, 1: 1.2, 2: 1.1},
-        "near": {0: 1.05, 1: 1.25, 2: 1.15},
-        "far": {0: 1.2, 1: 1.4, 2: 1.3},
-    }
-    bf16, near, far = lines(held_out)
-    assert (bf16.spread, bf16.difference) == (pytest.approx(0.1), 0)
-    assert (near.difference, near.spread_of_differences) == (pytest.approx(0.05), pytest.approx(0))
-    assert (near.is_within, far.is_within) == (True, False)
-    text = table([bf16, near, far], floor=0.9).splitlines()
-    assert text[2] == "| bf16 | 3 | 1.1000 | 0.2000 | 0.1000 |  |  |"
-    assert text[3] == "| near | 3 | 1.1500 | 0.2500 | 0.1000 | +0.0500 ± 0.0000 | yes |"
-    assert text[4].endswith("| +0.2000 ± 0.0000 | no |")
+    held_out = {"bf16": (1.0, 1.2, 1.1), "fp8": (1.05, 1.25, 1.15), "layer": (1.2, 1.4, 1.3)}
+    losses = [
+        {"arm": arm, "seed": seed, "held_out": loss} for arm, all in held_out.items() for seed, loss in enumerate(all)
+    ]
+    _, _, bf16, fp8, layer = command.losses_table(losses).splitlines()
+    assert bf16.startswith("| bf16 | 3 | 1.1000 | ")
+    assert fp8.endswith("| 0.1000 | +0.0500 ± 0.0000 | yes |")
+    assert layer.endswith("| +0.2000 ± 0.0000 | no |")

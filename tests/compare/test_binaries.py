@@ -15,7 +15,7 @@ PROGRAM = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from fp8tune.comparing.binaries import launched_code
+from fp8tune.comparing.checkout import launched_code
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import Worker, usable_cores
 from fp8tune.records import NamedInts, Problem

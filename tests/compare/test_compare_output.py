@@ -37,17 +37,6 @@ def test_names_are_text_on_every_surface(capsys: pytest.CaptureFixture[str]) -> 
     assert "\u202e" not in text
 
 
-def test_marks_beyond_the_edge_are_triangles() -> None:
-    far = replace(ROW, effect=Estimate(0.5, 0.001, 15))
-    assert [html(Comparison(*SIDES, (row,))).count("<circle") for row in (ROW, far)] == [1, 0]
-
-
-def test_a_drifted_control_is_not_decided() -> None:
-    comparison = Comparison(*SIDES, (replace(ROW, verdict=ChangeVerdict.CLEAR),), control=Estimate(0.02, 0.001, 15))
-    assert comparison.exit_code == 3
-    assert "drifted" in compare.control(compare.make(comparison))
-
-
 @pytest.mark.parametrize(("added", "code"), [(0, 3), (2, 0)])
 def test_a_comparison_without_rows(added: int, code: int) -> None:
     document = compare.make(Comparison(*SIDES, (), added=added))

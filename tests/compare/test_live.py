@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import fp8tune
 from forked import Forked
 from git_repositories import commit, git
 from places import PLANTED
@@ -115,26 +113,6 @@ def test_retuning_finds_the_best_config_of_each_side(repository: Path) -> None:
     assert row.verdict is ChangeVerdict.REGRESSION
     (row,) = compared(repository, "main..branch", "slower", picks="same").rows
     assert row.before_config == row.after_config == CONFIG
-
-
-def test_the_command_prints_screens_documents_and_a_page(repository: Path) -> None:
-    kernels = ["--kernel", "slower.py:SPEC", "--kernel", "same.py:SPEC"]
-    command = ["compare", "main..branch", *kernels, "--shapes", "one.toml", "--timer", "simulated:1"]
-    screen = fp8tune(*command, cwd=repository)
-    assert screen.returncode == 1
-    lines = screen.stdout.splitlines()
-    assert lines[0].startswith("1 REGRESSION, 1 SAME-CODE; 0.97x over 1 size")
-    assert [line.split()[0] for line in lines[1:3]] == ["verdict", "REGRESSION"]
-    assert lines[3].endswith("; 1 size not listed")
-    assert max(map(len, lines)) <= 80
-    document = json.loads(fp8tune(*command, "--format", "json", cwd=repository).stdout)
-    assert [row["verdict"] for row in document["rows"]] == ["REGRESSION", "SAME-CODE"]
-    row = document["rows"][0]
-    assert row["lower"] < row["speedup"] < row["upper"] < 1
-    page = fp8tune(*command, "--format", "html", cwd=repository).stdout
-    assert page.startswith("<!doctype html>")
-    assert page.count("<tr") == 3
-    assert "<script" not in page
 
 
 # Outputs, which the simulated clock does not have

@@ -100,22 +100,6 @@ def test_four_processes_a_side_are_enough_for_a_verdict(
     assert row.effect.interval[0] < factor < row.effect.interval[1]
 
 
-def test_one_process_a_side_is_open(repository: Path) -> None:
-    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
-    comparison = compare(studies, repository)
-    (row,) = comparison.rows
-    assert (row.verdict, row.ratio, comparison.exit_code) == ("OPEN", 0.75, 3)
-    assert "one process per side" in row.reason
-
-
-def test_an_unrelated_commit_orphans_no_results(repository: Path) -> None:
-    studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
-    file = repository / file_of("colwise")
-    file.write_text(file.read_text().replace("SCALE =", "# why\nSCALE ="))
-    commit(repository, {"README.md": "hello"})
-    assert row_of(repository, *studies).after_us == 150.0
-
-
 def test_each_side_has_its_own_best_config(repository: Path) -> None:
     second = NamedInts(BLOCK_SIZE=64, num_warps=4)
     studies = [

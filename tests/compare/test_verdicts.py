@@ -116,8 +116,3 @@ def test_a_control_arm_that_moves_widens_the_interval_of_all_rows() -> None:
     assert widened.mean == single.mean
     assert single.lower(0.025) > 0 > widened.lower(0.025)
     assert widened.df == pytest.approx(1, abs=0.01)
-
-
-def test_few_rounds_have_no_error() -> None:
-    with pytest.raises(ValueError, match="two finite values"):
-        verdicts.paired([0.1])

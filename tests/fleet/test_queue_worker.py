@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -148,29 +147,6 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
     assert (ended.done, ended.waiting, ended.reason) == (done, 12 - done, "the time budget is over")
 
 
-def test_a_worker_waits_for_units_of_others_and_takes_them_over(db: str) -> None:
-    queue(db, plan_of(2))
-    with Store.open(db) as store:
-        assert store.take_unit(DEVICE, "lost", lease_s=1.0) is not None
-    events = list(worked(db))
-    assert [event.running for event in of_type(iter(events), "waiting")] == [1]
-    assert len(of_type(iter(events), "done")) == 2
-
-
-def test_work_that_gives_no_sign_loses_its_lease(db: str) -> None:
-    queue(db, plan_of(1))
-    with Store.open(db) as store:
-        lease = store.take_unit(DEVICE, "me", lease_s=0.4)
-        assert lease is not None
-        heart = Heartbeat(stalls_after_s=60.0)
-        with heart.renewing(db, [lease], 0.1):
-            time.sleep(0.8)
-            assert store.return_expired_units() == 0
-            heart.stalls_after_s = 0.0
-            time.sleep(1.0)
-            assert store.return_expired_units() == 1
-
-
 def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_does_not(
     db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,22 +189,3 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
         assert left.counts[UnitState.WAITING]
         assert not left.counts[UnitState.RUNNING]
         assert all(unit.attempts == 0 for unit in left.units if unit.state is UnitState.WAITING)
-
-
-def test_the_queue_says_what_there_is(db: str) -> None:
-    assert "does not exist" in fp8tune("worker", "--status", "--db", db).stderr
-    sweep = queue(db, plan_of(3))
-    with Store.open(db) as store:
-        first, lease = (store.take_unit(DEVICE, name) for name in ("host-a:16", "host-a:17"))
-        assert first is not None
-        assert lease is not None
-        store.finish_unit(first)
-        result = json.loads(fp8tune("worker", "--status", "--db", db, "--format", "json").stdout)
-        assert sorted(unit["state"] for unit in result["units"]) == ["done", "running", "waiting"]
-        store.fail_unit(replace(lease, attempt=9), "it broke")
-    shown = fp8tune("worker", "--status", "--db", db).stdout
-    assert "it broke" in shown
-    assert max(map(len, shown.splitlines())) <= 120
-    with Store.open(db) as store:
-        assert store.forget_units(sweep.key) == 3
-    assert "no work is queued" in fp8tune("worker", "--status", "--db", db).stdout

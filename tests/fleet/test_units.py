@@ -30,30 +30,6 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "results.db")
 
 
-def test_the_longest_size_is_taken_first(db: str) -> None:
-    """So that workers end together."""
-    plan = plan_of(4)
-    with Store.open(db, create=True) as store:
-        units.add(store, plan)
-        shapes = []
-        while (lease := store.take_unit(DEVICE, "me")) is not None:
-            shapes.append(lease.unit.shapes[0])
-            store.finish_unit(lease)
-    assert shapes == [str(size.problem.shape) for size in sorted(plan.problems, key=lambda size: -size.bytes_moved)]
-
-
-def test_adding_again_adds_nothing_until_again_is_asked_for(db: str) -> None:
-    plan = plan_of(2)
-    again = replace(plan, options=replace(plan.options, again=True))
-    with Store.open(db, create=True) as store:
-        first, new = units.add(store, again)
-        assert units.add(store, again) == (first, 0)
-        while (lease := store.take_unit(DEVICE, "me")) is not None:
-            store.finish_unit(lease)
-        second, newer = units.add(store, again)
-        assert (newer, second.key != first.key) == (new, True)
-
-
 # Documents
 
 

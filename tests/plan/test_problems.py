@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from random import Random
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,15 +170,6 @@ def test_problems_that_fail_are_one_line(problems, complaint):
     with pytest.raises(UsageError, match=complaint) as caught:
         plan.problems(replace(SPEC, problems=problems), [ROW])
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_bytes_are_counted_with_the_dtype_of_the_problem():
-    def inputs(problem, device):
-        return (torch.empty(problem.shape["M"], 8, dtype=getattr(torch, problem.in_dtype), device=device),)
-
-    spec = replace(SPEC, inputs=inputs, outputs=lambda x: (torch.empty_like(x),), bytes_moved=None)
-    dtypes = ("bfloat16", "float16", "float32", "int8")
-    assert [spec.bytes_of(replace(PROBLEM, in_dtype=dtype)) for dtype in dtypes] == [2048, 2048, 4096, 1024]
 
 
 def test_configs_are_the_default_and_then_the_product_in_declaration_order():

@@ -12,7 +12,6 @@ from fp8tune.plan.variations import key_faults, variations
 from fp8tune.records import NamedInts
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.catalog import KERNELS
-from fp8tune_kernels.spec import ROUTINGS
 
 dims = st.integers(1, 2**31 - 1)
 
@@ -63,12 +62,3 @@ def test_a_variation_differs_in_its_argument_alone_and_has_the_same_key(kernel, 
             back = replace(second, **{argument: getattr(problem, argument)})
         assert second != problem
         assert back == problem
-
-
-def test_what_colwise_is_varied_to():
-    spec, (problem, *_) = problems("colwise")
-    results = variations(spec, problem)
-    assert [variation.problem.shape["M"] for variation in results if variation.argument == "M"] == [16384, 24576, 32736]
-    assert {v.problem.routing for v in results if v.argument == "routing"} == set(ROUTINGS) - {"jagged"}
-    coarse = variations(replace(spec, key=("M_bucket", "K")), problem)
-    assert [variation.problem.shape["G"] for variation in coarse if variation.argument == "G"] == [2]

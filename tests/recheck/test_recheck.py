@@ -12,7 +12,6 @@ import pytest
 from command_line import fp8tune
 from places import PLANTED
 
-from fp8tune.errors import MachineError, UsageError
 from fp8tune.measure.simulated import SimulatedClock
 from fp8tune.options import RecheckOptions, SweepOptions
 from fp8tune.output.recheck import make_report, report
@@ -24,7 +23,6 @@ from fp8tune.store.layers import Layers
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks, planning, session
 from fp8tune.sweeping.events import Finished, TrialDone
-from fp8tune.tables.exported import read_table
 from fp8tune.tables.launch_table import Entry, LaunchTable
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
@@ -234,15 +232,6 @@ def test_a_table_says_which_config_is_in_use(store: Store, tmp_path: Path) -> No
     assert not Path("canary").exists()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ROWS = 1", "KERNEL = ", "\nKERNEL = f()\nTABLE = {}", "\nKERNEL = 'k'\nTABLE = {1: 2}"]
-)
-def test_other_files_are_no_tables(text: str, tmp_path: Path) -> None:
-    (tmp_path / "table.py").write_text(text)
-    with pytest.raises(UsageError, match=r"table\.py"):
-        read_table(tmp_path / "table.py")
-
-
 def test_a_failing_config_in_use_is_beaten_by_one_that_runs(store: Store) -> None:
     target = begun(store).targets[0]
     assert target.old is not None
@@ -251,12 +240,6 @@ def test_a_failing_config_in_use_is_beaten_by_one_that_runs(store: Store) -> Non
     new = replace(target.old, results=(Result(right, coarse_us=10.0),), failures=failures)
     item = Rechecked(target, new)
     assert (item.state, item.best, item.speedup) == (State.BEATEN, right, None)
-
-
-def test_without_a_gpu_an_arch_is_needed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FP8TUNE_TIMER")
-    with pytest.raises(MachineError, match="--arch"):
-        targets.planned(OPTIONS, store)
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "json"])

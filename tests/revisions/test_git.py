@@ -26,11 +26,6 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_unknown_revision_names_near_branches(repository: Path) -> None:
-    with pytest.raises(errors.UsageError, match="did you mean branch"):
-        git.resolve(repository, "brnch")
-
-
 def test_branches_without_common_history_have_no_merge_base(repository: Path) -> None:
     run(repository, "checkout", "-q", "--orphan", "other")
     run(repository, "commit", "-q", "-m", "other")
@@ -72,8 +67,3 @@ def test_no_repository_no_folder_and_no_git_are_one_line_each(tmp_path: Path, mo
     monkeypatch.setenv("PATH", "")
     with pytest.raises(errors.MachineError, match="git is not installed"):
         git.toplevel(tmp_path)
-
-
-def test_the_root_is_found_from_a_folder_inside(repository: Path) -> None:
-    (repository / "inside").mkdir()
-    assert git.toplevel(repository / "inside") == repository.resolve()

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
-from fp8tune.names import stored_kernels
 from fp8tune.revisions.reference import KernelReference
-from fp8tune.text import KERNEL_NAME, SPEC_NAME
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_.]{0,9}:_?[a-z]\w{0,9}", fullmatch=True) | st.sampled_from(
     ["colwise", "a/b.py:K"]
@@ -54,24 +52,3 @@ def test_what_a_reference_may_not_hold(text: str, complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         KernelReference.parse(text)
     assert complaint in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["colwise", "torchao.prototype.moe:_kernel", "app/my-lib.py:_kernel", "m:" + "a" * 198]
-)
-def test_names_that_rows_take(name: str) -> None:
-    assert KERNEL_NAME.fullmatch(name)
-
-
-@pytest.mark.parametrize("name", ["m:" + "a" * 199, "m:a:b", "m:a\x1b", ":a", "m:", "a b"])
-def test_names_that_rows_refuse(name: str) -> None:
-    assert not KERNEL_NAME.fullmatch(name)
-    assert not SPEC_NAME.fullmatch(name)
-
-
-def test_a_kernel_with_rows_is_read_without_its_module() -> None:
-    class Rows:
-        def kernels(self) -> list[str]:
-            return ["nowhere.at_all:_kernel"]
-
-    assert stored_kernels(["nowhere.at_all:_kernel@run.json?check=exact"], Rows()) == ["nowhere.at_all:_kernel"]  # type: ignore[arg-type]

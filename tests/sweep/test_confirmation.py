@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,17 +140,6 @@ def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store
     assert len(stored) == 2
 
 
-def test_quick_is_the_screen_alone_and_finals_can_follow(store: Store, options: SweepOptions) -> None:
-    quick = replace(options, quick=True)
-    screened = rows(events(store, quick))
-    assert {row.stage for row in screened} == {"screen"}
-    assert {study.choice.verdict for study in studies(store, quick)} == {Verdict.QUICK}
-    done = events(store, options)
-    stored = [event for event in done if isinstance(event, TrialDone) and event.from_database]
-    assert len(stored) == len(screened)
-    assert {study.choice.processes for study in studies(store, options)} <= {6, 12, 24}
-
-
 @on_both
 def test_a_stopped_sweep_continues_with_the_next_process(store: Store, options: SweepOptions, tmp_path: Path) -> None:
     plan = planned(options)
@@ -202,17 +189,6 @@ def test_a_problem_that_cannot_be_built_is_skipped_and_tried_again(store: Store,
     assert last.is_whole
 
 
-def verdict_of(store: Store, plan: Plan, number: int) -> Verdict:
-    return session.studies(store, replace(plan, problems=plan.problems[number : number + 1]))[0].choice.verdict
-
-
-def test_a_time_budget_leaves_what_was_timed_often_enough(store: Store, options: SweepOptions) -> None:
-    assert budgeted(store, options, 2 * PLAN.processes - 1).left_out > 0
-    plan = planned(options)
-    assert verdict_of(store, plan, 0) is not Verdict.QUICK
-    assert verdict_of(store, plan, 1) is Verdict.QUICK
-
-
 def ambiguous(arm: KernelArm, place: Place) -> Outcome:
     """Every config takes another time in every process: nothing is ever settled."""
     return timed_as(100.0 * (1 + 0.1 * ((place.process * 7 + arm.config["FAULT"] * 3 + arm.config["num_warps"]) % 5)))
@@ -248,30 +224,6 @@ def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_c
         assert all(PLAN.processes < n <= PLAN.more_processes[-1] for n in counts)
     else:
         assert counts == [PLAN.more_processes[-1]] * 2
-
-
-def test_a_time_budget_ends_no_finals_that_nobody_timed(store: Store, options: SweepOptions, tmp_path: Path) -> None:
-    plan = planned(options)
-    first = plan.problems[0].problem
-
-    def failing(arm: KernelArm, place: Place) -> Outcome:
-        return Outcome(Status.TIMEOUT, reason="planted") if arm.problem == first else ambiguous(arm, place)
-
-    finalists = len({row.config for row in rows(events(store, replace(options, quick=True)))})
-    assert finalists > 0
-    gpu = FakeGpu(TIMER, failing)
-
-    def clock() -> float:  # the second problem's seventh process is over
-        timed = {place.process for arm, place in gpu.calls if arm.problem != first}
-        return math.inf if len(timed) > PLAN.processes else 0.0
-
-    *_, last = session.run(store, replace(planned(replace(options, budget_s=1e9)), backend=gpu), clock)
-    assert isinstance(last, Finished)
-    assert last.left_out > 0
-    assert verdict_of(store, plan, 0) is Verdict.QUICK
-    assert verdict_of(store, plan, 1) is not Verdict.QUICK
-    with contextlib.closing(sqlite3.connect(tmp_path / "results.db")) as raw:
-        assert raw.execute("SELECT count(*) FROM study_runs WHERE tie_band IS NOT NULL").fetchone() == (1,)
 
 
 def with_committed(plan: Plan, **committed: NamedInts) -> Plan:

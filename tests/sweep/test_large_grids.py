@@ -13,7 +13,6 @@ from fleet.crew import DEVICE, of_type, worked
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units
 from fp8tune.options import SweepOptions
-from fp8tune.output.sweep import search_line
 from fp8tune.plan import grids
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts, Status
@@ -136,9 +135,3 @@ def test_two_workers_share_a_search(tmp_path: Path) -> None:
         second = search.Search(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), size[0])
         second.read()
         assert any(times.times_us for times in second.others)
-
-
-def test_the_end_says_what_was_seen() -> None:
-    assert "12 of 1,000 configs (1.2 %)" in search_line(12, 1000)
-    assert "in 1 size of 20" in search_line(100, 1000)
-    assert "all 50" in search_line(50, 50)

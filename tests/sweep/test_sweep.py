@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from servers import on_both
 
 from fp8tune.errors import MachineError
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends import ProcessBackend, copied
+from fp8tune.measure.backends import ProcessBackend
 from fp8tune.measure.simulated import SimulatedBackend
-from fp8tune.measure.worker import RemoteError
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
@@ -23,7 +21,7 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.results import Store
 from fp8tune.sweeping import loop, planning, session
-from fp8tune.sweeping.events import Event, Finished, Started, TrialDone
+from fp8tune.sweeping.events import Event, Started, TrialDone
 from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
@@ -224,36 +222,6 @@ def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
         run(store, kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
-
-
-def test_gpu_that_cannot_copy_is_one_line() -> None:
-    """A full GPU failed the copy ceiling, and the sweep with a traceback."""
-    failed: Future[float] = Future()
-    failed.set_exception(RemoteError("Traceback ...\nOutOfMemoryError: planted\n"))
-    with pytest.raises(MachineError, match="OutOfMemoryError: planted"):
-        copied(failed)
-
-
-def test_time_budget_says_what_it_left_out(store: Store) -> None:
-    *_, last = events(store, timer="simulated:7", budget_s=0.0)
-    assert isinstance(last, Finished)
-    assert last.left_out > 0
-
-
-def test_a_problem_whose_pruned_configs_alone_have_rows_yet_is_no_finding(
-    store: Store, one_shape: tuple[str, ...]
-) -> None:
-    """A time budget may end a round behind them. Where nothing is left to try, the same rows are one."""
-    plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=True))
-    (size, *_) = plan.problems
-    pruned, *tried = size.configs
-    begun = replace(size, configs={pruned: "planted", **dict.fromkeys(tried, "")})
-    ended = replace(size, configs={pruned: "planted"})
-    for _ in sweep(store, replace(plan, problems=(ended,))):
-        pass
-    assert session.tallies(store, replace(plan, problems=(begun,))) == []
-    (tally,) = session.tallies(store, replace(plan, problems=(ended,)))
-    assert not tally.has_right
 
 
 def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(

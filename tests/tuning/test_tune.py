@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -55,16 +54,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_command_goes_from_a_program_to_its_diff(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_gets_its_diff_and_failing_with_the_picks_changes_no_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (folder / "ops.py").read_text()
-    done = tune(folder, "--timer", "simulated:1")
-    assert done.returncode == 0, done.stderr
+    again = "import os\nif 'FP8TUNE_WINDOW_TABLES' in os.environ:\n    raise SystemExit(7)\n"
+    (folder / "program.py").write_text(PROGRAM + again)
+    done = tune(folder, "--timer", "simulated:1", "--apply")
+    assert done.returncode == 7, done.stderr
+    assert (folder / "ops.py").read_text() == before
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("ops:double")]
     assert "2 proven" in row or "open" in row
-    assert (folder / "ops.py").read_text() == before
-    (later,) = [line for line in done.stderr.splitlines() if line.startswith("Later: ")]
-    words = shlex.split(later.removeprefix("Later: ").partition(" (")[0])
-    written = fp8tune(*words[1:], cwd=folder)
+    written = fp8tune("export", "--for", "diff", "--kernel", "ops:double", "--arch", "simulated", cwd=folder)
     assert written.returncode == 0, written.stderr
     monkeypatch.chdir(folder)
     with Store.open("fp8tune.db") as store:
@@ -81,6 +82,7 @@ def test_one_command_goes_from_a_program_to_its_diff(folder: Path, monkeypatch: 
 
 def test_without_a_gpu_outputs_are_checked(folder: Path) -> None:
     (folder / "ops.py").write_text(KERNEL.replace("x + WRONG", "x + x + (BLOCK == 256)"))
+    (folder / "program.py").write_text(PROGRAM.replace("(512, 700)", "(512,)"))
     done = tune(folder)
     assert "1.0" not in done.stdout
     assert "ops:double" in done.stdout
@@ -91,10 +93,7 @@ def test_without_a_gpu_outputs_are_checked(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "code", "problem"),
-    [
-        ("print('no kernel')", 2, "no process imported Triton"),
-        ("raise SystemExit(7)", 7, "exit code 7"),
-    ],
+    [("print('no kernel')", 2, "no process imported Triton"), ("raise SystemExit(7)", 7, "exit code 7")],
 )
 def test_a_program_without_kernels_is_one_line(folder: Path, program: str, code: int, problem: str) -> None:
     (folder / "program.py").write_text(program)
@@ -102,13 +101,3 @@ def test_a_program_without_kernels_is_one_line(folder: Path, program: str, code:
     assert done.returncode == code, done.stderr
     assert problem in done.stderr.splitlines()[-1]
     assert not (folder / "run.json").exists()
-
-
-def test_a_program_that_fails_with_the_picks_changes_no_file(folder: Path) -> None:
-    before = (folder / "ops.py").read_text()
-    again = "import os\nif 'FP8TUNE_WINDOW_TABLES' in os.environ:\n    raise SystemExit(7)\n"
-    (folder / "program.py").write_text(PROGRAM + again)
-    done = tune(folder, "--timer", "simulated:1", "--apply")
-    assert done.returncode == 7, done.stderr
-    assert (folder / "ops.py").read_text() == before
-    assert "ops:double" in done.stdout

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune.output.tune import headline, others_line
 from fp8tune.replay.program import Ended
 from fp8tune.replay.watch import window
 from fp8tune.replay.watch.window import Measured, Window, busy_ns
@@ -99,24 +98,6 @@ def test_the_slowest_process_decides_the_startup() -> None:
     before = run(*(process(rank, tuning_s={"a": time_s}) for rank, time_s in (("0", 9.0), ("1", 7.0))))
     after = run(*(process(rank, tuning_s={"a": time_s}) for rank, time_s in (("0", 1.0), ("1", 2.0))))
     assert change(before, after).startup_s == -7.0
-
-
-@pytest.mark.parametrize(
-    ("gpu", "startup_s", "words"),
-    [
-        (-0.044, -26.51, ["4.4 % less", "26.5 s faster"]),
-        (0.001, 0.2, ["0.1 % more", "0.2 s slower"]),
-        (0.0001, 0.0, ["same GPU time"]),
-        (None, -1.0, ["because", "1.0 s faster"]),
-    ],
-)
-def test_the_headline_says_what_the_second_run_measured(gpu: float | None, startup_s: float, words: list[str]) -> None:
-    assert all(word in headline(gpu, startup_s, "because") for word in words)
-
-
-def test_only_a_change_of_the_rest_gets_a_line() -> None:
-    assert others_line(None) == others_line(0.002) == ""
-    assert "1.5 % less" in others_line(-0.015)
 
 
 @pytest.mark.parametrize(
