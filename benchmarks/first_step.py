@@ -134,7 +134,7 @@ def write_tables(folder: Path, result: dict[str, Any]) -> None:
 
 def ahead(folder: Path, tables: Path, cache: Path) -> float:
     """Compile the pinned launches of a recording ahead; return the seconds."""
-    from fp8tune.measure.ahead import compile_ahead
+    from fp8tune.measure.programs import compile_ahead
     from fp8tune.replay.recording import Config, read
 
     configs, work = json.loads((tables / "configs.json").read_text()), []
