@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_trials import SUMS
 
-from fp8tune.errors import UsageError
 from fp8tune.measure import comparing, guards
 from fp8tune.measure.comparing import EXACT, Rule
 from fp8tune.replay.loading import load_spec
@@ -142,30 +141,6 @@ def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: in
     if size >= 16:
         own[:16] = own[:16].roll(8)
         assert guards.fingerprint(tensor) != before
-
-
-@pytest.mark.parametrize(
-    ("changed", "refused"),
-    [
-        ({"check": "roughly"}, "check 'roughly' is refused: use one of exact, exact-inputs, tolerance"),
-        ({"check": "tolerance"}, "check 'tolerance' with tolerance=None is refused"),
-        ({"tolerance": Tolerance(1e-3)}, "check 'exact' with tolerance=Tolerance(relative=0.001, absolute=0.0"),
-        ({"check": "tolerance", "tolerance": Tolerance(0.0)}, "is refused: use numbers from 0, and one of them above"),
-        ({"check": "tolerance", "tolerance": Tolerance(-1.0, 1.0)}, "use numbers from 0"),
-        ({"check": "tolerance", "tolerance": Tolerance(nan)}, "use numbers from 0"),
-        ({"check": "tolerance", "tolerance": Tolerance("1e-3")}, "has a field that cannot be used"),
-    ],
-)
-def test_a_check_that_cannot_be_is_one_line(changed: dict[str, object], refused: str, monkeypatch) -> None:
-    spec = load_spec(SUMS["EXACT"])
-    module = __import__("sys").modules[spec.launch.__module__]
-    monkeypatch.setattr(module, "ODD", replace(spec, **changed), raising=False)
-    load_spec.cache_clear()
-    monkeypatch.setattr("fp8tune.replay.loading._from_file", lambda path: module)
-    with pytest.raises(UsageError) as raised:
-        load_spec(SUMS["EXACT"].replace("EXACT", "ODD"))
-    assert refused in str(raised.value)
-    load_spec.cache_clear()
 
 
 def test_a_row_says_how_it_was_checked() -> None:
