@@ -32,19 +32,18 @@ def float8(*values: float) -> torch.Tensor:
         (
             float8(0, 448, 1.5, 0),
             float8(0, 0.5, 2, 0),
-            "2 of 4 elements differ, first at (0, 1): expected 0.5 (0x30), got 448 (0x7e); largest difference 447.5",
+            "2 of 4 elements differ, first at (0, 1): expected 0.5 (0x30), got 448 (0x7e)",
         ),
         (float8(1, 2).t(), float8(1, 2).t(), None),
         (
             torch.tensor([1.0, nan]),
             torch.tensor([1.0, 2.0]),
-            "1 of 2 elements differ, first at (1,): expected 2 (0x40000000), got nan (0x7fc00000); "
-            "no difference is finite",
+            "1 of 2 elements differ, first at (1,): expected 2 (0x40000000), got nan (0x7fc00000)",
         ),
         (
             torch.tensor(3, dtype=torch.uint8),
             torch.tensor(4, dtype=torch.uint8),
-            "1 of 1 elements differ, first at (): expected 4 (0x04), got 3 (0x03); largest difference 1",
+            "1 of 1 elements differ, first at (): expected 4 (0x04), got 3 (0x03)",
         ),
     ],
 )

@@ -34,8 +34,7 @@ tables of ``fp8tune export --for python``."""
 
 QUIET_S, QUIET_LAUNCHES = 0.2, 20
 """Time and launches without run-time tuning after which the first run's window opens."""
-LENGTH_S = 2.0
-"""Length of the first run's window."""
+LENGTH_S = 2.0  # length of the first run's window
 SUFFIX = ".window"
 
 
