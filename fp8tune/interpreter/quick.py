@@ -2,7 +2,7 @@
 
 A kernel there is thousands of operations on a few hundred numbers each. Most of the time is not spent in numpy but
 around it: types and shapes are built anew for each operation. They are remembered here, which makes checks more than
-three times as fast. What saved less than a tenth of the time was left out.
+three times as fast.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8tune.measure.guards import LARGE
+from fp8tune.replay.case import bits as bits
 from fp8tune.replay.lazy import torch
 from fp8tune_kernels.spec import KernelSpec, Tolerance
 
@@ -138,11 +139,6 @@ EXACT = Rule()  # equal bytes
 def _sizes() -> Any:
     """Return a dictionary of expected output -> its root mean square."""
     return torch.utils.weak.WeakIdKeyDictionary()
-
-
-def bits(tensor: Any) -> Any:
-    """Return the tensor's bits as integers of the same size, in its memory and with its strides."""
-    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def fill_large(output: Any) -> None:
