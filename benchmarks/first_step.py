@@ -124,7 +124,7 @@ def write_tables(folder: Path, result: dict[str, Any]) -> None:
 
 def compile_recorded(folder: Path, tables: Path, cache: Path) -> float:
     """Record the pinned program, on the interpreter if there is no GPU, and compile its launches ahead."""
-    from fp8tune.measure.ahead import compile_ahead  # here: timed processes must not import these
+    from fp8tune.measure.programs import compile_ahead  # here: timed processes must not import these
     from fp8tune.replay.recording import Config, read
 
     variables = {"FP8TUNE_PIN": str(tables)} | ({} if HAS_GPU else {"TRITON_INTERPRET": "1"})

@@ -35,24 +35,15 @@ _OTHER = Rule("", "other layout", (), {}, required=())  # sizes are further insi
 class Problem(StrEnum):
     """Problem of a tuned file."""
 
-    NO_MATCH = "no match"
-    """The consumer's lookup never opens it."""
-    DAMAGED = "damaged"
-    """The lookup, or a launch with an entry of it, fails."""
-    NO_LAUNCH = "no launch"
-    """The GPU cannot launch a config."""
-    HIDDEN = "hidden"
-    """A file of the same name in another Triton's folder is opened instead."""
-    OLD_TRITON = "old Triton"
-    """Tuned with an older Triton than the one that is installed."""
-    NO_TRITON = "no Triton"
-    """Nothing says which Triton it was tuned with."""
-    GAP = "gap"
-    """Sizes in a wide range take the config of a far one."""
-    COPY = "copy"
-    """All configs are those of another device or Triton version."""
-    NEAR_COPY = "near copy"
-    """Nearly all configs are those of another device."""
+    NO_MATCH = "no match"  # the consumer's lookup never opens it
+    DAMAGED = "damaged"  # the lookup, or a launch with an entry of it, fails
+    NO_LAUNCH = "no launch"  # the GPU cannot launch a config
+    HIDDEN = "hidden"  # a file of the same name in another Triton's folder is opened instead
+    OLD_TRITON = "old Triton"  # tuned with an older Triton than the one that is installed
+    NO_TRITON = "no Triton"  # nothing says which Triton it was tuned with
+    GAP = "gap"  # sizes in a wide range take the config of a far one
+    COPY = "copy"  # all configs are those of another device or Triton version
+    NEAR_COPY = "near copy"  # nearly all configs are those of another device
 
 
 ERRORS = (Problem.NO_MATCH, Problem.DAMAGED, Problem.NO_LAUNCH)

@@ -11,12 +11,9 @@ from fp8tune.errors import Fp8tuneError
 class Level(StrEnum):
     """Severity of a finding."""
 
-    ERROR = "error"
-    """Something that fp8tune needs is broken: exit code 1."""
-    WARNING = "warning"
-    """Works, but results or the time they take suffer."""
-    OK = "ok"
-    """Nothing to do."""
+    ERROR = "error"  # something that fp8tune needs is broken: exit code 1
+    WARNING = "warning"  # works, but results or the time they take suffer
+    OK = "ok"  # nothing to do
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,9 @@ ALPHA = 0.025  # chance of a false alarm in a whole check, shared by all compari
 class KeyVerdict(StrEnum):
     """Effect of a variation on a pick."""
 
-    HOLDS = "holds"
-    """The pick loses no more there than is allowed."""
-    OPEN = "open"
-    """The pick seems to lose too much there, and the processes do not prove it; or time ran out."""
-    MOVES = "moves"
-    """Fresh processes prove that the pick loses too much there: the key lacks the argument."""
+    HOLDS = "holds"  # the pick loses no more there than is allowed
+    OPEN = "open"  # the pick seems to lose too much there, and the processes do not prove it; or time ran out
+    MOVES = "moves"  # fresh processes prove that the pick loses too much there: the key lacks the argument
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def _export_for(options: ExportOptions, name: str) -> None:
 
 def _compile_ahead(kernels: Sequence[KernelPicks], folder: Path) -> bool:
     """Compile the picks of recorded kernels into Triton's cache of each device; return True if any was compiled."""
-    from fp8tune.measure.ahead import compile_ahead
+    from fp8tune.measure.programs import compile_ahead
     from fp8tune.output.tables import warning
     from fp8tune.output.text import counted, path_here
     from fp8tune.tables.formats.triton_cache import folder_of

@@ -1,8 +1,8 @@
 """Make Triton's interpreter (``TRITON_INTERPRET=1``) quicker, with the same results. For Triton 3.6 to 3.9.
 
 A kernel there is thousands of operations on a few hundred numbers each. Most of the time is not spent in numpy but
-around it: types and shapes are built anew for each operation. They are remembered here. Each
-group of patches saves a tenth of the time of checks or more; all of them make checks four times as fast.
+around it: types and shapes are built anew for each operation. They are remembered here, which makes checks more than
+three times as fast.
 """
 
 from __future__ import annotations
@@ -28,23 +28,19 @@ def install() -> None:
 
     core, semantic = tl.core, type(interpreter.interpreter_semantic)
     core._unwrap_if_constexpr = _leaving_plain_values(core._unwrap_if_constexpr)
-    core.dtype.__eq__ = _same_is_equal(core.dtype.__eq__)
     _keep_block_types(core.block_type)
-    tl.str_to_ty = _keeping_types_of_arguments(tl.str_to_ty)
-    semantic.cast = _leaving_its_type(semantic.cast)
     semantic.computation_type_impl = _memo(
         semantic.computation_type_impl, lambda self, a, *rest: (a.name, rest[0], rest[1].name, *rest[2:])
     )
-    semantic.broadcast_impl_value = _comparing_plain_sizes(semantic.broadcast_impl_value)
     interpreter._get_np_dtype = _memo(interpreter._get_np_dtype, lambda dtype: dtype.scalar.name)
     interpreter._patch_attr = _calling_once(interpreter)
-    interpreter._patch_builtin = _finding_them_once(interpreter)
     interpreter.FunctionRewriter.rewrite_ast = _rewriting_once(interpreter)
 
 
 def quiet() -> None:
-    """Suppress warnings of this module's arithmetic: kernels are checked on infinities and NaN."""
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"fp8tune\.interpreter\.quick")
+    """Suppress warnings of arithmetic: kernels are checked on infinities and NaN."""
+    modules = r"fp8tune\.interpreter\.quick|triton\.runtime\.interpreter"
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=modules)
 
 
 _TYPES = 4096  # most types that are remembered: each launch makes new ones for its pointers
@@ -66,14 +62,6 @@ def _leaving_plain_values(unwrap: Any) -> Any:
     return unwrapped
 
 
-def _same_is_equal(equal: Any) -> Any:
-    @functools.wraps(equal)
-    def is_equal(self: Any, second: Any) -> bool:
-        return self is second or equal(self, second)
-
-    return is_equal
-
-
 def _keep_block_types(block_type: Any) -> None:
     """Make one object for each element type and shape, so that equal types are the same one."""
     cached: dict[Any, Any] = {}
@@ -88,38 +76,17 @@ def _keep_block_types(block_type: Any) -> None:
         if key not in cached:
             made = object.__new__(cls)
             build(made, element, list(sizes))
-            made._sizes = sizes
             cached[key] = made
         return cached[key]
 
     def init(self: Any, *operands: Any, **named: Any) -> None:
         if "shape" not in self.__dict__:
             build(self, *operands, **named)
-            self._sizes = tuple(map(tl.core._unwrap_if_constexpr, self.shape))
 
     block_type.__new__, block_type.__init__ = new, init
 
 
-def _keeping_types_of_arguments(find: Any) -> Any:
-    """Make one object for the pointers to each element type, launch after launch."""
-    remembered = functools.cache(lambda name: find(name, None))
-
-    @functools.wraps(find)
-    def type_of(name: Any, constant: Any) -> Any:
-        return remembered(name) if constant is None and isinstance(name, str) else find(name, constant)
-
-    return type_of
-
-
 # What surrounds an operation
-
-
-def _leaving_its_type(cast: Any) -> Any:
-    @functools.wraps(cast)
-    def cast_to(self: Any, operands: Any, to: Any, *more: Any, **named: Any) -> Any:
-        return operands if operands.dtype is to.scalar else cast(self, operands, to, *more, **named)
-
-    return cast_to
 
 
 def _memo(function: Any, key: Any) -> Any:
@@ -134,33 +101,6 @@ def _memo(function: Any, key: Any) -> Any:
         return memo[name]
 
     return call
-
-
-def _comparing_plain_sizes(broadcast: Any) -> Any:
-    """Blocks of one shape stay as they are, one beside a scalar too; of two dimensions the larger one counts."""
-
-    def to(semantic: Any, operands: Any, sizes: tuple[int, ...], have: tuple[int, ...]) -> Any:
-        if sizes == have:
-            return operands
-        target = tl.core.block_type(operands.dtype, sizes)
-        if have:
-            return tl.tensor(semantic.builder.create_broadcast(operands.handle, sizes), target)
-        return tl.tensor(semantic.builder.create_splat(target, operands.handle), target)
-
-    @functools.wraps(broadcast)
-    def broadcast_both(self: Any, lhs: Any, rhs: Any) -> Any:
-        left, right = (getattr(item.type, "_sizes", ()) for item in (lhs, rhs))
-        if left == right:
-            return lhs, rhs
-        if left and right:
-            if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
-                return broadcast(self, lhs, rhs)
-            sizes = tuple(map(max, left, right))
-        else:
-            sizes = left or right
-        return to(self, lhs, sizes, left), to(self, rhs, sizes, right)
-
-    return broadcast_both
 
 
 def _calling_once(interpreter: Any) -> Any:
@@ -194,8 +134,6 @@ def _quickened(owner: Any, name: str, slowly: Any, interpreter: Any) -> Any:
     """The quick form of an operation; Triton's own way where there is none."""
     if owner is tl.tensor and name in _OPERATORS:
         return _operator(_OPERATORS[name], slowly, interpreter)
-    if owner is tl.tensor and name in ("to", "__getitem__"):
-        return {"to": _casting, "__getitem__": _indexing}[name](slowly, interpreter)
     if owner in (tl, tl.core, tl.math) and name in _FUNCTIONS:
         return _FUNCTIONS[name](slowly, interpreter)
     return slowly
@@ -210,37 +148,43 @@ class _Plans:
 
     def __init__(self, interpreter: Any) -> None:
         self._handle = interpreter.TensorHandle
-        self._of: dict[Any, Any] = {}
-        self.get = self._of.get
-        """The plan for these types. None where they are new; its function is None where Triton's way is to be taken."""
+        self._plans: dict[Any, Any] = {}
 
-    def learn(self, key: Any, types: tuple[Any, ...], right: Any, function: Any, *arrays: Any) -> Any:
+    def result(self, key: Any, operands: Any, arrays: Any, slowly: Any, choose: Any) -> Any:
+        """Return the tensor of an operation.
+
+        ``key``: the types of operands, by their place in memory; ``arrays``: numpy's operands; ``slowly``: Triton's own
+        way; ``choose``: a function that returns numpy's, or None where there is none.
+        """
+        plan = self._plans.get(key)
+        if plan is None:
+            return self._learned(key, operands, arrays, slowly(), choose())
+        function, dtype, scalar, known, _ = plan
+        result = None if function is None else function(*arrays)
+        if result is None or result.dtype != dtype:
+            return slowly()
+        handle, made = object.__new__(self._handle), object.__new__(tl.tensor)
+        handle.data, handle.dtype, handle.attr = result, scalar, {}
+        made.__dict__.update(known)
+        made.handle = handle
+        return made
+
+    def _learned(self, key: Any, operands: Any, arrays: Any, right: Any, function: Any) -> Any:
         """Keep a plan if the function's array is that of the right tensor; return the tensor of a plan, else that one.
 
         Both have the same bytes, but maybe not the same memory layout, which decides the order of sums.
         """
-        if len(self._of) >= _TYPES:
-            self._of.clear()
-        same = False
+        if len(self._plans) >= _TYPES:
+            self._plans.clear()
+        types = [getattr(operand, "type", operand) for operand in operands]
+        self._plans[key] = (*[None] * 4, types)
         if function is not None and type(right) is tl.tensor:
             result, data = function(*arrays), right.handle.data
-            same = result.dtype == data.dtype and result.tobytes() == data.tobytes()
-        if same:
-            known = {name: value for name, value in right.__dict__.items() if name != "handle"}
-            self._of[key] = function, result.dtype, right.handle.dtype, known, types
-            return self.made(self._of[key], result)
-        self._of[key] = (*[None] * 4, types)
+            if result.dtype == data.dtype and result.tobytes() == data.tobytes():
+                known = {name: value for name, value in right.__dict__.items() if name != "handle"}
+                self._plans[key] = function, result.dtype, right.handle.dtype, known, types
+                return self.result(key, operands, arrays, None, None)
         return right
-
-    def made(self, plan: Any, result: Any) -> Any:
-        """The tensor of an array that a plan's function has given."""
-        _, _, scalar, known, _ = plan
-        handle = object.__new__(self._handle)
-        handle.data, handle.dtype, handle.attr = result, scalar, {}
-        made = object.__new__(tl.tensor)
-        made.__dict__.update(known)
-        made.handle = handle
-        return made
 
 
 def _truncated(x: Any, y: Any) -> Any:
@@ -310,14 +254,7 @@ def _planned(slowly: Any, interpreter: Any, choose: Any) -> Any:
                 return slowly(*operands, **named)
         if named or builder.options.debug:  # which looks for overflows
             return slowly(*operands, **named)
-        plan = plans.get(tuple(key))
-        if plan is None:
-            types = tuple([getattr(operand, "type", None) for operand in operands])
-            return plans.learn(tuple(key), types, slowly(*operands), choose(*operands), *arrays)
-        if plan[0] is None:
-            return slowly(*operands)
-        result = plan[0](*arrays)
-        return plans.made(plan, result) if result.dtype is plan[1] else slowly(*operands)
+        return plans.result(tuple(key), operands, arrays, lambda: slowly(*operands), lambda: choose(*operands))
 
     return call
 
@@ -336,66 +273,6 @@ def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: An
         return function if known else None
 
     return _planned(slowly, interpreter, choose)
-
-
-def _casting(slowly: Any, interpreter: Any) -> Any:
-    """``tensor.to`` between integers and float32, from bfloat16, and of bits."""
-    plans, held = _Plans(interpreter), interpreter._get_np_dtype
-
-    def quick(source: Any, to: Any, bitcast: bool) -> Any:
-        if bitcast:
-            return lambda data: data.view(held(to))
-        if source.name == "bf16" and to.name == "fp32":
-            return lambda data: (data.astype(np.uint32) << 16).view(np.float32)
-        return (lambda data: data.astype(held(to))) if {source.name, to.name} <= _NUMERIC | {"int1"} else None
-
-    def cast(self: Any, dtype: Any, *more: Any, bitcast: Any = False, **named: Any) -> Any:
-        if type(dtype) is tl.constexpr:
-            dtype = dtype.value
-        if more or named or type(bitcast) is not bool:
-            return slowly(self, dtype, *more, bitcast=bitcast, **named)
-        key = id(self.type), id(dtype), bitcast
-        plan = plans.get(key)
-        if plan is None:
-            right = slowly(self, dtype, bitcast=bitcast)
-            if right is self:
-                return right
-            return plans.learn(key, (self.type, dtype), right, quick(self.dtype, dtype, bitcast), self.handle.data)
-        if plan[0] is None:
-            return slowly(self, dtype, bitcast=bitcast)
-        return plans.made(plan, plan[0](self.handle.data))
-
-    return cast
-
-
-_ALL = slice(None)
-
-
-def _indexing(slowly: Any, interpreter: Any) -> Any:
-    """``tensor[:, None]``, which adds dimensions of one element."""
-    plans = _Plans(interpreter)
-
-    def index(self: Any, slices: Any) -> Any:
-        if type(slices) is not tuple or not all(item is None or item == _ALL for item in slices):
-            return slowly(self, slices)
-        key = id(self.type), *[item is None for item in slices]
-        plan = plans.get(key)
-        if plan is None:
-            right = slowly(self, slices)
-            return plans.learn(key, (self.type,), right, lambda data: data[slices], self.handle.data)
-        return plans.made(plan, plan[0](self.handle.data)) if plan[0] is not None else slowly(self, slices)
-
-    return index
-
-
-def _elementwise(functions: dict[str, Any]) -> Any:
-    """Return the quick form of a function of as many tensors or numbers as come, by the name of their type."""
-
-    def choose(*operands: Any) -> Any:
-        names = {operand.type.scalar.name for operand in operands if type(operand) is tl.tensor} - {"int1"}
-        return functions.get(names.pop()) if len(names) == 1 else None
-
-    return lambda slowly, interpreter: _planned(slowly, interpreter, choose)
 
 
 _HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))
@@ -431,96 +308,24 @@ def _loading(slowly: Any, interpreter: Any) -> Any:
         if not (is_masked or mask is None) or not (filler is None or _is_number(filler)) or not hints.keys() <= _HINTS:
             return slowly(pointer, mask, filler, **hints)
         key = id(pointer.type), id(mask.type) if is_masked else None, str(filler), *hints.values()
-        plan = plans.get(key)
-        if plan is not None and plan[0] is None:
+        arrays = pointer.handle.data, mask.handle.data if is_masked else np.ones(pointer.handle.data.shape, bool)
+
+        def slow() -> Any:
             return slowly(pointer, mask, filler, **hints)
-        operands = pointer.handle.data, mask.handle.data if is_masked else np.ones(pointer.handle.data.shape, bool)
-        if plan is None:
-            types = pointer.type, getattr(mask, "type", None)
-            right = slowly(pointer, mask, filler, **hints)
-            return plans.learn(key, types, right, quick(pointer, filler), *operands)
-        return plans.made(plan, plan[0](*operands))
+
+        return plans.result(key, (pointer, mask), arrays, slow, lambda: quick(pointer, filler))
 
     return load
-
-
-def _storing(slowly: Any, interpreter: Any) -> Any:
-    """``tl.store`` through pointers, of values that have the type of what is there."""
-    cached: dict[Any, Any] = {}
-
-    def store(pointer: Any, value: Any, mask: Any = None, **hints: Any) -> Any:
-        is_masked = type(mask) is tl.tensor
-        if type(value) is not tl.tensor or not (is_masked or mask is None) or not hints.keys() <= _HINTS:
-            return slowly(pointer, value, mask, **hints)
-        key = id(pointer.type), id(value.type), id(mask.type) if is_masked else None, *hints.values()
-        if key not in cached:
-            if len(cached) >= _TYPES:
-                cached.clear()
-            stored = slowly(pointer, value, mask, **hints)
-            is_quick = pointer.dtype.is_ptr() and pointer.dtype.element_ty is value.dtype is not tl.int1
-            cached[key] = is_quick, stored, pointer.type, value.type, getattr(mask, "type", None)
-            return stored
-        is_quick, stored, *_ = cached[key]
-        if not is_quick:
-            return slowly(pointer, value, mask, **hints)
-        at, data = _of_one_shape(pointer.handle.data, value.handle.data)
-        where = mask.handle.data if is_masked else np.ones(at.shape, bool)
-        interpreter._interpreter.store(at, data, _of_one_shape(at, where)[1])
-        return stored
-
-    return store
 
 
 def _of_one_shape(first: Any, second: Any) -> Any:
     return (first, second) if first.shape == second.shape else np.broadcast_arrays(first, second)
 
 
-def _constant(slowly: Any, interpreter: Any) -> Any:
-    """A tensor that follows from sizes and numbers: its array is kept, as no operation writes to one."""
-    cached: dict[Any, Any] = {}
-
-    def call(*operands: Any, **named: Any) -> Any:
-        plain = [item.value if type(item) is tl.constexpr else item for item in operands]
-        if plain and isinstance(plain[0], list | tuple):
-            plain[0] = tuple([item.value if type(item) is tl.constexpr else item for item in plain[0]])
-        if named or not all(isinstance(item, int | float | tuple | tl.dtype) for item in plain):
-            return slowly(*operands, **named)
-        key = str(plain)  # which tells 0.0 from -0.0, 0 and False
-        if key not in cached:
-            if len(cached) >= _TYPES:
-                cached.clear()
-            cached[key] = slowly(*operands)
-        result = cached[key]
-        return tl.tensor(interpreter.TensorHandle(result.handle.data, result.handle.dtype), result.type)
-
-    return call
-
-
 _FUNCTIONS = {
     "load": _loading,
-    "store": _storing,
-    "where": _elementwise(dict.fromkeys(_NUMERIC, np.where)),
-    "maximum": _elementwise({**dict.fromkeys(_WHOLE, np.maximum), "fp32": np.fmax}),
-    "minimum": _elementwise({**dict.fromkeys(_WHOLE, np.minimum), "fp32": np.fmin}),
-    "div_rn": _elementwise({"fp32": np.divide}),
-    "arange": _constant,
-    "full": _constant,
 }
 """Functions of ``triton.language`` that have a quick form."""
-
-
-def _finding_them_once(interpreter: Any) -> Any:
-    """Look up once, at the first launch, the members of a module or class that are builtins."""
-
-    @functools.cache
-    def builtins(owner: Any) -> list[tuple[str, Any]]:
-        return [(name, member) for name, member in inspect.getmembers(owner) if tl.core.is_builtin(member)]
-
-    def patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
-        for name, member in builtins(owner):
-            interpreter._patch_attr(owner, name, member, builder, scope)
-
-    return patch_builtin
 
 
 # Functions

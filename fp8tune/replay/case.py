@@ -163,7 +163,7 @@ class Case:
 
 
 def bits(tensor: Any) -> Any:
-    """Return a tensor as integers of the same size."""
+    """Return a tensor's bits as integers of the same size, in its memory and with its strides."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 

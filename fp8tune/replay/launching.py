@@ -80,6 +80,16 @@ class Launcher:
             chosen.pre_hook({**arguments, **options})
         return self._fn.run(**{**arguments, **options}, **launch_options)
 
+    def compile(self, launch: Launch, config: Config) -> Any:
+        """Compile a launch with a config, and return what Triton does."""
+        arguments = self._arguments(launch)
+        return self.run(launch, triton_config(config, self._listed), arguments, grid=(1, 1, 1), warmup=True)
+
+    def _arguments(self, launch: Launch) -> dict[str, Any]:
+        """Return the arguments of a launch without memory."""
+        case = self.case([launch], "meta")
+        return case.arguments(case.inputs(0), case.outputs())[0]
+
     def _made_inputs(self, launch: Launch, chosen: Any, inputs: Any, arguments: Any) -> dict[str, Any]:
         """Return the inputs that the user's function makes for a config. Raises UsageError if they are none."""
         case, make = inputs[-1], self._make_inputs
@@ -158,8 +168,7 @@ class Launcher:
 
     def _unpruned(self, launch: Launch, listed: list[Any], config: Config) -> list[Any]:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
-        case = self.case([launch], "meta")
-        (arguments,) = case.arguments(case.inputs(0), case.outputs())
+        arguments = self._arguments(launch)
         options = {**_options(launch), "grid": launch.grid.programs(config.values), "warmup": False}
         return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
 

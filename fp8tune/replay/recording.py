@@ -24,8 +24,7 @@ M = TypeVar("M", "Launch", "Kernel")
 
 FORMAT = 3  # version of the file. Older recordings are made again, newer ones need a newer fp8tune.
 
-Value = Any
-"""A plain value as JSON holds it; :mod:`fp8tune.replay.values` has the table of kinds."""
+Value = Any  # A plain value as JSON holds it; `fp8tune.replay.values` has the table of kinds
 
 CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Arguments of ``triton.Config`` beside the kernel's own."""

@@ -27,7 +27,6 @@ from triton.runtime.driver import driver
 from fp8tune.replay import loading
 from fp8tune.replay.launching import Launcher
 from fp8tune.replay.recording import Config, Kernel, Launch
-from fp8tune.replay.values import triton_config
 from fp8tune.replay.watch.kernel import plain_signature
 from fp8tune_kernels.tuners import resolved
 
@@ -231,11 +230,7 @@ def _usage(kernel: Kernel, launch: Launch, code: Any) -> dict[str, Use]:
             print(f"{kernel.name}: {error}", file=sys.stderr)
     module_name, _, attribute = kernel.name.rpartition(":")
     launcher = Launcher(kernel, resolved(loading.imported_here(module_name), attribute))
-    case = launcher.case([launch], "meta")
-    config = launch.config or next(iter(kernel.configs), Config({}))
-    (arguments,) = case.arguments(case.inputs(0), case.outputs())
-    chosen = triton_config(config, getattr(launcher.autotuner, "configs", ()))
-    compiled = launcher.run(launch, chosen, arguments, grid=(1, 1, 1), warmup=True)
+    compiled = launcher.compile(launch, launch.config or next(iter(kernel.configs), Config({})))
     return usage_of(compiled.asm["ttir"], dict(plain_signature(compiled.src.signature)))
 
 

@@ -19,7 +19,7 @@ import os
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from fp8tune.measure import cached_programs, compiling
+from fp8tune.measure import compiling
 from fp8tune.measure.compiling import alike, compile_config
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
@@ -54,11 +54,7 @@ def codes_of_edges():
         for _ in range(2):
             compiling.compile_edges("rowwise-2d", aligned, spec.default, "gfx942")
             counts.append(len([*Path(folder).rglob("*.hsaco")]))
-        programs = list(cached_programs.new(set()))
-        os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "of another host")
-        kept = [cached_programs.keep(programs) for _ in range(2)]
-        again = list(cached_programs.new(set()))
-    return {"codes": counts, "kept": kept, "same": again == programs}
+    return counts
 
 results = {
     "sm_90": compiled("sm_90", "float8_e4m3fn"),
@@ -81,7 +77,7 @@ def test_one_process_compiles_for_several_arches() -> None:
     results = json.loads(done.stdout)
     distinct = results.pop("distinct")
     refused = results.pop("refused")
-    assert results.pop("edges") == {"codes": [3, 3], "kept": [3, 0], "same": True}
+    assert results.pop("edges") == [3, 3]
     assert refused["status"] == "compile_error"
     assert "ptxas" in refused["reason"]
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word

@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-CAPACITY = 1024
-"""Operations that wait before the host has to wait as well."""
-GATE_US = 400_000.0
-"""A gate that nobody opens opens by itself after this time."""
+CAPACITY = 1024  # operations that wait before the host has to wait as well
+GATE_US = 400_000.0  # A gate that nobody opens opens by itself after this time
 
 
 @dataclass
@@ -37,17 +35,13 @@ class SimulatedQueue:
     host_us: float = 4.0
     flush_us: float = 90.0
     stall: Callable[[], float] = lambda: 0.0
-    has_gate: bool = True
-    """False: the GPU runs whatever is queued at once, and nobody notices."""
-    now_us: float = 0.0
-    """The host's clock."""
+    has_gate: bool = True  # false: the GPU runs whatever is queued at once, and nobody notices
+    now_us: float = 0.0  # the host's clock
     most_waiting: int = 0
-    _gpu_us: float = 0.0
-    """When the GPU has done all that it could begin."""
+    _gpu_us: float = 0.0  # when the GPU has done all that it could begin
     _waiting: list[tuple[float, float, Event | None]] = field(default_factory=list)
     """(queued at, duration, event) of what is behind the gate."""
-    _closed_us: float | None = None
-    """When the gate was closed."""
+    _closed_us: float | None = None  # when the gate was closed
 
     def clock(self) -> float:
         return self.now_us / 1e6

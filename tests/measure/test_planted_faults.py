@@ -278,19 +278,6 @@ def test_edges_of_the_problem_before_are_freed(device: str) -> None:
     assert "own 6" not in names[1]
 
 
-@pytest.mark.parametrize("unused_bytes", [0, 16 << 30])
-def test_memory_that_is_given_back_is_waited_for(unused_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    held_bytes, slept_s = [unused_bytes + 7], list[float]()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: held_bytes[-1])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held_bytes.append(7))
-    monkeypatch.setattr(tensor_cache.time, "sleep", slept_s.append)
-    tensor_cache.give_back_memory()
-    assert held_bytes[-1] == 7
-    assert slept_s == [unused_bytes / tensor_cache.SETTLED_BYTES_PER_S]
-    monkeypatch.undo()
-
-
 def test_no_output_of_the_launch_before_is_held_beside_the_next(device: str) -> None:
     built = checking.build_unchecked(load_spec(RETURNED), Edge("", PROBLEMS[RETURNED]), device)
     built.launch(config(0))

@@ -10,10 +10,8 @@ import pytest
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.arms import KernelArm, Place, Work
-from fp8tune.measure.simulated import Noise, SimulatedBackend, SimulatedClock, log_slowdown, near_share
-from fp8tune.measure.timing import tick
+from fp8tune.measure.simulated import Noise, SimulatedBackend, SimulatedClock
 from fp8tune.records import NamedInts, Problem, Status
-from fp8tune.stats.decide import floor_us
 from fp8tune.stats.means import trimmed_mean
 
 STILL = Noise(
@@ -119,14 +117,6 @@ def test_a_second_mode_belongs_to_a_process_and_averages_out():
     assert np.mean(logs) == pytest.approx(0.0, abs=0.001)
 
 
-def test_throttle_episodes_take_their_share_and_come_in_runs():
-    timer = SimulatedClock(1, replace(STILL, throttle_share=0.1))
-    logs = [[log_ratio(timer, process=number, position=place) for place in range(20)] for number in range(80)]
-    slow = np.array(logs) > math.log(1.05)
-    assert slow.mean() == pytest.approx(0.1, abs=0.06)
-    assert (slow[:, 1:] & slow[:, :-1]).sum() > 0.8 * slow[:, :-1].sum()
-
-
 def test_outliers_reach_half_again_do_not_move_the_block_and_samples_are_whole_ticks():
     timer = SimulatedClock(1, replace(STILL, outlier_share=0.02))
     blocks = [timer.block(work(), Place(round=number)).samples_us for number in range(200)]
@@ -148,25 +138,3 @@ def test_what_a_config_loses_depends_on_kernel_key_and_config_alone():
         for key in (KEY, "colwise K=2048")
     )
     assert 0.4 < np.corrcoef(first, second)[0, 1] < 0.9  # what is good on one key is mostly good on the next
-
-
-def test_landscapes_have_many_near_ties_and_a_few_slow_configs():
-    counts, quantiles = [], (np.arange(128) + 0.5) / 128
-    for uniform in (0.0, 0.5, 1.0):
-        slowdowns = np.exp(log_slowdown(quantiles, near_share(uniform)))
-        counts.append(int((slowdowns <= 1.02).sum()))
-        assert slowdowns[0] < 1.01
-        assert 4 < slowdowns[-1] < 10
-        assert list(slowdowns) == sorted(slowdowns)
-    assert counts == [2, 8, 28]
-
-
-def test_a_coarse_tick_raises_the_floor() -> None:
-    """1.024 us, as seen on some devices, is 0.25 % of 410 us."""
-    coarse, fine = (
-        SimulatedClock(1, Noise(tick_us=tick_us)).block(Work("x", 300_000_000), Place()).samples_us
-        for tick_us in (1.024, 0.032)
-    )
-    assert floor_us(tick(coarse)) == pytest.approx(410, rel=0.01)
-    assert floor_us(tick(fine)) == pytest.approx(12.8, rel=0.01)
-    assert floor_us(None) == 0.0

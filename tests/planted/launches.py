@@ -17,8 +17,7 @@ import torch
 
 from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
 
-launches: Counter[int] = Counter()
-"""FAULT -> launches so far."""
+launches: Counter[int] = Counter()  # FAULT -> launches so far
 
 EDGES = (
     Edge("one row", Problem("planted-launches", NamedInts(M=1, K=5))),

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
+import launches as launches_spec  # the neighbour: the same inputs
 
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+launches: Counter[int] = Counter()  # FAULT -> launches so far
 
-launches: Counter[int] = Counter()
-"""FAULT -> launches so far."""
-
-stored: dict[int, tuple[Any, ...]] = {}
-"""Data pointer of the input -> what fault 7 returned for it."""
-
-
-def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
-    if device == "meta":
-        return (torch.empty(problem.shape["M"], problem.shape["K"], device=device),)
-    generator = torch.Generator().manual_seed(problem.seed)
-    return (torch.randn(problem.shape["M"], problem.shape["K"], generator=generator).to(device),)
+stored: dict[int, tuple[Any, ...]] = {}  # data pointer of the input -> what fault 7 returned for it
 
 
 def outputs(x: Any) -> tuple[Any, ...]:
@@ -67,13 +57,10 @@ def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, .
     return doubled, largest
 
 
-SPEC = KernelSpec(
+SPEC = replace(
+    launches_spec.WITHOUT_EDGES,
     name="planted-returned",
     axes={"FAULT": tuple(range(11)), "num_warps": (4,)},
-    default=NamedInts(FAULT=0, num_warps=4),
-    key=("K", "M_bucket"),
-    problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"])]),
-    inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,

@@ -20,8 +20,7 @@ from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, Tolerance
 
 BLOCK = 32
 BOUND = Tolerance(relative=1e-3, absolute=1e-3)
-launches: Counter[int] = Counter()
-"""FAULT -> launches so far."""
+launches: Counter[int] = Counter()  # FAULT -> launches so far
 
 
 def inputs(problem: Problem, device: str) -> tuple[Any, ...]:

@@ -155,15 +155,6 @@ def test_tensors_have_layout_values_and_whether_they_are_read_and_written(kernel
     assert (launch.grid.programs({"B": 64}), launch.grid.programs({"B": 8})) == ((2,), (13,))
 
 
-def test_integers_are_left_out_where_the_user_says_so(folder: Path, tmp_path: Path) -> None:
-    program = (sys.executable, "-c", f"import {MODULE}; {MODULE}.run_gather(100)")
-    ended = record(tmp_path, program=program, FP8TUNE_RECORD_VALUES="0", PYTHONPATH=os.environ["PYTHONPATH"])
-    assert ended.recording is not None, ended.stderr
-    index = ended.recording.kernels[0].launches[0].arguments[1]
-    assert isinstance(index, Tensor)
-    assert (index.integers, index.least, index.most) == (None, 0.0, 99.0)
-
-
 def test_kernels_have_the_names_by_which_they_can_be_imported(kernels: dict[str, Kernel]) -> None:
     launches = {name: [launch.count for launch in kernel.launches] for name, kernel in kernels.items()}
     tuners = {"rounded": [1, 1, 1], "BY_WIDTH[1]": [1], "BY_WIDTH[4]": [1], "LAYER.kernel": [1]}

@@ -13,7 +13,7 @@ from fp8tune.revisions import first_import
 from fp8tune.text import KERNEL_NAME
 
 SPEC = """
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Span
+from fp8tune_kernels.spec import KernelSpec, NamedInts, Span, Tolerance
 
 def outside(*_):
     raise NotImplementedError
@@ -54,6 +54,8 @@ def test_a_spec_is_found_by_module_and_by_path_and_loaded_once(folder):
     assert by_path.name == load_spec("doubling_spec:DOUBLING").name == "doubling"
     assert load_spec("doubling_spec.py:DOUBLING") is by_path
     assert load_spec(f"{folder}/doubling_spec.py:DOUBLING").default == by_path.default
+    checked = load_spec("doubling_spec.py:DOUBLING?check=tolerance&relative=0.1")  # instead of its own check
+    assert checked.check_text == "tolerance 1e-01 relative of float64"
 
 
 def test_a_kernel_file_may_import_its_neighbours_and_hides_no_module(folder):
@@ -161,6 +163,13 @@ def test_a_file_is_tried_once_for_its_content(folder):
         ("name='colwise'", "kernel 'colwise': its name is registered for"),
         ("default=NamedInts(BLOCK=32)", "has the axes BLOCK_SIZE, but its default names BLOCK"),
         ("span=Span('BLOCK', 'M')", "name an axis, and a size that its key has exactly"),
+        ("check='roughly'", "check 'roughly' is refused: use one of exact, exact-inputs, tolerance"),
+        ("check='tolerance'", "check 'tolerance' with tolerance=None is refused"),
+        ("tolerance=Tolerance(1e-3)", r"check 'exact' with tolerance=Tolerance\(relative=0.001"),
+        ("check='tolerance', tolerance=Tolerance(0.0)", "is refused: use numbers from 0, and one of them above"),
+        ("check='tolerance', tolerance=Tolerance(-1.0, 1.0)", "use numbers from 0"),
+        ("check='tolerance', tolerance=Tolerance(float('nan'))", "use numbers from 0"),
+        ("check='tolerance', tolerance=Tolerance('1e-3')", "has a field that cannot be used"),
         ("span=Span('BLOCK_SIZE', 'K')", "name an axis, and a size that its key has exactly"),
     ],
 )

@@ -345,6 +345,15 @@ def test_inputs_can_depend_on_the_config() -> None:
     for function, is_right in ((None, [True, False]), (toy_kernels.backwards, [True, True])):
         spec = spec_of(kernel, make_inputs=function, only_recorded_sizes=True)
         assert [torch.equal(*run(spec, dict(config))) for config in spec.configs] == is_right
+    # Where a config is only compiled, there is no data; the function looks at recorded integers all the same.
+    launched: list[dict[str, Any]] = []
+    bare = SimpleNamespace(run=lambda **arguments: launched.append(arguments), arg_names=("x", "y", "order", "n", "B"))
+    for device in ("meta", "cpu"):
+        spec = spec_of(kernel, bare, make_inputs=lambda config, *, order, **_: {"order": order + order.tolist()[0]})
+        inputs = spec.inputs(only(spec), device)
+        spec.launch(spec.default, inputs, spec.outputs(*inputs))
+        assert launched[-1]["order"].device.type == device
+    assert launched[-1]["order"].tolist() == [6, 5, 4, 3]
     spec = spec_of(kernel, make_inputs=lambda config, **arguments: {"y": arguments["y"]})
     with pytest.raises(UsageError, match="inputs gives 'y', which the kernel does not only read"):
         run(spec, dict(spec.default))

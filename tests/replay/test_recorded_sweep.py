@@ -12,7 +12,6 @@ import toy_recording
 from command_line import fp8tune
 from database_rows import stored_results
 from forked import workers_forked_from_here
-from places import PLANTED
 from toy_recording import FOLDER
 
 from fp8tune.replay.loading import load_spec
@@ -87,14 +86,6 @@ def test_a_stale_recording_and_sizes_that_cannot_be_told_are_named(tmp_path: Pat
     output = sweep(tmp_path, kernel, "--timer", "simulated:1", "--quick")[1]
     assert "toy_kernels:softmax has changed since it was recorded" in output
     assert "toy_kernels:softmax is not checked on odd sizes: stride=77 is no size of a tensor" in output
-
-
-def test_the_users_check_takes_the_place_of_a_specs_own(tmp_path: Path) -> None:
-    kernel = f"{PLANTED / 'versioned.py'}:SPEC?check=tolerance&relative=0.1"
-    options = ("--timer", "simulated:1", "--quick", "--shapes", "tiny", "--db", "rows.db")
-    output = fp8tune("sweep", "--kernel", kernel, *options, cwd=tmp_path)
-    assert output.returncode == 0
-    assert "versioned is checked by tolerance 1e-01 relative of float64, not by its own exact" in output.stderr
 
 
 def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from foreign_kernels import drops_tail as drops_tail
 
-HOOKED = []
-"""The config of each launch that called the hook."""
+HOOKED = []  # the config of each launch that called the hook
 
 
 def _hook(arguments):

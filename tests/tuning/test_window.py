@@ -36,7 +36,7 @@ def launched(folder: Path, launches: int, plan: dict[str, Any] | None = None) ->
     run, tuner = measuring.counted(Tuner.run), Tuner()
     for _ in range(launches):
         run(tuner)
-    measuring._finish()
+    measuring.finish()
     (measured,) = Measured.read(folder)
     return measured
 
@@ -67,7 +67,7 @@ def test_a_launch_within_a_launch_does_not_count(tmp_path: Path) -> None:
     inner = measuring.counted(lambda self: None)
     outer = measuring.counted(lambda self: inner(self))
     outer(object())
-    measuring._finish()
+    measuring.finish()
     assert Measured.read(tmp_path)[0].launches == 1
 
 

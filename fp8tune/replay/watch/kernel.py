@@ -22,8 +22,7 @@ from fp8tune_kernels.tuners import chain, flattened, is_descriptor, is_tensor, p
 
 WITH_VALUES = 256  # distinct launches of a kernel whose values are read, each time with a synchronization
 MOST_LAUNCHES = 2048  # distinct launches of a kernel that are kept; those beyond are counted only
-MANY_VALUES = 64
-"""Distinct values of a number after which launches are no longer told apart by it: a seed, a step."""
+MANY_VALUES = 64  # distinct values of a number after which launches are no longer told apart by it: a seed, a step
 NEVER = sys.maxsize
 
 DECLARED: weakref.WeakKeyDictionary[Any, Sequence[Any]] = weakref.WeakKeyDictionary()

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,32 +34,24 @@ tables of ``fp8tune export --for python``."""
 
 QUIET_S, QUIET_LAUNCHES = 0.2, 20
 """Time and launches without run-time tuning after which the first run's window opens."""
-LENGTH_S = 2.0
-"""Length of the first run's window."""
+LENGTH_S = 2.0  # length of the first run's window
 SUFFIX = ".window"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
-    """Measurements of one process."""
+    """Measurements of one process, which fills them in while it runs."""
 
-    rank: str
-    """``RANK`` of its environment; empty without one."""
-    opened: int | None
-    """Number of the first launch in the window; None if no window opened."""
-    closed: int | None
-    """Number of the first launch after it; None if Python ended first."""
-    launches: int
-    """Launches of the whole run."""
-    tuning_s: Mapping[str, float] = field(default_factory=dict)
+    rank: str  # `RANK` of its environment; empty without one
+    opened: int | None = None  # number of the first launch in the window; None if no window opened
+    closed: int | None = None  # number of the first launch after it; None if Python ended first
+    launches: int = 0  # until the window closed
+    tuning_s: dict[str, float] = field(default_factory=dict)
     """Function name -> time of its run-time tuning. Without what the next start finds on the disk: compiled code, and
     the result for kernels with ``cache_results``."""
-    gpu_us: float | None = None
-    """Time in which the GPU was busy in the window; None where nothing profiles."""
-    kernel_us: Mapping[str, float] = field(default_factory=dict)
-    """Function name -> its GPU time in the window."""
-    pinned: tuple[str, ...] = ()
-    """Kernels that took their configs from a table."""
+    gpu_us: float | None = None  # time in which the GPU was busy in the window; None where nothing profiles
+    kernel_us: dict[str, float] = field(default_factory=dict)  # function name -> its GPU time in the window
+    pinned: list[str] = field(default_factory=list)  # kernels that took their configs from a table
 
     @classmethod
     def read(cls, folder: Path) -> list[Measured]:
@@ -72,23 +64,18 @@ class Window:
     """The window of this process."""
 
     def __init__(self, folder: Path, plan: Mapping[str, Any] | None, tables: str) -> None:
+        self.measured = Measured(os.environ.get("RANK", ""))
         self._path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-        self._rank = os.environ.get("RANK", "")
-        self._plan: tuple[int, int | None] | None = None if plan is None else plan.get(self._rank, (sys.maxsize, None))
+        self._plan = None if plan is None else plan.get(self.measured.rank, (sys.maxsize, None))
         self._tables = pinning.tables_of(tables) if tables else []
         logging.getLogger("fp8tune").setLevel(logging.ERROR)  # that kernels are pinned is no news
-        self._tuning_s: defaultdict[str, float] = defaultdict(float)
         self._compiled_s = 0.0
         self._known: set[int] = set()
-        self._pinned: list[str] = []
         self._inside = threading.local()
-        self._launches = self._tuned_at = 0
-        self._tuned_at_s = time.perf_counter()
+        self._tuned_at, self._tuned_at_s, self._opened_s = 0, time.perf_counter(), 0.0
         self._profile: Any = None
-        self._opened: int | None = None
-        self._opened_s = 0.0
         self._is_closed = False
-        atexit.register(self._finish)
+        atexit.register(self.finish)
 
     def counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``run`` of a class of kernels, counted. A launch within a launch does not count."""
@@ -125,79 +112,75 @@ class Window:
 
         compilation.listener = listener
 
+    def finish(self) -> None:
+        """Write what was measured, if the window is still open or never opened."""
+        if not self._is_closed:
+            with self._guarded():
+                self._close(None)
+
     def _pin(self, kernel: Any) -> bool:
         """Pin a kernel that a table names. Return True if its ``run`` is another now."""
         self._known.add(id(kernel))
         for table in self._tables:
             if pinning.is_of(kernel, table):
                 pinning.pin_to(kernel, table, "tune")
-                self._pinned.append(table.kernel)
+                self.measured.pinned.append(table.kernel)
                 if "run" in vars(kernel):
                     kernel.run = functools.partial(self.counted(_unbound(kernel.run)), kernel)
                     return True
         return False
 
     def _count(self) -> None:
-        self._launches += 1
+        measured = self.measured
         if self._is_closed:
             return
+        measured.launches += 1
         if self._plan is not None:
-            opens, closes = self._plan
-            if self._launches == opens:
-                self._open()
-            elif self._launches == closes:
-                self._close()
-            return
-        now_s = time.perf_counter()
-        if self._opened is None:
-            if self._launches - self._tuned_at > QUIET_LAUNCHES and now_s - self._tuned_at_s > QUIET_S:
-                self._open()
-        elif now_s - self._opened_s > LENGTH_S:
-            self._close()
+            opens, closes = (measured.launches == number for number in self._plan)
+        else:
+            now_s, is_open = time.perf_counter(), measured.opened is not None
+            is_quiet = measured.launches - self._tuned_at > QUIET_LAUNCHES and now_s - self._tuned_at_s > QUIET_S
+            opens, closes = not is_open and is_quiet, is_open and now_s - self._opened_s > LENGTH_S
+        if opens:
+            self._open()
+        elif closes:
+            self._close(measured.launches)
 
     def _tuned(self, kernel: Any, seconds: float) -> None:
         """Note the time of run-time tuning, and begin anew: it is no work that both runs have."""
+        measured, name = self.measured, python_function(kernel).__name__
         if not getattr(kernel, "cache_results", False):
-            self._tuning_s[python_function(kernel).__name__] += seconds
-        self._tuned_at, self._tuned_at_s = self._launches, time.perf_counter()
-        if self._plan is None and self._opened is not None and not self._is_closed:
-            self._opened = None
-            self._stop()
+            measured.tuning_s[name] = measured.tuning_s.get(name, 0.0) + seconds
+        self._tuned_at, self._tuned_at_s = measured.launches, time.perf_counter()
+        if self._plan is None and not self._is_closed:
+            measured.opened = None
+            self._profiled()
 
     def _open(self) -> None:
         if times.is_capturing():
             return
-        self._synchronize()
+        _synchronize()
         if times.is_on_gpu():
             profiler = sys.modules["torch"].profiler
             self._profile = profiler.profile(activities=[profiler.ProfilerActivity.CUDA])
             with warnings.catch_warnings(action="ignore"):  # that it has one cycle
                 self._profile.start()
-            self._synchronize()
-        self._opened, self._opened_s = self._launches, time.perf_counter()
+            _synchronize()
+        self.measured.opened, self._opened_s = self.measured.launches, time.perf_counter()
 
-    def _close(self, *, is_end: bool = False) -> None:
+    def _close(self, launch: int | None) -> None:
+        """End the window before a launch, or with Python, and write what was measured."""
         self._is_closed = True
-        self._synchronize()
-        events = self._stop()
-        spans = [(event.start_ns(), event.start_ns() + event.duration_ns()) for event in events]
-        kernel_us: Counter[str] = Counter()
+        _synchronize()
+        events, kernel_us = self._profiled(), Counter[str]()
         for event in events:
             kernel_us[event.name()] += event.duration_ns() / 1e3
-        self._write(
-            Measured(
-                rank=self._rank,
-                opened=self._opened,
-                closed=None if is_end else self._launches,
-                launches=self._launches,
-                tuning_s=dict(self._tuning_s),
-                gpu_us=busy_ns(spans) / 1e3 if spans else None,
-                kernel_us=dict(kernel_us),  # asdict copies no Counter
-                pinned=tuple(self._pinned),
-            )
-        )
+        spans = [(event.start_ns(), event.start_ns() + event.duration_ns()) for event in events]
+        self.measured.closed, self.measured.kernel_us = launch, dict(kernel_us)  # asdict copies no Counter
+        self.measured.gpu_us = busy_ns(spans) / 1e3 if spans else None
+        self._path.write_text(json.dumps(asdict(self.measured)), encoding="utf-8")
 
-    def _stop(self) -> list[Any]:
+    def _profiled(self) -> list[Any]:
         """End the profile and return what ran on the GPU."""
         profile, self._profile = self._profile, None
         if profile is None:
@@ -206,22 +189,6 @@ class Window:
             profile.stop()
         is_gpu = sys.modules["torch"].autograd.DeviceType.CUDA
         return [event for event in profile.profiler.kineto_results.events() if event.device_type() == is_gpu]
-
-    def _finish(self) -> None:
-        with self._guarded():
-            if self._opened is not None and not self._is_closed:
-                self._close(is_end=True)
-            elif not self._is_closed:
-                self._write(
-                    Measured(
-                        self._rank,
-                        None,
-                        None,
-                        self._launches,
-                        tuning_s=dict(self._tuning_s),
-                        pinned=tuple(self._pinned),
-                    )
-                )
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -232,13 +199,10 @@ class Window:
             self._is_closed = True
             print(f"fp8tune: process {os.getpid()} is not measured: {error!r}", file=sys.stderr)
 
-    def _write(self, measured: Measured) -> None:
-        self._path.write_text(json.dumps(asdict(measured)), encoding="utf-8")
 
-    @staticmethod
-    def _synchronize() -> None:
-        if times.is_on_gpu():
-            sys.modules["torch"].cuda.synchronize()
+def _synchronize() -> None:
+    if times.is_on_gpu():
+        sys.modules["torch"].cuda.synchronize()
 
 
 def busy_ns(spans: Iterable[tuple[int, int]]) -> int:
