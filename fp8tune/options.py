@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fp8tune.errors import UsageError
@@ -53,7 +53,9 @@ Kernels = Annotated[
 ]
 Shapes = Annotated[tuple[str, ...], Option("Shape set or TOML file. Repeatable.", "SET")]
 Device = Annotated[str, Option("GPU name or arch: H200, sm_90.", "TEXT")]
-Budget = Annotated[float | None, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)]
+_BUDGET = Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)
+Budget = Annotated[float | None, _BUDGET]
+TenMinutes = Annotated[float, replace(_BUDGET, default="10m")]
 Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
 Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
 SameBits = Annotated[str | None, Option("Picks with the same output bits at every value of SIZE, such as M.", "SIZE")]
@@ -79,9 +81,7 @@ class TuneOptions:
 
     command: tuple[str, ...] = ()
     kernel: Annotated[tuple[str, ...], Option("Only these kernels. Repeatable.", "NAME", names="--kernel")] = ()
-    budget_s: Annotated[
-        float, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds)
-    ] = 600.0
+    budget_s: TenMinutes = 600.0
     tolerance: Annotated[str, Option("When an output is right, as for sweep.", "RULE")] = "auto"
     apply: Annotated[bool, Option("Change the source files without asking.")] = False
     output: Annotated[str | None, Option("Write the diff to FILE without asking.", "FILE", names="-o, --output")] = None
@@ -216,10 +216,7 @@ class DoctorOptions:
 
     kernel: str | None = None
     configs: Annotated[str | None, Option("Check tuned files of vLLM, SGLang or HF kernels.", "FOLDER")] = None
-    budget_s: Annotated[
-        float | None,
-        Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds),
-    ] = None
+    budget_s: TenMinutes = 600.0
     db: Database = None
     format: TableOrJson = "table"
 
