@@ -340,3 +340,28 @@ class Pick:
     """The check by which its outputs were right."""
     newest: float
     """When the last of its rows was stored, seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config that reached the finals of a problem on a device. Times in microseconds."""
+
+    problem: Problem
+    config: NamedInts
+    device: Device
+    time_us: float
+    """The geometric mean over processes."""
+    slowdown_ratio: float
+    """Its time over the fastest finalist's."""
+    processes: int
+    """Fresh processes that timed it."""
+    fastest_process_us: float
+    """In its fastest process."""
+    slowest_process_us: float
+    """In its slowest process."""
+    screen_us: float | None
+    """What the screen said."""
+    is_pick: bool
+    """Whether it is the pick."""
+    is_default: bool
+    """Whether it is the declared default."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Device, Kind, NamedInts, Pick, Problem, Subject
+from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem, Subject
 from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.same_code import Programs
-from fp8tune.stats.study import Study
+from fp8tune.stats.study import Study, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.store.read import Conditions
 from fp8tune.tables.current import (
@@ -138,6 +138,26 @@ def pick_of(study: Study) -> Pick:
         checked_by=pick.check,
         newest=study.newest,
     )
+
+
+def finalists_of(study: Study) -> Iterator[Finalist]:
+    """Yield the finalists of a study as the store keeps them."""
+    for result in study.results:
+        if result.finals and result.config is not None:
+            times_us = list(map(process_us, result.finals))
+            yield Finalist(
+                problem=study.problem,
+                config=result.config,
+                device=study.device,
+                time_us=study.times_us[result.config],
+                slowdown_ratio=study.slowdowns[result.config],
+                processes=len(times_us),
+                fastest_process_us=min(times_us),
+                slowest_process_us=max(times_us),
+                screen_us=result.coarse_us,
+                is_pick=result.config == study.choice.pick,
+                is_default=result.config == study.default,
+            )
 
 
 def deciding_configs(study: Study) -> list[NamedInts]:

@@ -16,13 +16,10 @@ from fp8tune.filters import Filters, Size
 from fp8tune.output.show import ListedPick, place
 from fp8tune.records import Device, Pick, Problem
 from fp8tune.redaction import redacted
-from fp8tune.stats.rank import display_order
-from fp8tune.stats.study import process_us
 from fp8tune.store import database, layers, location
 from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import COPY_CEILING
-from fp8tune.studies import read_studies
 from fp8tune.sweeping import picks
 
 if TYPE_CHECKING:
@@ -75,25 +72,14 @@ class Results:
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
     ) -> DataFrame:
         """Return one row per config of a confirmation, the fastest of each size first."""
-        rows = []
-        with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            studies = [study for name in kernels for study in read_studies(reader, name) if keeps(study)]
-        for study in sorted(studies, key=lambda study: display_order(study.problem, study.device)):
-            finals = {result.config: result for result in study.results if result.finals and result.config is not None}
-            for config in sorted(finals, key=lambda config: (study.times_us[config], config.canonical)):
-                times_us = list(map(process_us, finals[config].finals))
-                final = frames.Final.from_records(
-                    finals[config],
-                    **place(study),
-                    time_us=study.times_us[config],
-                    slower_share=study.slowdowns[config] - 1,
-                    processes=len(times_us),
-                    fastest_process_us=min(times_us),
-                    slowest_process_us=max(times_us),
-                    is_pick=config == study.choice.pick,
-                    is_default=config == study.default,
+        with self._selected(kernel, size, device, verdict) as (reader, _, chosen, keeps):
+            rows = [
+                frames.Final.from_records(
+                    item, **place(item), slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us
                 )
-                rows.append(final)
+                for item in picks.finalists(reader, list({pick.problem.kernel for pick in chosen}))
+                if keeps(item)
+            ]
         return frames.table(frames.Final, rows)
 
     def trials(

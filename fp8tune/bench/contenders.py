@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker found out about a contender, and its time."""
+    """Findings of a worker about a contender, with its time."""
 
     reason: str = ""  # why it is not timed
     is_wrong: bool = False

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 from fp8tune.errors import DatabaseError
 from fp8tune.lookups import Declared, look_up
-from fp8tune.records import Pick, Subject, is_recorded
+from fp8tune.records import Finalist, Pick, Subject, is_recorded
 from fp8tune.stats.rank import TIMED_KINDS, display_order, joined
 from fp8tune.stats.study import Origin, Study
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
+from fp8tune.studies import finalists_of, pick_of, read_studies, with_words
 from fp8tune.studies import is_stale as is_stale
 from fp8tune.studies import known_programs as known_programs
-from fp8tune.studies import pick_of, read_studies, with_words
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.tables import table
@@ -51,6 +51,16 @@ def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pi
         for pick in picks
         if (kernels is None or pick.problem.kernel in kernels) and (arches is None or pick.device.arch in arches)
     )
+
+
+def finalists(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Finalist]:
+    """Return the configs that reached the finals, the fastest of each problem first."""
+
+    def order(finalist: Finalist) -> tuple[object, ...]:
+        place = display_order(finalist.problem, finalist.device)
+        return (*place, finalist.time_us, finalist.config.canonical)
+
+    return sorted(itertools.chain(*map(finalists_of, _studies(reader, kernels, arches))), key=order)
 
 
 def places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
