@@ -9,25 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fp8tune.api import CompareOptions as CompareOptions
-    from fp8tune.api import Comparison as Comparison
-    from fp8tune.api import Export as Export
-    from fp8tune.api import Lookup as Lookup
-    from fp8tune.api import Recheck as Recheck
-    from fp8tune.api import Results as Results
-    from fp8tune.api import SweepOptions as SweepOptions
-    from fp8tune.api import SweepResult as SweepResult
-    from fp8tune.api import compare as compare
-    from fp8tune.api import export as export
-    from fp8tune.api import lookup as lookup
-    from fp8tune.api import open as open
-    from fp8tune.api import recheck as recheck
-    from fp8tune.api import sweep as sweep
-    from fp8tune.errors import Fp8tuneError as Fp8tuneError
-    from fp8tune_kernels.pinning import PinError as PinError
-    from fp8tune_kernels.pinning import pin as pin
-    from fp8tune_kernels.pinning import pin_report as pin_report
-    from fp8tune_kernels.pinning import unpin as unpin
+    from fp8tune.api import *  # noqa: F403 - for type checkers
 
 __version__ = "0.2.0"
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fp8tune.errors import UsageError, unknown
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.records import Device, NamedInts, Pick, Problem, Subject
 from fp8tune.stats.study import Study, Verdict
 
 WORDS = {"routing": "routing", "layout": "input_layout", "dtype": "in_dtype", "scale": "scale_mode"}
@@ -57,10 +57,9 @@ class Filters:
         """Return True if the text is in the device's name or is its arch."""
         return self.device == device.arch or self.device.casefold() in device.name.casefold()
 
-    def fits(self, study: Study) -> bool:
-        """Return True if a study passes all filters."""
-        fits = self.has_problem(study.problem) and self.has_device(study.device)
-        return fits and (not self.verdicts or study.choice.verdict in self.verdicts)
+    def has(self, record: Pick | Subject | Study) -> bool:
+        """Return True if the problem and the device of a record pass."""
+        return self.has_problem(record.problem) and self.has_device(record.device)
 
     def check(self, problems: Iterable[Problem], devices: Iterable[Device]) -> None:
         """Raise UsageError, naming what there is, for a size, word or device that none of these has."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from fp8tune.errors import UsageError
@@ -48,26 +48,28 @@ def share(text: str) -> float:
     raise ValueError(f"{text!r:.80} is not a percentage: write 2%")
 
 
-Kernels = Annotated[
-    tuple[str, ...], Option("colwise, module:name or file.py:name. Repeatable.", "NAME", names="--kernel")
-]
-Shapes = Annotated[tuple[str, ...], Option("Shape set or TOML file. Repeatable.", "SET")]
+Names = tuple[str, ...]
+Kernels = Annotated[Names, Option("colwise, module:name or file.py:name. Repeatable.", "NAME")]
+OnlyKernels = Annotated[Names, Option("Only these kernels. Repeatable.", "NAME")]
+Shapes = Annotated[Names, Option("Shape set or TOML file. Repeatable.", "SET")]
 Device = Annotated[str, Option("GPU name or arch: H200, sm_90.", "TEXT")]
-Budget = Annotated[float | None, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)]
+_BUDGET = Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=seconds)
+Budget = Annotated[float | None, _BUDGET]
+TenMinutes = Annotated[float, replace(_BUDGET, default="10m")]
 Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
 Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
 SameBits = Annotated[str | None, Option("Picks with the same output bits at every value of SIZE, such as M.", "SIZE")]
 TableOrJson = Annotated[Literal["table", "json"], Option("table or json.", "FORMAT")]
+Report = Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
     """Options of ``fp8tune record``."""
 
-    command: tuple[str, ...] = ()
+    command: Names = ()
     kernel: Annotated[
-        tuple[str, ...],
-        Option("Only matching kernels, with or without an autotuner: 'my_ops:*'. Repeatable.", "PATTERN"),
+        Names, Option("Only matching kernels, with or without an autotuner: 'my_ops:*'. Repeatable.", "PATTERN")
     ] = ()
     strict: Annotated[bool, Option("Exit 1 if a kernel tunes at run time.")] = False
     output: Annotated[str, Option("The recording.", "FILE", names="-o, --output")] = "run.json"
@@ -77,11 +79,9 @@ class RecordOptions:
 class TuneOptions:
     """Options of ``fp8tune tune``."""
 
-    command: tuple[str, ...] = ()
-    kernel: Annotated[tuple[str, ...], Option("Only these kernels. Repeatable.", "NAME", names="--kernel")] = ()
-    budget_s: Annotated[
-        float, Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds)
-    ] = 600.0
+    command: Names = ()
+    kernel: OnlyKernels = ()
+    budget_s: TenMinutes = 600.0
     tolerance: Annotated[str, Option("When an output is right, as for sweep.", "RULE")] = "auto"
     apply: Annotated[bool, Option("Change the source files without asking.")] = False
     output: Annotated[str | None, Option("Write the diff to FILE without asking.", "FILE", names="-o, --output")] = None
@@ -96,7 +96,7 @@ class SweepOptions:
     kernel: Kernels = ()
     shapes: Shapes = ("llama4",)
     recording: Annotated[str | None, Option("Sweep the launches that fp8tune record saw.", "FILE")] = None
-    grid: Annotated[tuple[str, ...], Option("num_warps=4,8, or BLOCK_M*BLOCK_N<=8192. Repeatable.", "AXIS=VALUES")] = ()
+    grid: Annotated[Names, Option("num_warps=4,8, or BLOCK_M*BLOCK_N<=8192. Repeatable.", "AXIS=VALUES")] = ()
     tolerance: Annotated[str, Option("exact, exact-sums, auto or RTOL,ATOL.", "RULE")] = "auto"
     reference: Annotated[str | None, Option("module:function that computes the expected outputs.", "FUNC")] = None
     strict: Annotated[bool, Option("Exit 1 if any config is wrong.")] = False
@@ -122,11 +122,11 @@ class RecheckOptions:
 
     table: str | None = None
     arch: Annotated[str | None, Option("The arch to recheck, if not this GPU's.", "ARCH")] = None
-    kernel: Annotated[tuple[str, ...], Option("Only these kernels. Repeatable.", "NAME", names="--kernel")] = ()
+    kernel: OnlyKernels = ()
     recording: Annotated[str | None, Option("Launches of your own kernels.", "FILE")] = None
     budget_s: Budget = None
     db: Database = None
-    format: Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")] = "table"
+    format: Report = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class ShowOptions:
     kernel: str | None = None
     size: str | None = None
     device: Device = ""
-    verdict: Annotated[tuple[str, ...], Option("Only this verdict (below). Repeatable.", "WORD")] = ()
+    verdict: Annotated[Names, Option("Only this verdict (below). Repeatable.", "WORD")] = ()
     failed: Annotated[bool, Option("Configs that failed, and why.")] = False
     sort: Annotated[Literal["size", "speedup", "time", "peak"], Option("size, speedup, time or peak.", "KEY")] = "size"
     top: Annotated[int | None, Option("Only the first N rows.", "N")] = None
@@ -160,7 +160,7 @@ class ExportOptions:
     format: Annotated[
         str | None, Option("diff, python, triton-cache, vllm, sglang or hf.", "FORMAT", names="--for")
     ] = None
-    size: Annotated[tuple[str, ...], Option("vllm, sglang, hf: E=8 or M=num_tokens. Repeatable.", "NAME=VALUE")] = ()
+    size: Annotated[Names, Option("vllm, sglang, hf: E=8 or M=num_tokens. Repeatable.", "NAME=VALUE")] = ()
     within: Annotated[
         float | None, Option("diff: slowdown allowed for fewer configs.", "PERCENT", default="2%", parse=share)
     ] = None
@@ -206,8 +206,8 @@ class BenchOptions:
     kernel: Kernels = ()
     op: Annotated[str | None, Option("grouped-mm, mxfp8-grouped-mm, moe-mlp, moe-layer.", "NAME")] = None
     shapes: Annotated[str | None, Option("Shape set or TOML file.", "SET", default="starting-line")] = None
-    against: Annotated[tuple[str, ...], Option("torch.compile, torchao, sonicmoe, none. Repeatable.", "NAME")] = ()
-    format: Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")] = "table"
+    against: Annotated[Names, Option("torch.compile, torchao, sonicmoe, none. Repeatable.", "NAME")] = ()
+    format: Report = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +216,7 @@ class DoctorOptions:
 
     kernel: str | None = None
     configs: Annotated[str | None, Option("Check tuned files of vLLM, SGLang or HF kernels.", "FOLDER")] = None
-    budget_s: Annotated[
-        float | None,
-        Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", default="10m", parse=seconds),
-    ] = None
+    budget_s: TenMinutes = 600.0
     db: Database = None
     format: TableOrJson = "table"
 
@@ -231,7 +228,7 @@ class WorkerOptions:
     status: Annotated[bool, Option("Show queued sweeps and workers, and exit.")] = False
     wait: Annotated[bool, Option("Wait for more work instead of exiting.")] = False
     kernel: Annotated[
-        tuple[str, ...],
+        Names,
         Option(
             "A kernel of yours that queued sweeps may import here; those of fp8tune need no permission. Repeatable.",
             "NAME",
@@ -246,7 +243,7 @@ class WorkerOptions:
 class ImportOptions:
     """Options of ``fp8tune db import``."""
 
-    paths: tuple[str, ...] = ()
+    paths: Names = ()
     kernel: Annotated[str, Option("The kernel, where a file does not name it.", "NAME")] = ""
     device: Annotated[str, Option("The GPU, where a file does not name it.", "TEXT")] = ""
     db: Database = None
@@ -264,6 +261,6 @@ class PruneOptions:
 class ForgetOptions:
     """Options of ``fp8tune db forget``."""
 
-    targets: tuple[str, ...] = ()
+    targets: Names = ()
     yes: Annotated[bool, Option("Do not ask.")] = False
     db: Database = None

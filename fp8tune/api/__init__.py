@@ -11,10 +11,10 @@
 What goes wrong raises :class:`fp8tune.errors.Fp8tuneError` with the line that the command prints.
 """
 
-from fp8tune.api.exporting import Export, export
-from fp8tune.api.looking_up import Lookup, lookup
+from fp8tune.api.exporting import Export, Lookup, export, lookup
 from fp8tune.api.results import Results, open
 from fp8tune.api.running import Comparison, Recheck, SweepResult, compare, recheck, sweep
+from fp8tune.errors import Fp8tuneError
 from fp8tune.options import CompareOptions, SweepOptions
 from fp8tune_kernels.pinning import PinError, pin, pin_report, unpin
 
@@ -22,6 +22,7 @@ __all__ = [
     "CompareOptions",
     "Comparison",
     "Export",
+    "Fp8tuneError",
     "Lookup",
     "PinError",
     "Recheck",

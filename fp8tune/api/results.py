@@ -72,23 +72,22 @@ class Results:
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
     ) -> DataFrame:
         """Return one row per config of a confirmation, the fastest of each size first."""
-        with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            finals = [
+        with self._selected(kernel, size, device, verdict) as (reader, _, chosen, keeps):
+            rows = [
                 frames.Final.from_records(
                     item, **place(item), slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us
                 )
-                for item in picks.finalists(reader, kernels)
+                for item in picks.finalists(reader, list({pick.problem.kernel for pick in chosen}))
                 if keeps(item)
             ]
-        return frames.table(frames.Final, finals)
+        return frames.table(frames.Final, rows)
 
     def trials(
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
     ) -> DataFrame:
         """Return one row per timed block, check or compilation."""
         with self._selected(kernel, size, device, verdict) as (reader, _, _, keeps):
-            frame = reader.trials_frame(keeps)
-        return frame.rename(columns=frames.RENAMED)
+            return reader.trials_frame(keeps).rename(columns=frames.RENAMED)
 
     def samples(
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
@@ -97,7 +96,7 @@ class Results:
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             rows = [
                 frames.Sample.from_records(row, **place(row), sample=number, sample_us=sample_us)
-                for name in kernels or (None,)
+                for name in kernels
                 for row in reader.rows(name)
                 if row.outcome.samples_us and keeps(row)
                 for number, sample_us in enumerate(row.outcome.samples_us)
@@ -108,12 +107,11 @@ class Results:
         self, kernel: Names = None, size: Size = None, device: str | None = None, verdict: Names = None
     ) -> DataFrame:
         """Return one row per GPU with its software."""
+        tried: dict[Device, set[Problem]] = {}
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
-            tried: dict[Device, set[Problem]] = {}
-            for name in kernels or (None,):
-                for subject in subjects_of(reader.pools(name)):
-                    if keeps(subject):
-                        tried.setdefault(subject.device, set()).add(subject.problem)
+            for subject in (subject for name in kernels for subject in subjects_of(reader.pools(name))):
+                if keeps(subject):
+                    tried.setdefault(subject.device, set()).add(subject.problem)
             documents = [
                 frames.GpuInfo.from_records(
                     gpu,
@@ -135,25 +133,25 @@ class Results:
     @contextlib.contextmanager
     def _selected(
         self, kernel: Names, size: Size, device: str | None, verdict: Names
-    ) -> Iterator[tuple[Reader, list[str] | None, list[Pick], Callable[[Any], bool]]]:
-        """Open the databases; yield the reader, kernels, picks that pass the filters, and the filter of records."""
+    ) -> Iterator[tuple[Reader, Sequence[str | None], list[Pick], Callable[[Any], bool]]]:
+        """Open the databases; yield the reader, kernels, picks that pass the filters, and the filter of records.
+
+        The kernels are ``[None]`` for all: readers take them one by one.
+        """
         filters = Filters.parse(size, device, verdict)
         with self.reading() as reader:
             kernels = None if kernel is None else names.stored_kernels(several(kernel), reader) if kernel else []
-
-            def fits(record: Any) -> bool:
-                is_named = kernels is None or record.problem.kernel in kernels
-                return is_named and filters.has_problem(record.problem) and filters.has_device(record.device)
-
-            chosen = [pick for pick in picks.read(reader, kernels) if fits(pick)]
+            chosen = [pick for pick in picks.read(reader, kernels) if filters.has(pick)]
             if filters.verdicts:
                 chosen = [pick for pick in chosen if pick.verdict in filters.verdicts]
             places = {(pick.problem, pick.device.name) for pick in chosen}
 
             def keeps(record: Any) -> bool:
-                return fits(record) and (not filters.verdicts or (record.problem, record.device.name) in places)
+                is_named = kernels is None or record.problem.kernel in kernels
+                is_chosen = not filters.verdicts or (record.problem, record.device.name) in places
+                return is_named and is_chosen and filters.has(record)
 
-            yield reader, kernels, chosen, keeps
+            yield reader, [None] if kernels is None else kernels, chosen, keeps
 
 
 def several(names: Names) -> tuple[str, ...]:

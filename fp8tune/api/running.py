@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fp8tune.api import frames
 from fp8tune.api.results import Names, Results, open, several
@@ -70,7 +70,7 @@ def sweep(
     on_event: Callable[[Event], object] | None = None,
     options: SweepOptions | None = None,
 ) -> SweepResult:
-    """Check and time every config; resume what is stored. Shows progress unless on_event is arguments.
+    """Check and time every config; resume what is stored. Shows progress unless on_event is given.
 
     Every result is stored as it comes, and the same call resumes. What ``on_event`` raises ends the sweep. The sweep
     runs here and in processes that it starts: a script needs ``if __name__ == "__main__":`` around the call. Without a
@@ -89,26 +89,19 @@ def sweep(
     Raises:
         Fp8tuneError: A name is unknown, or this machine or the database cannot do it. A wrong config raises nothing.
     """
-    arguments = {
-        "kernel": several(kernel),
-        "shapes": () if shapes == "llama4" else several(shapes),
-        "recording": None if recording is None else os.fspath(recording),
-        "quick": quick,
-        "budget_s": budget_s,
-        "db": None if db is None else os.fspath(db),
-    }
-    arguments = {name: value for name, value in arguments.items() if value not in (None, (), False)}
-    chosen = replace(options or SweepOptions(), **arguments)  # type: ignore[arg-type]
+    shapes = None if shapes == "llama4" else shapes  # else those of the recording would be left out
+    arguments = _arguments(kernel=kernel, shapes=shapes, recording=recording, quick=quick, budget_s=budget_s, db=db)
+    chosen = replace(options or SweepOptions(), **arguments)
     if chosen.on is not None:
         raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
     text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     path = location.to_write(chosen.db)
     plan = planning.expanded(plan)
-    finished, today = Finished(0, 0.0), {size.problem: size.today.config for size in plan.problems if size.today}
+    finished = Finished(0, 0.0)
     with Store.open(path, create=True) as store, contextlib.ExitStack() as stack:
         if on_event is None:
-            on_event = stack.enter_context(SweepProgress(today)).show
+            on_event = stack.enter_context(SweepProgress.of_plan(plan)).show
         events = stack.enter_context(contextlib.closing(session.run(store, plan)))  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Finished):
@@ -163,21 +156,10 @@ def recheck(
     Raises:
         Fp8tuneError: A name is unknown, there is nothing to recheck, or this machine cannot do it.
     """
-    options = RecheckOptions(
-        kernel=several(kernel),
-        arch=arch,
-        table=None if table is None else os.fspath(table),
-        recording=None if recording is None else os.fspath(recording),
-        budget_s=budget_s,
-        db=None if db is None else os.fspath(db),
-    )
-    document = rechecked(options, "fp8tune.recheck()", logger.warning)
-    return Recheck(
-        frames.table(recheck_documents.RecheckedSize, document.rows),
-        document.exit_code,
-        document.speedup,
-        document.sweep_s,
-    )
+    arguments = _arguments(kernel=kernel, arch=arch, table=table, recording=recording, budget_s=budget_s, db=db)
+    document = rechecked(RecheckOptions(**arguments), "fp8tune.recheck()", logger.warning)
+    rows = frames.table(recheck_documents.RecheckedSize, document.rows)
+    return Recheck(rows, document.exit_code, document.speedup, document.sweep_s)
 
 
 def rechecked(options: RecheckOptions, command: str, notice: Callable[[str], None]) -> recheck_documents.RecheckReport:
@@ -220,18 +202,8 @@ def compare(
     db: str | Path | None = None,
 ) -> Comparison:
     """Judge "A..B"; `.rows` has a speedup, an interval and a verdict per size, `.exit_code` the result."""
-    document = documents.make(
-        compared(
-            CompareOptions(
-                revisions=revisions,
-                kernel=several(kernel),
-                shapes=several(shapes),
-                picks=picks,
-                db=None if db is None else os.fspath(db),
-            ),
-            logger.info,
-        )
-    )
+    options = CompareOptions(**_arguments(revisions=revisions, kernel=kernel, shapes=shapes, picks=picks, db=db))
+    document = documents.make(compared(options, logger.info))
     return Comparison(frames.table(documents.ComparedSize, document.rows), document.exit_code, document.speedup)
 
 
@@ -256,3 +228,12 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
 
             selections = [*map(shapes.parse, options.shapes)]
             return live.compare(both, selections, options.picks, backend, report)
+
+
+def _arguments(**arguments: Any) -> dict[str, Any]:
+    """Return what was given, as the options dataclasses have it: paths as text, names as tuples."""
+    converted = {
+        name: several(value) if name in ("kernel", "shapes") else os.fspath(value) if isinstance(value, Path) else value
+        for name, value in arguments.items()
+    }
+    return {name: value for name, value in converted.items() if not (value is None or value is False or value == ())}

@@ -11,6 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from triton.runtime import driver
+from triton.testing import do_bench
+
 from fp8tune.bench.operations import load
 from fp8tune.errors import Fp8tuneError
 from fp8tune.measure import tensor_cache
@@ -39,14 +44,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Check:
-    """Findings of a worker about a contender before it is timed."""
+class Result:
+    """Findings of a worker about a contender, with its time."""
 
     reason: str = ""  # why it is not timed
     is_wrong: bool = False
     sqnr_db: dict[str, float] = field(default_factory=dict)  # worst slice of each result
     peak_bytes: int | None = None  # allocated during a step, beside the inputs
     parts: tuple[Part, ...] = ()  # of ours
+    time_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,20 +84,18 @@ class Contender(Arm):
         return state.call(self.name).step
 
 
-@dataclass
 class _State:
     """Inputs, contenders and expected outputs of one size."""
 
-    operation: Operation
-    size: Size
-    inputs: Any
-    calls: dict[str, Call] = field(default_factory=dict)
-    expected: tuple[Any, ...] | None = None
+    def __init__(self, operation: Operation, size: Size, torch_device: str) -> None:
+        self.operation, self.inputs = operation, operation.inputs(size, torch_device)
+        self.expected: tuple[Any, ...] | None = None
+        self._calls: dict[str, Call] = {}
 
     def call(self, name: str) -> Call:
-        if name not in self.calls:
-            self.calls[name] = self.operation.contenders[name](self.inputs)
-        return self.calls[name]
+        if name not in self._calls:
+            self._calls[name] = self.operation.contenders[name](self.inputs)
+        return self._calls[name]
 
 
 _states: dict[tuple[str, bool, Size], _State] = {}  # one: a large size fills much of a GPU
@@ -104,39 +108,40 @@ def state_of(contender: Contender, torch_device: str) -> _State:
         _states.clear()
         tensor_cache.give_back_memory()
         operation = load(contender.reference, is_kernel=contender.is_kernel)
-        _states[key] = _State(operation, contender.size, operation.inputs(contender.size, torch_device))
+        _states[key] = _State(operation, contender.size, torch_device)
     return _states[key]
 
 
-def check(contender: Contender, torch_device: str = "cuda", *, is_profiled: bool = False) -> Check:
+def check(contender: Contender, torch_device: str = "cuda", *, is_profiled: bool = False) -> Result:
     """Compare a contender's outputs with the reference. Raises Poisoned if the process must not be used again."""
+    logging.disable(logging.CRITICAL)  # compilers of others print the code that they refuse
+    if torch.cuda.is_available():
+        driver.active.get_benchmarker = lambda: functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)
     try:
-        _prepare_process()
-        with warnings.catch_warnings(action="ignore"):  # compilers of others advise on their own code
+        with warnings.catch_warnings(action="ignore"):  # and advise on their own code
             return _check(contender, torch_device, is_profiled)
     except (Unavailable, Fp8tuneError) as error:
-        return Check(str(error))
+        return Result(str(error))
     except Exception as error:
         outcome = failure(error)
+        result = Result(outcome.reason or str(outcome.status))
         if outcome.status is Status.CRASHED:
-            raise Poisoned(Check(outcome.reason)) from error
-        return Check(outcome.reason or str(outcome.status))
+            raise Poisoned(result) from error
+        return result
 
 
-def _check(contender: Contender, torch_device: str, is_profiled: bool) -> Check:
-    import torch
-
+def _check(contender: Contender, torch_device: str, is_profiled: bool) -> Result:
     state = state_of(contender, torch_device)
     operation, call = state.operation, state.call(contender.name)
     call.step()  # compiles and tunes
-    peak_bytes = None
+    peak_bytes, parts = None, tuple[Part, ...]()
     if torch.cuda.is_available():
         tensor_cache.give_back_memory()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call.step()
         peak_bytes = torch.cuda.max_memory_allocated() - before
-    parts = profile(call.step) if is_profiled and torch.cuda.is_available() else ()
+        parts = profile(call.step) if is_profiled else ()
     with operation.checked_on(contender.size, state.inputs):
         if call.reference is not None:
             expected = call.reference()
@@ -147,14 +152,11 @@ def _check(contender: Contender, torch_device: str, is_profiled: bool) -> Check:
             (~bits(right)).clone()  # freed memory that outputs are likely to get must not hold the answer
         fault, sqnr_db = operation.compare(call.read(call.step()), expected)
     sqnr_db = {name: value for name, value in sqnr_db.items() if math.isfinite(value)}
-    return Check(fault, is_wrong=bool(fault), sqnr_db=sqnr_db, peak_bytes=peak_bytes, parts=parts)
+    return Result(fault, is_wrong=bool(fault), sqnr_db=sqnr_db, peak_bytes=peak_bytes, parts=parts)
 
 
 def profile(step: Callable[[], object]) -> tuple[Part, ...]:
     """Return the kernel launches of a step with their mean times; none if steps differ in their launches."""
-    import torch
-    from torch.autograd import DeviceType  # type: ignore[attr-defined]
-
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(PROFILED_STEPS):
@@ -177,25 +179,12 @@ def warm_up(contender: Contender, torch_device: str = "cuda") -> None:
 
     An autotuner launches each config once here: what it picks is its own, later.
     """
-    from triton.runtime import driver
+
+    def launch_once(launch: Callable[[], Any], *_: object, **__: object) -> list[float]:
+        launch()
+        return [1.0, 1.0, 1.0]
 
     logging.disable(logging.CRITICAL)
     with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # fails again where it is timed
-        driver.active.get_benchmarker = lambda: _one_launch
+        driver.active.get_benchmarker = lambda: launch_once
         state_of(contender, torch_device).call(contender.name).step()
-
-
-def _one_launch(launch: Callable[[], Any], *_: object, **__: object) -> list[float]:
-    launch()
-    return [1.0, 1.0, 1.0]
-
-
-def _prepare_process() -> None:
-    """Let autotuners of others finish in time, and keep compilers from printing the code that they refuse."""
-    import torch
-    from triton.runtime import driver
-    from triton.testing import do_bench
-
-    logging.disable(logging.CRITICAL)
-    if torch.cuda.is_available():
-        driver.active.get_benchmarker = lambda: functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)

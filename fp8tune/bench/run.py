@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune import registry
-from fp8tune.bench.contenders import Check, Contender, check, warm_up
+from fp8tune.bench.contenders import Contender, Result, check, warm_up
 from fp8tune.bench.operations import exported_config, load
 from fp8tune.errors import MachineError, UsageError, unknown
 from fp8tune.measure.backends import outcome_of
 from fp8tune.measure.engine import Backend, Group, Schedule, Worker, measure
 from fp8tune.measure.simulated import SimulatedBackend
-from fp8tune.measure.worker import RemoteError, WorkerDied, usable_cores
+from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
 from fp8tune.options import BenchOptions
 from fp8tune.plan import problems as plan
 from fp8tune.plan import shapes
@@ -48,25 +47,17 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Time of one contender on one size; None with the reason in its check."""
-
-    time_us: float | None
-    check: Check
-
-
-@dataclass(frozen=True)
 class Row:
     """One size with all contenders."""
 
     subject: Subject
     size: Size
     device: Device
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, Result]
     config: NamedInts | None  # what our kernel was launched with
 
     @property
-    def ours(self) -> Cell:
+    def ours(self) -> Result:
         """The contender that ratios are of."""
         return self.cells[self.subject.names[0]]
 
@@ -89,7 +80,7 @@ class Row:
     @property
     def is_wrong(self) -> bool:
         """True if an output of this project is wrong."""
-        return any(self.cells[name].check.is_wrong for name in self.subject.operation.ours if name in self.cells)
+        return any(self.cells[name].is_wrong for name in self.subject.operation.ours if name in self.cells)
 
 
 @dataclass(frozen=True)
@@ -187,24 +178,25 @@ def run(backend: Backend, subjects: Sequence[Subject]) -> Iterator[Compiled | Ro
 
 def _row(backend: Backend, worker: Worker, subject: Subject, size: Size) -> Row:
     contenders = subject.contenders(size)
-    checks = {}
+    results: dict[str, Result] = {}
     for contender in contenders:
         try:
             result = worker.run(check, contender, is_profiled=contender.name == subject.names[0])
         except (WorkerDied, RemoteError) as error:
-            result = Check(outcome_of(error).reason)
-        checks[contender.name] = result or Check()  # a simulated GPU runs nothing
-    group = Group(None, [contender for contender in contenders if not checks[contender.name].reason])
+            result = Result(outcome_of(error).reason)
+        results[contender.name] = result or Result()  # a simulated GPU runs nothing
+    group = Group(None, [contender for contender in contenders if not results[contender.name].reason])
     blocks: dict[str, list[float]] = {}
     for turn in measure(backend, [group], Schedule(range(1), ROUNDS, _rotated), worker):
         for block in turn.failed:
-            checks[block.arm.name] = Check(block.outcome.reason or str(block.outcome.status))
+            results[block.arm.name] = Result(block.outcome.reason or str(block.outcome.status))
         for block in turn.blocks:
             blocks.setdefault(block.arm.name, []).append(block.outcome.time_us or 0.0)
     if group.failure:
-        checks = {name: result if result.reason else Check(group.failure) for name, result in checks.items()}
-    cells = {name: Cell(median(blocks[name]) if name in blocks else None, checks[name]) for name in subject.names}
-    return Row(subject, size, backend.device, cells, exported_config(subject.operation, size, backend.device))
+        results = {name: result if result.reason else Result(group.failure) for name, result in results.items()}
+    for name, times_us in blocks.items():
+        results[name] = replace(results[name], time_us=median(times_us))
+    return Row(subject, size, backend.device, results, exported_config(subject.operation, size, backend.device))
 
 
 def _rotated(group: Group[Contender, None], process: int, round: int) -> Sequence[Contender]:
@@ -219,24 +211,10 @@ def _warm_up(backend: Backend, subjects: Sequence[Subject]) -> Iterator[Compiled
     backend.trial_timeout_s = TIMEOUT_S
     every = [contender for subject in subjects for size in subject.sizes for contender in subject.contenders(size)]
     contenders = [contender for contender in every if contender.bytes_moved <= WARM_UP_BYTES]
-    workers = [backend.worker() for _ in range(min(WARM_UP_WORKERS, usable_cores()))]
-    idle = deque(workers)
-
-    def compile_(contender: Contender) -> None:
-        worker = idle.pop()  # as many as there are threads
-        try:
-            worker.run(warm_up, contender)
-        except (WorkerDied, RemoteError):
-            pass  # fails again where it is timed, with its reason
-        finally:
-            idle.append(worker)
-
-    threads = ThreadPoolExecutor(len(workers))
+    pool = WorkerPool(min(WARM_UP_WORKERS, usable_cores()))
     try:
-        running = [threads.submit(compile_, contender) for contender in contenders]
-        for done, _ in enumerate(as_completed(running), start=1):
+        running = [pool.submit(TIMEOUT_S, warm_up, contender) for contender in contenders]
+        for done, _ in enumerate(as_completed(running), start=1):  # what fails, fails again where it is timed
             yield Compiled(done, len(running))
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.close()
+        pool.close()

@@ -1,25 +1,25 @@
-"""Commands of Typer from functions of one options dataclass, so that each option is declared once."""
+"""Typer commands built from :mod:`fp8tune.cli.commands` and the options dataclasses, so that nothing is said twice."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import types
-from collections.abc import Callable, Iterable, Mapping
+import keyword
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fp8tune.cli import databases
+from fp8tune.cli.commands import COMMANDS, EPILOG, GROUPS, HELP, Command
 from fp8tune.options import Option
-
-Options = TypeVar("Options")
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-class Command(TyperCommand):
+class _Command(TyperCommand):
     """A command whose ``options_metavar`` is its whole usage, hidden arguments included."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -27,86 +27,81 @@ class Command(TyperCommand):
         return [str(self.options_metavar)]
 
 
-class Group(TyperGroup):
-    """The program, whose help lists commands in the order of their use."""
+class _Group(TyperGroup):
+    """A group that lists its commands in the order of the table, then groups: Typer would list these first."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        order = [
-            "tune",
-            "record",
-            "sweep",
-            "recheck",
-            "show",
-            "export",
-            "compare",
-            "report",
-            "bench",
-            "doctor",
-            "worker",
-        ]
-        return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+        return sorted(self.commands, key=GROUPS.__contains__)
 
 
-def group(help: str, epilog: str = "", **settings: Any) -> typer.Typer:
-    """Return a group of commands that prints its help if no command is named."""
+def build(root: Callable[..., None]) -> Any:
+    """Return the whole command line. ``root`` is called before each command, and without one."""
+    apps = {"": _group(HELP, root, EPILOG), **{name: _group(text, print_help) for name, text in GROUPS.items()}}
+    for name in GROUPS:
+        apps[""].add_typer(apps[name], name=name)
+    for name, declared in COMMANDS.items():
+        group, _, own_name = name.rpartition(" ")
+        apps[group].command(
+            own_name,
+            cls=_Command,
+            help=declared.help,
+            epilog=_verbatim(declared.epilog),
+            options_metavar=f"[OPTIONS] {declared.usage}".rstrip(),
+            context_settings={**SETTINGS, "allow_interspersed_args": not declared.takes_program},
+        )(_callback(name, declared))
+    return typer.main.get_command(apps[""])
+
+
+def print_help(context: typer.Context) -> None:
+    """Print the help of a group if no command is named."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _group(help: str, callback: Callable[..., None], epilog: str = "") -> typer.Typer:
     return typer.Typer(
-        cls=Group,
+        cls=_Group,
+        callback=callback,
         help=help,
-        epilog=verbatim(epilog),
+        epilog=_verbatim(epilog),
         context_settings=SETTINGS,
         invoke_without_command=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        **settings,
     )
 
 
-def command(
-    options: Callable[..., Options],
-    usage: str = "",
-    epilog: str = "",
-    aliases: Mapping[str, str] = types.MappingProxyType({}),
-    parent: typer.Typer | None = None,
-    **settings: Any,
-) -> Callable[[Callable[[Options], None]], Callable[[Options], None]]:
-    """Register a function of one options dataclass as a command.
+def _verbatim(text: str) -> str:
+    r"""Mark each paragraph with ``\b``, so that Typer keeps its lines."""
+    return "\n\n".join(f"\b\n{paragraph.strip()}" for paragraph in inspect.cleandoc(text).split("\n\n"))
 
-    ``usage`` names the arguments, ``aliases`` maps hidden options to the fields that they set.
-    """
-    hints = get_type_hints(options, include_extras=True)
-    parameters = [_parameter(field, hints[field.name]) for field in fields(options)]  # type: ignore[arg-type]
-    names = {f"alias_{name.strip('-')}": field for name, field in aliases.items()}
-    parameters += [_keyword(name, str, typer.Option(f"--{name[6:]}", hidden=True)) for name in names]
+
+def _callback(name: str, declared: Command) -> Callable[..., Any]:
+    """Return a function with a command's options as parameters, which imports the command and runs it."""
+    hints = get_type_hints(declared.options, include_extras=True)
+    parameters = [_parameter(field, hints[field.name]) for field in fields(declared.options)]
+    aliases = {f"alias_{alias.strip('-')}": field for alias, field in declared.aliases.items()}
+    parameters += [_keyword(alias, str, typer.Option(f"--{alias[6:]}", hidden=True)) for alias in aliases]
     if "json" in str(hints.get("format")):
         parameters.append(_keyword("as_json", bool, typer.Option("--json", hidden=True)))
+    module, function = name.split()[0], name.split()[-1]
+    function = f"{function}_" if keyword.iskeyword(function) else function
 
-    def register(function: Callable[[Options], None]) -> Callable[[Options], None]:
-        def callback(**values: Any) -> None:
-            if values.pop("as_json", False):
-                values["format"] = "json"
-            for name, field in names.items():
-                value = values.pop(name)
-                values[field] = values[field] if value is None else value
-            if (db := values.get("db")) is not None:
-                databases.check(db)
-            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-            function(options(**{n: v for n, v in values.items() if not (v is None or v is False or v == ())}))
+    def callback(**values: Any) -> Any:
+        if values.pop("as_json", False):
+            values["format"] = "json"
+        for alias, field in aliases.items():
+            value = values.pop(alias)
+            values[field] = values[field] if value is None else value
+        if (db := values.get("db")) is not None:
+            databases.check(db)
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        options = declared.options(**{n: v for n, v in values.items() if not (v is None or v is False or v == ())})
+        return getattr(importlib.import_module(f"fp8tune.cli.{module}"), function)(options)
 
-        callback.__doc__ = function.__doc__
-        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        name, metavar = settings.pop("name", function.__name__), f"[OPTIONS] {usage}".rstrip()
-        context, end = {**SETTINGS, **settings}, verbatim(epilog)
-        add = (parent or app).command
-        add(name, cls=Command, context_settings=context, epilog=end, options_metavar=metavar)(callback)
-        return function
-
-    return register
-
-
-def verbatim(text: str) -> str:
-    r"""Mark each paragraph with ``\b``, so that Typer keeps its lines."""
-    return "\n\n".join(f"\b\n{paragraph}" for paragraph in inspect.cleandoc(text).split("\n\n") if paragraph)
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return callback
 
 
 def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
@@ -157,18 +152,3 @@ def _completer(field: str) -> Callable[[str], list[str]] | None:
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-app = group(
-    "Tune Triton kernels: find the fastest launch configs that give the right output, keep every result, and write "
-    "the best configs back to your code.",
-    """
-    $ fp8tune tune -- python train.py    # tune the kernels of your program
-    $ fp8tune show                       # what is known, without a GPU
-
-    Database: --db, else $FP8TUNE_DB, else ./fp8tune.db. Without --db, reading
-    adds the results that come with fp8tune. FP8TUNE_TIMER=simulated:1 simulates
-    a GPU.
-    """,
-    name="fp8tune",
-)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import typer
-
-from fp8tune.cli.adapter import command
+from fp8tune.bench import run
+from fp8tune.measure.backends import backend_for
 from fp8tune.options import BenchOptions
+from fp8tune.output import bench as screens
+from fp8tune.output.progress import Display
+from fp8tune.output.tables import notice, print_document
+from fp8tune.output.text import pairs
 
 
-@command(BenchOptions, epilog="$ fp8tune bench --op moe-layer --shapes models")
-def bench(options: BenchOptions) -> None:
-    """Time the FP8 kernels and layers beside other libraries.
-
-    Needs a GPU. A contender with a different output is marked wrong and excluded from all ratios. Exits 1 if an output
-    of fp8tune-kernels is wrong.
-    """
-    from fp8tune.bench import run
-    from fp8tune.measure.backends import backend_for
-    from fp8tune.output import bench as screens
-    from fp8tune.output.progress import Display
-    from fp8tune.output.tables import notice, print_document
-    from fp8tune.output.text import pairs
-
+def bench(options: BenchOptions) -> int:
+    """Time all contenders. Exit code 1: an output of fp8tune-kernels is wrong."""
     backend, notices = backend_for(None, None)
     subjects = run.planned(options, backend)
     notice(*notices)
@@ -40,6 +31,6 @@ def bench(options: BenchOptions) -> None:
         if rows:
             report = screens.make_report(rows)
             print_document(report, screens.screens(report), options.format)
-    if any(row.is_wrong for row in rows):
+    if is_wrong := any(row.is_wrong for row in rows):
         notice("fp8tune: an output of fp8tune-kernels is wrong: see above")
-        raise typer.Exit(1)
+    return int(is_wrong)

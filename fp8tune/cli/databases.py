@@ -10,7 +10,7 @@ from fp8tune.errors import UsageError
 from fp8tune.redaction import redacted
 
 if TYPE_CHECKING:
-    from fp8tune.store.layers import Reader
+    from fp8tune.store.layers import Reader  # imports SQLAlchemy
 
 
 def check(db: str) -> None:

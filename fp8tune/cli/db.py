@@ -5,44 +5,32 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from fp8tune.cli.adapter import command, group
+from fp8tune import names
 from fp8tune.errors import UsageError
+from fp8tune.filters import Filters
+from fp8tune.importing import archives, foreign
+from fp8tune.importing import files as importing
 from fp8tune.options import ForgetOptions, ImportOptions, PruneOptions
+from fp8tune.output.progress import Display
+from fp8tune.output.tables import notice
+from fp8tune.output.text import counted
+from fp8tune.store import database, location
+from fp8tune.store.results import Store
+from fp8tune.studies import read_studies
+from fp8tune.sweeping import session
+from fp8tune.sweeping.picks import keep_current
+from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
 from fp8tune.text import visible
-
-if TYPE_CHECKING:
-    from fp8tune.store.results import Store
-    from fp8tune_kernels.spec import NamedInts
-
-app = group("Import, prune or forget results.")
+from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.spec import NamedInts
+from fp8tune_kernels.tables import table
 
 
-@app.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@command(ImportOptions, "PATH...", "$ fp8tune db import other.db ~/.triton/cache", parent=app, name="import")
 def import_(options: ImportOptions) -> None:
-    """Merge other databases, published results or tuned files.
-
-    Reads .db, .db.xz, CSV, Triton caches, and JSON of vLLM, SGLang and HF.
-    """
-    from fp8tune.importing import archives, foreign
-    from fp8tune.importing import files as importing
-    from fp8tune.output.progress import Display
-    from fp8tune.output.tables import notice
-    from fp8tune.output.text import counted
-    from fp8tune.store import database, location
-    from fp8tune.store.results import Store
-    from fp8tune.sweeping import picks as deciding
-    from fp8tune.sweeping import session
-
+    """Merge files into a database."""
     if not options.paths:
         raise UsageError("nothing to import: name a database, a CSV file, or tuned files of others")
     paths = [Path(path) for path in options.paths]
@@ -61,20 +49,11 @@ def import_(options: ImportOptions) -> None:
                 report = loaded[path].store(store, lambda done, total: display.update("storing", done / max(1, total)))
             added = counted(report.added, "result")
             print(f"{visible(str(path))}: {added} added, {report.already_there} already there in {database.label(db)}")
-        deciding.keep_current(store)
+        keep_current(store)
 
 
-@command(PruneOptions, epilog="$ fp8tune db prune --db results.db --archive full.db.xz", parent=app)
 def prune(options: PruneOptions) -> None:
-    """Make a database small enough to commit.
-
-    Keeps picks, confirmations, and the 28 fastest others of each size.
-    """
-    from fp8tune.importing import archives
-    from fp8tune.store import database, location
-    from fp8tune.store.results import Store
-    from fp8tune.sweeping import picks
-
+    """Make a database small enough to commit."""
     path = database.path_of(db := location.to_write(options.db))
     if path is None:
         raise UsageError(
@@ -85,7 +64,7 @@ def prune(options: PruneOptions) -> None:
     archived = None if options.archive is None else archives.write(path, Path(options.archive))
     with Store.open(str(path)) as store:
         pruned = store.prune(_configs_in_use(store))
-        picks.keep_current(store)
+        keep_current(store)
     print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
     print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.remaining:,} results are kept")
     if archived is not None:
@@ -94,11 +73,6 @@ def prune(options: PruneOptions) -> None:
 
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
-    from fp8tune.studies import read_studies
-    from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
-    from fp8tune_kernels.arches import ARCHES
-    from fp8tune_kernels.spec import NamedInts
-    from fp8tune_kernels.tables import table
 
     studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
     configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
@@ -111,16 +85,8 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-@command(ForgetOptions, "TARGET...", "$ fp8tune db forget colwise@M=16640,K=5120 --yes", parent=app)
 def forget(options: ForgetOptions) -> None:
-    """Delete results, after a question.
-
-    TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
-    """
-    from fp8tune.store import database, location
-    from fp8tune.store.results import Store
-    from fp8tune.sweeping.picks import keep_current
-
+    """Delete results, after a question."""
     if not options.targets:
         raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
     db = location.to_write(options.db)
@@ -142,8 +108,6 @@ def forget(options: ForgetOptions) -> None:
 
 def _rows(store: Store, target: str) -> list[tuple[str, int]]:
     """Return the rows that a target names. Raises UsageError if there is none."""
-    from fp8tune import names
-    from fp8tune.filters import Filters
 
     table, _, number = target.partition(":")
     table = "results" if table == "trial" else table
@@ -167,7 +131,6 @@ def _queued(store: Store, target: str) -> str:
 
 
 def _counts(rows: list[tuple[str, int]], queued: int) -> str:
-    from fp8tune.output.text import counted
 
     nouns = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process"}
     tables = [table for table, _ in rows]

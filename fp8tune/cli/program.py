@@ -13,8 +13,8 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from fp8tune.cli import bench, compare, db, doctor, export, recheck, record, report, show, streams, sweep, tune, worker  # noqa: F401
-from fp8tune.cli.adapter import app
+from fp8tune.cli import streams
+from fp8tune.cli.adapter import build, print_help
 from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import redacted
@@ -28,7 +28,6 @@ LONGEST = 300  # characters of a message
 RESUMES = "results are kept, and the same command resumes"
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -39,17 +38,14 @@ def _root(
         from importlib import metadata
 
         print(", ".join(f"{name} {metadata.version(name)}" for name in ("fp8tune", "torch", "triton")))
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-app.add_typer(db.app, name="db")
+    else:
+        print_help(context)
 
 
 def main() -> None:
     """Run the command line of this process."""
     if "_FP8TUNE_COMPLETE" in os.environ:
-        app(prog_name="fp8tune")
+        command_line()(prog_name="fp8tune")
     gc.set_threshold(100_000)  # at Python's own threshold, a tenth of a short command's time is garbage collection
     try:
         with stopping_cleanly(), streams.own_output():
@@ -71,7 +67,7 @@ def main() -> None:
 @functools.cache  # Typer takes 20 ms to build it
 def command_line() -> Any:
     """Return the whole command line."""
-    return typer.main.get_command(app)
+    return build(_root)
 
 
 def _run(arguments: list[str]) -> int:
@@ -79,10 +75,9 @@ def _run(arguments: list[str]) -> int:
     program = command_line()
     try:
         with program.make_context("fp8tune", arguments) as context:
-            program.invoke(context)
-    except typer.Exit as ended:
+            return program.invoke(context) or 0
+    except typer.Exit as ended:  # --help
         return ended.exit_code
-    return 0
 
 
 def _notes(stopped: BaseException) -> str:

@@ -7,39 +7,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import typer
-
-from fp8tune.cli.adapter import command
 from fp8tune.errors import UsageError
 from fp8tune.options import RecordOptions
-
-if TYPE_CHECKING:
-    from fp8tune.replay.program import Ended
+from fp8tune.output import record as screens
+from fp8tune.output.tables import notice
+from fp8tune.replay import program
+from fp8tune.replay.recording import text_of
 
 KILLED = range(129, 193)  # exit codes of a program that a signal ended
 
 
-@command(
-    RecordOptions,
-    usage="-- COMMAND...",
-    epilog="""
-$ fp8tune record -o run.json -- torchrun --nproc-per-node 8 train.py
-$ fp8tune record --strict -- python train.py
-""",
-    allow_interspersed_args=False,  # what follows the program's name is the program's
-)
-def record(options: RecordOptions) -> None:
-    """Record which Triton kernels a program launches, and with what.
-
-    Follows child processes, and exits with the program's exit code.
-    """
-    from fp8tune.output import record as screens
-    from fp8tune.output.tables import notice
-    from fp8tune.replay import program
-    from fp8tune.replay.recording import text_of
-
+def record(options: RecordOptions) -> int:
+    """Run the program, and write what it launched. Returns its exit code; with ``--strict`` 1 if it tuned."""
     if not options.command:
         raise UsageError("the program to record is missing: fp8tune record -o run.json -- python train.py")
     path = check_output(options.output)
@@ -48,16 +28,15 @@ def record(options: RecordOptions) -> None:
         path.write_text(text_of(ended.recording), encoding="utf-8")
         summary = screens.make_summary(ended.recording, options.output)
         screens.recording(summary, is_strict=options.strict).print()
-        has_tuned = options.strict and any(kernel.tuned_keys for kernel in summary.kernels)
-        raise typer.Exit(ended.exit_code or int(has_tuned))
-    reason = nothing_recorded(ended, options.command, options.kernel)
+        return ended.exit_code or int(options.strict and any(kernel.tuned_keys for kernel in summary.kernels))
+    reason = f"nothing recorded: {nothing_recorded(ended, options.command, options.kernel)}"
     if ended.exit_code == 0:
-        raise UsageError(f"nothing recorded: {reason}")
-    notice(f"fp8tune: nothing recorded: {reason}")
-    raise typer.Exit(ended.exit_code)
+        raise UsageError(reason)
+    notice(f"fp8tune: {reason}")
+    return ended.exit_code
 
 
-def nothing_recorded(ended: Ended, command: Sequence[str], patterns: Sequence[str]) -> str:
+def nothing_recorded(ended: program.Ended, command: Sequence[str], patterns: Sequence[str]) -> str:
     """Return the reason why a program left no recording."""
     if ended.exit_code in KILLED and ended.recording is None:
         return "the program was killed before its recording was first written"
@@ -65,10 +44,10 @@ def nothing_recorded(ended: Ended, command: Sequence[str], patterns: Sequence[st
         return f"the program failed with exit code {ended.exit_code}, see above"
     if ended.recording is None:
         return "no process imported Triton: record what launches kernels, with a Python that reads PYTHONPATH"
-    program = shlex.join(command)[:80]
+    text = shlex.join(command)[:80]
     if patterns:
-        return f"{program} launched no kernel that --kernel {' '.join(map(shlex.quote, patterns))[:80]} names"
-    return f"{program} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
+        return f"{text} launched no kernel that --kernel {' '.join(map(shlex.quote, patterns))[:80]} names"
+    return f"{text} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
 
 
 def check_output(name: str) -> Path:
@@ -76,8 +55,10 @@ def check_output(name: str) -> Path:
     path = Path(name)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"{name!r} cannot be written: name a file in a folder that exists")
-    if _is_no_recording(path):
-        raise UsageError(f"{name!r} is not a recording, and stays as it is: name another file")
+    if path.is_file():
+        with path.open("rb") as file:
+            if (start := file.read(100)) and b'"fp8tune_recording"' not in start:  # such as the program itself
+                raise UsageError(f"{name!r} is not a recording, and stays as it is: name another file")
     return path
 
 
@@ -88,11 +69,3 @@ def descriptor() -> int | None:
         return sys.stdout.fileno()
     except io.UnsupportedOperation:
         return None
-
-
-def _is_no_recording(path: Path) -> bool:
-    """Return True for a file that holds something else, such as the program itself."""
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        return b'"fp8tune_recording"' not in file.read(100)

@@ -5,27 +5,19 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from fp8tune import names
 from fp8tune.cli import databases
-from fp8tune.cli.adapter import command
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.options import ReportOptions
+from fp8tune.output.progress import Display
+from fp8tune.output.text import path_here
+from fp8tune.report import contents, files
 
 
-@command(ReportOptions, epilog="$ fp8tune report --kernel colwise -o colwise.html")
 def report(options: ReportOptions) -> None:
-    """Write one HTML file with charts of all results.
-
-    Works offline. Needs pip install 'fp8tune[report]'.
-    """
-    for module in ("altair", "vl_convert"):
-        if importlib.util.find_spec(module) is None:
-            raise MachineError("report needs packages that are not installed: pip install 'fp8tune[report]'")
-
-    from fp8tune import names
-    from fp8tune.output.progress import Display
-    from fp8tune.output.text import path_here
-    from fp8tune.report import contents, files
-
+    """Write the HTML file, or a folder of charts."""
+    if None in map(importlib.util.find_spec, ("altair", "vl_convert")):
+        raise MachineError("report needs packages that are not installed: pip install 'fp8tune[report]'")
     output, is_folder = Path(options.output), options.output.endswith("/")
     if output.is_dir() and not is_folder:
         raise UsageError(f"{output} is a folder: name a file, such as {output / 'report.html'}, or write {output}/")

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 
-import typer
-
+from fp8tune.fleet import units
+from fp8tune.output.progress import Display
 from fp8tune.output.tables import notice
 from fp8tune.output.text import counted
+from fp8tune.output.worker import findings_line, show_queue
+from fp8tune.stopping import Stopped
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue
+from fp8tune.sweeping import picks
 from fp8tune.sweeping.planning import Plan
 
 LOOK_S = 1.0  # between looks at the queue
 
 
-def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
+def share_out(plan: Plan, db: str, begun: float, on: str) -> int:
     """Queue the units of an expanded plan, and do them if ``on`` is ``ray``.
 
     ``begun`` is when the time budget began, on the monotonic clock.
     """
-    from fp8tune.fleet import units
-
     with Store.open(db, create=True) as store:
         sweep, new = units.add(store, plan)
         queue = store.queue([sweep.key])
@@ -31,23 +32,19 @@ def share_out(plan: Plan, db: str, begun: float, on: str) -> None:
     work = f"{counted(len(queue.units), 'unit')} of {counted(len(plan.problems), 'size')}"
     notice(f"{work} for {sweep.device}{before}")
     if on == "ray":
-        on_ray(plan, db, sweep.key, begun)
-        return
+        return on_ray(plan, db, sweep.key, begun)
     worker = f"fp8tune worker{units.worker_options(plan.options.kernel)}"
     notice(f"the queue is in {database.label(db)}: set FP8TUNE_DB to it, and run {worker} on each GPU")
     notice("fp8tune worker --status shows how far they are")
+    return 0
 
 
-def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
+def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> int:
     """Do the units of a queued sweep on all GPUs that Ray has.
 
     Exit code 1: a unit failed for good, or no config is right on a problem size.
     """
-    from fp8tune.fleet.on_ray import RayFleet
-    from fp8tune.output.progress import Display
-    from fp8tune.output.worker import findings_line, show_queue
-    from fp8tune.stopping import Stopped
-    from fp8tune.sweeping import picks
+    from fp8tune.fleet.on_ray import RayFleet  # Ray is an optional dependency
 
     options, queue = [f"--kernel={text}" for text in plan.options.kernel if ":" in text or "?" in text], Queue()
     if plan.options.budget_s is not None:
@@ -73,5 +70,4 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> None:
     notice(f"results are in {database.label(db)}")
     if findings := sum(status.is_finding for status in queue.units):
         notice(findings_line(findings))
-    if findings or queue.counts[UnitState.FAILED]:
-        raise typer.Exit(1)
+    return int(bool(findings or queue.counts[UnitState.FAILED]))

@@ -5,43 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from fp8tune import names
 from fp8tune.cli import databases
-from fp8tune.cli.adapter import command
 from fp8tune.errors import UsageError
+from fp8tune.filters import Filters
+from fp8tune.measure.device import probe
 from fp8tune.options import ShowOptions
-
-if TYPE_CHECKING:
-    from fp8tune.filters import Filters
-    from fp8tune.records import Pick, Subject
-    from fp8tune.store.layers import Reader
-
-EPILOG = """
-proven     confirmed in fresh processes: no rival is over 1.5 % faster
-open       confirmed, but noise may hide a rival that is over 1.5 % faster
-quick      coarse pass in one process, not confirmed
-stale      measured with other code, Triton or driver than this GPU runs now
-published  reported by others, not measured here
-wrong      no config gives the right output, so there is no pick
-
-$ fp8tune show colwise M=16640,K=5120,G=16
-"""
+from fp8tune.output import checks, record
+from fp8tune.output import show as screens
+from fp8tune.output.tables import notice, print_document
+from fp8tune.records import Pick, Subject
+from fp8tune.replay import recording
+from fp8tune.stats.study import Verdict
+from fp8tune.store.layers import Reader
+from fp8tune.store.read import subjects_of
+from fp8tune.studies import read_studies
+from fp8tune.sweeping import picks
 
 
-@command(ShowOptions, usage="[KERNEL [SIZE]]", epilog=EPILOG, aliases={"--arch": "device", "--kernel": "kernel"})
 def show(options: ShowOptions) -> None:
-    """Show the best configs and what they gain over today's.
-
-    SIZE, such as K=1408 or M=16640,K=1408, keeps matching sizes; a single match shows all configs and why the pick won.
-    A recording may stand for KERNEL.
-    """
+    """Print picks, the configs of one size, configs without a time, or a recording."""
     if options.kernel is not None and options.kernel.endswith(".json"):
-        _show_recording(options, options.kernel)
+        if options != ShowOptions(kernel=options.kernel, format=options.format):
+            raise UsageError(f"{options.kernel} is a recording: leave out all options but --format")
+        summary = record.make_summary(recording.read(Path(options.kernel)), options.kernel)
+        print_document(summary, [record.recording(summary)], options.format)
         return
-    from fp8tune import names
-    from fp8tune.filters import Filters
-
     filters = Filters.parse(options.size, options.device, options.verdict)
     with databases.opened(options.db) as (store, db):
         kernels = names.stored_kernels([options.kernel], store) if options.kernel else None
@@ -49,39 +39,20 @@ def show(options: ShowOptions) -> None:
             _show_checks(options, filters, kernels, store, db)
 
 
-def _show_recording(options: ShowOptions, path: str) -> None:
-    from fp8tune.output import record
-    from fp8tune.output.tables import print_document
-    from fp8tune.replay.recording import read
-
-    if options != ShowOptions(kernel=path, format=options.format):
-        raise UsageError(f"{path} is a recording: leave out all options but --format")
-    document = record.make_summary(read(Path(path)), path)
-    print_document(document, [record.recording(document)], options.format)
-
-
 def _has_shown_picks(
     options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str
 ) -> bool:
     """Show picks. Return False if there are only configs that were checked or compiled."""
-    from fp8tune.measure.device import probe
-    from fp8tune.output import show as screens
-    from fp8tune.output.tables import notice, print_document
-    from fp8tune.stats.study import Verdict
-    from fp8tune.sweeping import picks
-
     stored, subjects = picks.read(store, kernels), picks.wrong(store, kernels)
     known: list[Pick | Subject] = [*stored, *subjects]
     filters.check([result.problem for result in known], [result.device for result in known])
-    chosen = [pick for pick in stored if _fits(filters, pick)]
-    wrong = [subject for subject in subjects if _fits(filters, subject)]
-    here = probe()
-    programs = picks.known_programs(store)
+    chosen, wrong = list(filter(filters.has, stored)), list(filter(filters.has, subjects))
+    here, programs = probe(), picks.known_programs(store)
     measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
-    if options.size and kernels and len(measured) == 1 and not wrong:
-        _show_detail(options, measured[0], store, picks.is_stale(measured[0], here, programs))
-        return True
     rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here, programs)) for pick in chosen]
+    if options.size and kernels and len(measured) == 1 and not wrong:
+        _show_detail(options, measured[0], rows[chosen.index(measured[0])], store)
+        return True
     if filters.verdicts:
         rows = [row for row in rows if row.verdict in filters.verdicts]
         wrong = wrong if Verdict.WRONG in filters.verdicts else []
@@ -100,47 +71,32 @@ def _has_shown_picks(
         gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
         gpus.update(gpu for _, gpu in places)
         gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
-        sizes = [
-            screens.size_of(subject.problem) for subject, place in zip(wrong, places, strict=True) if place[1] == gpu
-        ]
+        sizes = [screens.size_of(subject.problem) for subject, place in zip(wrong, places, strict=True) if gpu in place]
         document = screens.make_pick_list(rows, gpu, sizes, kernels[0], options.sort, options.top)
         screen = screens.pick_list(document)
     print_document(document, [screen], options.format, wide=options.wide)
     return True
 
 
-def _fits(filters: Filters, subject: Pick | Subject) -> bool:
-    return filters.has_problem(subject.problem) and filters.has_device(subject.device)
+def _show_detail(options: ShowOptions, pick: Pick, row: screens.ListedPick, store: Reader) -> None:
+    from fp8tune.stats.explanation import Explanation  # imports NumPy, which other screens do not need
 
-
-def _show_detail(options: ShowOptions, pick: Pick, store: Reader, is_stale: bool) -> None:
-    from fp8tune.output import show as screens
-    from fp8tune.output.tables import print_document
-    from fp8tune.records import Subject
-    from fp8tune.stats.explanation import Explanation
-    from fp8tune.studies import read_studies
-
-    problem, device = pick.problem, pick.device
-    studies = read_studies(store, problem.kernel, device.arch, [pick.kind], problems=[problem])
-    study = next(study for study in studies if study.device.name == device.name)
+    studies = read_studies(store, pick.problem.kernel, pick.device.arch, [pick.kind], problems=[pick.problem])
+    study = next(study for study in studies if study.device.name == pick.device.name)
     version = study.version
-    outcomes = store.tried(Subject(version, study.device, study.kind, problem), stage=None) if version else {}
-    document = screens.make_detail(screens.ListedPick.from_pick(pick, is_stale=is_stale), Explanation(study, outcomes))
+    outcomes = store.tried(Subject(version, study.device, study.kind, study.problem), stage=None) if version else {}
+    document = screens.make_detail(row, Explanation(study, outcomes))
     print_document(document, [screens.detail(document, options.top)], options.format, wide=options.wide)
 
 
 def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
     """Show outcomes instead of picks: those that failed, or what was only checked or compiled."""
-    from fp8tune.output import checks
-    from fp8tune.output.tables import notice, print_document
-    from fp8tune.store.read import subjects_of
-
     subjects = subjects_of(store.pools(kernels[0] if kernels else None))
     filters.check([subject.problem for subject in subjects], [subject.device for subject in subjects])
-    tallies = [store.tally(subject) for subject in subjects if _fits(filters, subject)]
-    tallies = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
-    document = checks.make_check_list(tallies[: options.top])
-    if not tallies and options.format != "json":
+    tallies = map(store.tally, filter(filters.has, subjects))
+    tried = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
+    document = checks.make_check_list(tried[: options.top])
+    if not tried and options.format != "json":
         notice(f"no failed configs in {db}" if options.failed else f"no results of this in {db}: run fp8tune sweep")
     else:
         screen = checks.failed_configs if options.failed else checks.checked_kernels

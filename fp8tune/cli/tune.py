@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from fp8tune.cli.adapter import command
 from fp8tune.cli.record import check_output, descriptor, nothing_recorded
 from fp8tune.errors import UsageError
+from fp8tune.exporting import read_for_format
+from fp8tune.measure.backends import backend_for
 from fp8tune.options import SweepOptions, TuneOptions
+from fp8tune.output import checks
+from fp8tune.output import tune as screens
+from fp8tune.output.progress import SweepProgress
+from fp8tune.output.sweep import stored_note
+from fp8tune.output.tables import notice, print_lines, warning
+from fp8tune.output.text import counted, db_option, duration, listed
+from fp8tune.records import RECORDED, Kind, Pick, Status
 from fp8tune.redaction import command_line, redacted
-
-if TYPE_CHECKING:
-    from fp8tune.output.progress import SweepProgress
-    from fp8tune.records import Pick
-    from fp8tune.replay.recording import Recording
-    from fp8tune.store.results import Tally
-    from fp8tune.sweeping.planning import Plan
-    from fp8tune.tables.picks import KernelPicks
-    from fp8tune.tuning.runs import Run
+from fp8tune.replay.recording import Recording, text_of
+from fp8tune.store import location
+from fp8tune.store.results import Store, Tally
+from fp8tune.sweeping import picks as deciding
+from fp8tune.sweeping import planning, session
+from fp8tune.tables.formats import Options, python_file
+from fp8tune.tables.picks import KernelPicks
+from fp8tune.tuning import changes, runs, selection, sweeps
 
 RECORDING = "run.json"
 DIFF = "tune.diff"
@@ -36,28 +41,12 @@ CONFIRMED = ("proven", "open")
 WITHIN = 0.02
 """Slowdown that the diff allows for fewer configs, as ``fp8tune export`` does."""
 
-EPILOG = """
-$ fp8tune tune -- python train.py
-$ fp8tune tune --budget 1h --apply -- torchrun --nproc-per-node 8 train.py
-"""
 
+def tune(options: TuneOptions) -> int:
+    """Record, sweep, run again and offer the diff. Returns the program's exit code if it failed.
 
-@command(TuneOptions, usage="-- COMMAND...", epilog=EPILOG, allow_interspersed_args=False)
-def tune(options: TuneOptions) -> None:
-    """Record a program, tune its kernels, and offer the diff.
-
-    Runs the program once, tunes what takes the most GPU time, runs it again with the picks, prints what that changed,
-    and asks before it changes a file. Without a GPU it only checks outputs.
+    Without a GPU it only checks, and exit code 1 says that a size has no right config.
     """
-    from fp8tune.measure.backends import backend_for
-    from fp8tune.output import tune as screens
-    from fp8tune.output.tables import notice
-    from fp8tune.output.text import duration
-    from fp8tune.records import Kind
-    from fp8tune.replay.recording import text_of
-    from fp8tune.store import location
-    from fp8tune.tuning import runs, selection
-
     if not options.command:
         raise UsageError("the program to tune is missing: fp8tune tune -- python train.py")
     check_output(RECORDING)
@@ -74,7 +63,7 @@ def tune(options: TuneOptions) -> None:
     first = runs.run(options.command, options.kernel, descriptor())
     recording = first.ended.recording
     if first.ended.exit_code:
-        _end_as_program(first.ended.exit_code, "nothing to tune")
+        return _failed(first, "nothing to tune")
     if recording is None or not recording.kernels:
         raise UsageError(f"nothing to tune: {nothing_recorded(first.ended, options.command, options.kernel)}")
     Path(RECORDING).write_text(text_of(recording), encoding="utf-8")
@@ -83,45 +72,39 @@ def tune(options: TuneOptions) -> None:
     if not kernels:
         name, reason = next(iter(skipped.items()))
         raise UsageError(f"no kernel of the program can be tuned: {name}: {reason}")
-    notice(
-        screens.recorded_line(redacted(shlex.join(options.command)), len(kernels), first.share_of(kernels), RECORDING)
-    )
+    program = redacted(shlex.join(options.command))
+    notice(screens.recorded_line(program, len(kernels), first.share_of(kernels), RECORDING))
     if backend.times:
-        limit = duration(options.budget_s).removesuffix(" 0 s")
-        gpu = backend.device.name or backend.device.arch
+        limit, gpu = duration(options.budget_s).removesuffix(" 0 s"), backend.device.name or backend.device.arch
         notice(f"Tuning on {gpu} for at most {limit}. Ctrl-C stops; results are kept.")
     plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         _print_checks(options, tallies)
-        raise typer.Exit(0 if all(tally.has_right for tally in tallies) else 1)
+        return int(not all(tally.has_right for tally in tallies))
     skipped |= selection.disputed(plan, tallies)
     picks = [pick for pick in picks if pick.problem.kernel not in skipped]
     exported = _exported(db, backend.device.arch, picks)
     second = _second_run(options, first, exported)
-    names = [kernel.kernel for kernel in exported]
-    _print_result(recording, picks, skipped, first, second, names)
+    change = runs.Change(reason="no pick is confirmed") if second is None else runs.change(first, second)
+    _print_result(recording, picks, skipped, change)
+    for kernel in {kernel.kernel for kernel in exported} - change.pinned if second is not None else ():
+        notice(f"{kernel} ran without its picks: a copy of it was launched, as torch.compile does")
     if second is not None and second.ended.exit_code:
-        _end_as_program(second.ended.exit_code, "no file is changed: that was the run with the picks")
+        return _failed(second, "no file is changed: that was the run with the picks")
     offer(options, exported)
+    return 0
 
 
-def _end_as_program(exit_code: int, consequence: str) -> NoReturn:
-    """End with the exit code of a program that failed or that Ctrl-C stopped."""
-    from fp8tune.output.tables import notice
-
-    if exit_code == 130:
+def _failed(run: runs.Run, consequence: str) -> int:
+    """Report a program that failed or that Ctrl-C stopped; return its exit code."""
+    if run.ended.exit_code == 130:
         raise KeyboardInterrupt
-    notice(f"fp8tune: {consequence}: the program failed with exit code {exit_code}, see above")
-    raise typer.Exit(exit_code)
+    notice(f"fp8tune: {consequence}: the program failed with exit code {run.ended.exit_code}, see above")
+    return run.ended.exit_code
 
 
 def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
     """Print the kernels that were checked, with the command that shows wrong outputs."""
-    from fp8tune.output import checks
-    from fp8tune.output.tables import notice
-    from fp8tune.output.text import counted, db_option
-    from fp8tune.records import Status
-
     checks.checked_kernels(checks.make_check_list(tallies)).print()
     notice(*checks.failure_lines(tallies))
     wrong: Counter[str] = Counter()
@@ -135,15 +118,8 @@ def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
 
 def _sweep(
     options: TuneOptions, recording: Recording, kernels: Sequence[str], db: str
-) -> tuple[Plan, list[Tally], list[Pick]]:
+) -> tuple[planning.Plan, list[Tally], list[Pick]]:
     """Sweep the kernels within the budget, first the launches that take the most GPU time."""
-    from fp8tune.output.progress import SweepProgress
-    from fp8tune.output.tables import notice
-    from fp8tune.output.text import counted
-    from fp8tune.store.results import Store
-    from fp8tune.sweeping import picks, planning, session
-    from fp8tune.tuning import selection, sweeps
-
     sweep = SweepOptions(
         kernel=tuple(kernels),
         recording=RECORDING,
@@ -155,36 +131,18 @@ def _sweep(
     )
     plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
     plan, first = selection.ordered(plan, recording)
-    progress = SweepProgress({size.problem: size.today.config for size in plan.problems if size.today})
-    with _stored_note(progress, db), Store.open(db, create=True) as store, progress:
+    progress = SweepProgress.of_plan(plan)
+    with stored_note(progress, db), Store.open(db, create=True) as store, progress:
         for event in sweeps.run(store, plan, first, options.budget_s):
             progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
         if left_out:
             notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")
-        return plan, session.tallies(store, plan), picks.decided(session.studies(store, plan))
-
-
-@contextlib.contextmanager
-def _stored_note(progress: SweepProgress, db: str) -> Iterator[None]:
-    """Let a signal that ends the block say which results are kept."""
-    from fp8tune.output import sweep as screens
-    from fp8tune.stopping import Stopped
-    from fp8tune.store import database
-
-    try:
-        yield
-    except (KeyboardInterrupt, Stopped) as stopped:
-        stopped.add_note(screens.stopped_line(progress.stored, progress.phase, database.label(db)))
-        raise
+        return plan, session.tallies(store, plan), deciding.decided(session.studies(store, plan))
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
     """Return the confirmed picks of each kernel that has some."""
-    from fp8tune.exporting import read_for_format
-    from fp8tune.output.tables import warning
-    from fp8tune.store.results import Store
-
     exported = []
     with Store.open(db) as store:
         for kernel in dict.fromkeys(pick.problem.kernel for pick in picks if pick.verdict in CONFIRMED):
@@ -195,12 +153,8 @@ def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
     return exported
 
 
-def _second_run(options: TuneOptions, first: Run, exported: Sequence[KernelPicks]) -> Run | None:
+def _second_run(options: TuneOptions, first: runs.Run, exported: Sequence[KernelPicks]) -> runs.Run | None:
     """Run the program with its kernels pinned to the picks; None if there is nothing to pin."""
-    from fp8tune.output.tables import notice
-    from fp8tune.tables.formats import Options, python_file
-    from fp8tune.tuning import runs
-
     if not exported:
         return None
     notice("Running the program again with the picks.")
@@ -212,51 +166,22 @@ def _second_run(options: TuneOptions, first: Run, exported: Sequence[KernelPicks
         return runs.run(options.command, options.kernel, descriptor(), first=first, tables=Path(folder))
 
 
-def _print_result(
-    recording: Recording,
-    picks: Sequence[Pick],
-    skipped: Mapping[str, str],
-    first: Run,
-    second: Run | None,
-    exported: Sequence[str],
-) -> None:
-    from fp8tune.output import tune as screens
-    from fp8tune.output.show import ListedPick
-    from fp8tune.output.tables import notice
-    from fp8tune.records import RECORDED
-    from fp8tune.tuning import runs
-
-    change = runs.Change(reason="no pick is confirmed") if second is None else runs.change(first, second)
+def _print_result(recording: Recording, picks: Sequence[Pick], skipped: Mapping[str, str], change: runs.Change) -> None:
+    """Print what the picks are worth by themselves, and what they changed in the program."""
     rows = []
     for kernel in recording.kernels:
-        if not (listed := [pick for pick in picks if pick.problem.kernel == kernel.name]):
-            continue
-        counts = {RECORDED + launch.id: launch.count for launch in kernel.launches}
-        function = runs.function_of(kernel.name)
-        rows.append(
-            screens.TunedKernel(
-                kernel.name,
-                [ListedPick.from_pick(pick) for pick in listed],
-                [counts.get(pick.problem.input_layout, 1) for pick in listed],
-                None if change.kernels is None else change.kernels.get(function, 0.0),
-                change.tuning_s.get(function),
-            )
-        )
-    for name in set(exported) - change.pinned if second is not None else ():
-        notice(f"{name} ran without its picks: a copy of it was launched, as torch.compile does")
-    headline = screens.headline(change.gpu, change.startup_s, change.reason)
-    others = screens.others_line(change.others)
-    screens.result(
-        rows, skipped, headline, others, by_tuning=any(kernel.tuning_s for kernel in recording.kernels)
-    ).print()
+        if of_kernel := [pick for pick in picks if pick.problem.kernel == kernel.name]:
+            counts = {RECORDED + launch.id: launch.count for launch in kernel.launches}
+            launches = [counts.get(pick.problem.input_layout, 1) for pick in of_kernel]
+            function = runs.function_of(kernel.name)
+            gpu_change = None if change.kernels is None else change.kernels.get(function, 0.0)
+            rows.append(screens.TunedKernel(of_kernel, launches, gpu_change, change.tuning_s.get(function)))
+    by_tuning = any(kernel.tuning_s for kernel in recording.kernels)
+    screens.result(rows, skipped, change, by_tuning=by_tuning).print()
 
 
 def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
     """Apply, write or offer the diff."""
-    from fp8tune.output.tables import notice, print_lines, warning
-    from fp8tune.output.text import counted, db_option, listed
-    from fp8tune.tuning import changes
-
     autotuned = [picks for picks in exported if picks.recorded is not None and picks.recorded.is_autotuned]
     changed, notes = changes.changed_files(autotuned, WITHIN)
     warning(notes)
@@ -265,12 +190,10 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
         return
     before, after = (sum(count[side] for file in changed for count in file.counts) for side in (0, 1))
     names = listed([str(file.name) for file in changed])
-    line = f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."
-    print_lines([line])
+    print_lines([f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."])
     text = "".join(file.diff for file in changed)
     if options.output is not None:
-        Path(options.output).write_text(text, encoding="utf-8")
-        notice(f"{options.output}: written; next: git apply {shlex.quote(options.output)}")
+        _write_diff(options.output, text)
     answer = "y" if options.apply else "n" if options.output is not None or not sys.stdin.isatty() else ""
     while not answer:
         reply = typer.prompt("Apply it? [y]es, [v]iew, [s]ave as tune.diff, [n]o", default="n", show_default=False)
@@ -282,11 +205,15 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
         changes.apply(changed)
         notice(*(f"{file.path}: changed" for file in changed))
     elif answer == "s":
-        Path(DIFF).write_text(text, encoding="utf-8")
-        notice(f"{DIFF}: written; next: git apply {DIFF}")
+        _write_diff(DIFF, text)
     elif options.output is None:
         device = autotuned[0].device
         arch = "" if device.name and device.arch != "simulated" else f" --arch {device.arch}"
         for picks in autotuned:
-            export = f"fp8tune export --for diff --kernel {shlex.quote(picks.kernel)}{arch}{db_option(options.db)}"
-            notice(f"Later: {export} (or --for python, for a table)")
+            command = f"fp8tune export --for diff --kernel {shlex.quote(picks.kernel)}{arch}{db_option(options.db)}"
+            notice(f"Later: {command} (or --for python, for a table)")
+
+
+def _write_diff(file: str, text: str) -> None:
+    Path(file).write_text(text, encoding="utf-8")
+    notice(f"{file}: written; next: git apply {shlex.quote(file)}")

@@ -84,11 +84,10 @@ def make_report(rows: Sequence[Row]) -> BenchReport:
 
 def _size(row: Row) -> BenchSize:
     contenders = [
-        BenchContender.from_records(cell, cell.check, name=name, speedup=row.speedup(name))
-        for name, cell in row.cells.items()
+        BenchContender.from_records(cell, name=name, speedup=row.speedup(name)) for name, cell in row.cells.items()
     ]
     names = {"size": size_of(row.size), "layout": row.size.input_layout, "dtype": row.size.in_dtype}
-    parts = list(map(BenchPart.from_records, row.ours.check.parts))
+    parts = list(map(BenchPart.from_records, row.ours.parts))
     return BenchSize.from_records(row.size, row, **names, contenders=contenders, parts=parts)
 
 

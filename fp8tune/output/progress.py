@@ -21,6 +21,7 @@ from fp8tune.output.tables import notice
 from fp8tune.output.text import clock, counted, mean, microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem, Row
 from fp8tune.sweeping import events
+from fp8tune.sweeping.planning import Plan
 from fp8tune.text import visible
 
 REFRESH_S = 0.1
@@ -135,6 +136,11 @@ class SweepProgress(Display):
         self._changed: dict[Problem, str] = {}
         self._gains: dict[Problem, tuple[float | None, float]] = {}
         self._last: Problem | None = None
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> SweepProgress:
+        """Return the progress of a sweep as planned."""
+        return cls({size.problem: size.today.config for size in plan.problems if size.today})
 
     def show(self, event: events.Event) -> None:
         """Show an event of a sweep. Never raises."""
