@@ -16,8 +16,8 @@ from ..gemm import passes
 from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_rows, transpose_stored
 from ..quantize import swiglu_rowwise
 from ..runtime.checks import fp8_dtype_for
+from ..runtime.launching import replayed
 from ..runtime.ops import on_its_device, step
-from ..runtime.replay import replayed
 from . import cast_transpose_3d, expert_sort, gather_sum, gathered_rows, gathered_transpose, shifted_transpose_3d
 
 Maybe = Tensor | None

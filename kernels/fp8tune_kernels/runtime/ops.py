@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .replay import replayed
+from .launching import replayed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +40,7 @@ def define(
     """Define the operator of a schema and return the callable operator.
 
     ``gpu`` runs with the device of the first argument as the current one. ``makes_codes``: no output is differentiable,
-    whatever the inputs are. ``replays``: ``gpu`` is recorded (:mod:`.replay`), and eager calls without a gradient go
+    whatever the inputs are. ``replays``: ``gpu`` is recorded (:mod:`.launching`), and eager calls without a gradient go
     past the dispatcher.
     """
     name = schema.partition("(")[0]
