@@ -16,8 +16,8 @@ from ..gemm import passes
 from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_rows, transpose_stored
 from ..quantize import swiglu_rowwise
 from ..runtime.checks import fp8_dtype_for
+from ..runtime.launching import replayed
 from ..runtime.ops import on_its_device, step
-from ..runtime.replay import replayed
 from . import cast_transpose_3d, expert_sort, gather_sum, gathered_rows, gathered_transpose, shifted_transpose_3d
 
 Maybe = Tensor | None
@@ -266,54 +266,28 @@ def _gate_up_weight_gradient(
 # Operators
 
 
-def _in_place(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a step that changes its last argument: no operator, as it has no part in a graph."""
-    on_gpu = on_its_device(replayed(run))
+def _weight_gradient(name: str, run: Callable[..., Tensor]) -> Callable[..., Maybe]:
+    """Return a step that returns a gradient as the weights lie; or adds it to a buffer, and returns None.
 
-    def call(*arguments: Any) -> Tensor:
+    The latter is no operator, because it changes its last argument, and so has no part in a graph.
+    """
+    operator, on_gpu = step(name, run), on_its_device(replayed(run))
+
+    def call(*arguments: Any, buffer: Maybe = None) -> Maybe:
+        is_transposed = arguments[-1]
+        if buffer is None:
+            gradient = operator(*arguments)
+            return gradient.mT if is_transposed else gradient
         with torch.no_grad():
-            result: Tensor = (on_gpu if arguments[0].is_cuda else run)(*arguments)
-        return result
+            (on_gpu if buffer.is_cuda else run)(*arguments, buffer.mT if is_transposed else buffer)
+        return None
 
     return call
 
 
-def _step(name: str, parameters: str, run: Callable[..., Any], returns: str = "Tensor") -> Any:
-    return step(f"moe_{name}({parameters}) -> {returns}", run, replays=True)
-
-
-forward: Callable[..., list[Tensor]] = _step(
-    "forward",
-    "Tensor x, Tensor?[] w13, Tensor?[] w2, Tensor[] choice, Tensor?[] biases, str[] gate, bool[] keeps, "
-    "ScalarType? float8_dtype",
-    _forward,
-    "Tensor[]",
-)
-activate_again: Callable[..., list[Tensor]] = _step(
-    "activate_again",
-    "Tensor scales_13, Tensor[] order, Tensor?[] of_y, Tensor?[] of_x, Tensor?[] w13, Tensor? b13, str[] gate, "
-    "ScalarType? float8_dtype",
-    _activate_again,
-    "Tensor[]",
-)
-down_gradient: Callable[..., list[Tensor]] = _step(
-    "down_gradient",
-    "Tensor grad, Tensor[] rows, Tensor?[] w2, bool wants_h, ScalarType? float8_dtype",
-    _down_gradient,
-    "Tensor[]",
-)
-down_weight_gradient: Callable[..., Tensor] = _step(
-    "down_weight_gradient",
-    "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] rows, bool is_transposed",
-    _down_weight_gradient,
-)
-input_gradient: Callable[..., Tensor] = _step(
-    "input_gradient", "Tensor q, Tensor scales, Tensor[] places, Tensor?[] w13", _input_gradient
-)
-gate_up_weight_gradient: Callable[..., Tensor] = _step(
-    "gate_up_weight_gradient",
-    "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] rows, bool is_transposed",
-    _gate_up_weight_gradient,
-)
-add_down_weight_gradient = _in_place(_down_weight_gradient)
-add_gate_up_weight_gradient = _in_place(_gate_up_weight_gradient)
+forward = step("moe_forward", _forward)
+activate_again = step("moe_activate_again", _activate_again)
+down_gradient = step("moe_down_gradient", _down_gradient)
+down_weight_gradient = _weight_gradient("moe_down_weight_gradient", _down_weight_gradient)
+input_gradient = step("moe_input_gradient", _input_gradient)
+gate_up_weight_gradient = _weight_gradient("moe_gate_up_weight_gradient", _gate_up_weight_gradient)
