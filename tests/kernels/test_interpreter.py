@@ -180,7 +180,7 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
     b = torch.zeros(1, 16, 16, dtype=dtype)
     b[0, 5, 3] = 1
     inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
-    for descriptors in (0, 1, 2):
+    for descriptors in (0, 2):
         out = grouped_rows.SPEC.outputs(*inputs)
         grouped_rows.SPEC.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
         right = a[:, 3].float().bfloat16()
