@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import choose_experts, moe_layer
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows
+from fp8tune_kernels.moe import choose_experts as router
 from fp8tune_kernels.moe import expert_sort
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
 from fp8tune_kernels.moe.layer import RECOMPUTE
@@ -415,8 +416,9 @@ def test_chosen_experts_are_the_softmax_of_the_largest(experts: int, dtype: torc
     grad = torch.randn(weights.shape, generator=draw)
     values, right_ids = logits.double().sort(dim=1, descending=True, stable=True)
     right = values[:, :TOP_K].softmax(1)
-    assert torch.equal(ids, right_ids[:, :TOP_K].int())
-    assert torch.allclose(weights.double(), right, atol=1e-6)
+    for chosen, shares in ((ids, weights), router.reference(logits, TOP_K)):
+        assert torch.equal(chosen, right_ids[:, :TOP_K].int())
+        assert torch.allclose(shares.double(), right, atol=1e-6)
     [mine], [expected] = (torch.autograd.grad(w, logits, grad.to(w.dtype)) for w in (weights, right))
     assert mine.dtype == dtype
     assert torch.allclose(mine.double(), expected.double(), atol=1e-6 if dtype == torch.float32 else 4e-3)
