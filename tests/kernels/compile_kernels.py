@@ -1,11 +1,13 @@
-"""Compile a config of every form of every kernel for a GPU that is not here, and print the results as JSON.
+"""Compile a config of every form of every kernel for GPUs that are not here, and print the results as JSON.
 
-Run as a script, ``compile_kernels.py ARCH``: interpreting and compiling cannot share a process.
+Run as a script, ``compile_kernels.py ARCH...``: interpreting and compiling cannot share a process.
 """
 
 import contextlib
 import json
+import multiprocessing
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +31,6 @@ ROWS = (
 )
 """Differing in nothing that may recompile: the exact number of rows, groups and experts. All tensors are below 2 GiB,
 where AMD's back end takes 32-bit offsets."""
-
 
 ON_AMD = ("rowwise-2d", "colwise", "mxfp8-dim1", "transposed-codes", "swiglu-rowwise", "swiglu-gradient", "gather-sum")
 """Kernels that are compiled for AMD, too: with the GEMMs one for each kind of load and store."""
@@ -74,77 +75,62 @@ def compile_for(arch: str) -> dict[str, Any]:
     triton.runtime.driver.set_active(TargetDriver(GPUTarget(record.backend, target, record.warp_size)))
     run, compiled = JITFunction.run, []
     CUDABackend.make_cubin = HIPBackend.make_hsaco = lambda *_: b""  # a fifth of the time, and the assembly is read
-    JITFunction._do_compile = reading_once(JITFunction._do_compile)
     JITFunction.run = lambda self, *args, grid, warmup, **options: compiled.append(
         run(self, *args, grid=grid, warmup=True, **options)
     )
-    found = {}
+    forms = {}
     for name in catalog.KERNELS if arch == "sm_90" else (*ON_AMD, *catalog.GEMMS):
         spec = catalog.load(name)
         for label, (layout, config) in variants(spec, arch).items():
             launches = []
             for row in ROWS:
                 compiled.clear()
-                dtype = record.fp8_dtype
-                own = dtype if dtype in spec.in_dtypes else spec.in_dtypes[0]
+                own = record.fp8_dtype if record.fp8_dtype in spec.in_dtypes else spec.in_dtypes[0]
                 shape = next(spec.problems(row))
-                problem = Problem(name, shape, input_layout=layout, in_dtype=own, fp8_dtype=dtype)
-                launch_on(spec, problem, config)
+                problem = Problem(name, shape, input_layout=layout, in_dtype=own, fp8_dtype=record.fp8_dtype)
+                inputs = spec.inputs(replace(problem, routing="jagged" if spec.routed else "none"), "meta")
+                spec.launch(config, inputs, spec.outputs(*inputs))
                 launches.append([*compiled])
             texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]
             binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
-            found[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
-            if arch == "sm_90":  # one arch: what fails here is Triton's reading of the code, not a back end
-                found[label]["edges"] = edges_that_fail(spec, problem, config)
-    return found
+            forms[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
+            if arch == "sm_90":  # one arch: what fails is Triton's reading of the code
+                forms[label]["edges"] = [*edges_that_fail(spec, problem, config)]
+    return forms
 
 
-class BeforeLayoutsError(Exception):
+class CodeReadError(Exception):
     """Triton has read the code."""
 
 
 def stop(*_: Any, **__: Any) -> None:
-    raise BeforeLayoutsError
+    raise CodeReadError
 
 
-def reading_once(compiled: Any) -> Any:
-    """Compile as before, but end early what only reads code that has been read, with these types and constants. That a
-    size or an address divides by 16 is noted beside the code, for the passes that follow."""
-    went_well = set()
-
-    def once(self: JITFunction, key: Any, signature: Any, device: Any, constants: Any, *rest: Any) -> Any:
-        code = self.fn, str(signature), str(constants)
-        if CUDABackend.make_ttgir is stop and code in went_well:
-            raise BeforeLayoutsError
-        try:
-            kernel = compiled(self, key, signature, device, constants, *rest)
-        except BeforeLayoutsError:
-            went_well.add(code)
-            raise
-        went_well.add(code)
-        return kernel
-
-    return once
-
-
-def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> list[str]:
+def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> Iterator[str]:
     """The declared edges with a size of 1 that do not compile, each with its reason: such a size is a constant of the
     code. Triton only reads the code, which is what fails there; the launches before went through all passes."""
-    found, run, lower = [], JITFunction.run, CUDABackend.make_ttgir
+    run, lower = JITFunction.run, CUDABackend.make_ttgir
 
     def read(*arguments: Any, **options: Any) -> None:
-        with contextlib.suppress(BeforeLayoutsError):  # a launch may be of several kernels
+        with contextlib.suppress(CodeReadError):  # a launch may be of several kernels
             run(*arguments, **options)
 
+    edges = {}  # one for each set of sizes: contents, routings and addresses are not in the code
+    for edge in spec.edges(problem):
+        sizes = edge.problem.shape
+        constants = frozenset(dim for dim, size in sizes.items() if size == 1)
+        flags = tuple(size for dim, size in sizes.items() if dim not in "MNKEG")
+        if constants:
+            edges.setdefault((constants, flags), edge)
     JITFunction.run, CUDABackend.make_ttgir = read, stop
-    for edge in (edge for edge in spec.edges(problem) if 1 in edge.problem.shape.values()):
+    for edge in edges.values():
         inputs = meta_inputs(spec, edge)
         try:
             spec.launch(config, inputs, spec.outputs(*inputs))
         except Exception as error:
-            found.append(f"{edge.name}: {error}")
+            yield f"{edge.name}: {error}"
     JITFunction.run, CUDABackend.make_ttgir = run, staticmethod(lower)
-    return found
 
 
 SMALLER = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
@@ -170,12 +156,6 @@ def variants(spec: KernelSpec, arch: str) -> dict[str, tuple[str, NamedInts]]:
     return forms
 
 
-def launch_on(spec: KernelSpec, problem: Problem, config: NamedInts) -> None:
-    """Launch on tensors that have shapes and strides only."""
-    inputs = spec.inputs(replace(problem, routing="jagged" if spec.routed else "none"), "meta")
-    spec.launch(config, inputs, spec.outputs(*inputs))
-
-
 def is_the_reference_on_a_cpu() -> bool:
     """Return True if a wrapper gives the reference's bytes where nothing is interpreted."""
     x, offs = torch.randn(20, 8), torch.tensor([7, 16], dtype=torch.int32)
@@ -187,4 +167,6 @@ def is_the_reference_on_a_cpu() -> bool:
 if __name__ == "__main__":
     if not is_the_reference_on_a_cpu():
         sys.exit("a CPU without the interpreter does not run the reference")
-    print(json.dumps(compile_for(sys.argv[1])))
+    torch.set_num_threads(1)
+    with multiprocessing.get_context("fork").Pool(len(sys.argv) - 1) as pool:
+        print(json.dumps(dict(zip(sys.argv[1:], pool.map(compile_for, sys.argv[1:], chunksize=1), strict=True))))

@@ -33,47 +33,47 @@ class Layer:
 
     @property
     def B_t(self) -> Tensor:  # noqa: N802 - the operand's name
-        return self.weights.transpose(1, 2)
+        return self.weights.mT
 
     def of_dtype(self, dtype: torch.dtype) -> Layer:
         return replace(self, A=self.A.to(dtype), weights=self.weights.to(dtype))
 
 
-def layer(
-    routing: str, device: str, dtype: torch.dtype = torch.bfloat16, *, columns: int = N, rows: int = M, seed: int = 0
+def random_layer(
+    routing: str, device: str, dtype: torch.dtype = torch.bfloat16, *, columns: int = N, rows: int = M
 ) -> Layer:
     """Random operands, rows of very different size. MXFP8 takes multiples of 32 ``columns``."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, generator=generator).to(dtype)
 
-    offs = torch.tensor(group_ends(routing, rows, E, seed), dtype=torch.int32, device=device)
+    offs = torch.tensor(group_ends(routing, rows, E), dtype=torch.int32, device=device)
     spread = torch.logspace(-3, 3, rows, 2, device=device)[:, None].to(dtype)
     return Layer(normal(rows, K) * spread, normal(E, columns, K), offs, normal(rows, columns).bfloat16())
 
 
 def viewed(w: Tensor) -> Tensor:
-    return w.transpose(1, 2)
+    return w.mT
 
 
-def run(given: Layer, call: Callable[..., Tensor] = fp8_grouped_mm, make: Make = viewed, **options: Any) -> Results:
+def run(layer: Layer, call: Callable[..., Tensor] = fp8_grouped_mm, make: Make = viewed, **options: Any) -> Results:
     """Forward and backward; rows of no group are left out of what is compared."""
-    A, w = given.A.clone().requires_grad_(), given.weights.clone().requires_grad_()
-    out = call(A, make(w), given.offs, **options)
-    out.backward(given.grad.to(out.dtype))
+    A, w = layer.A.clone().requires_grad_(), layer.weights.clone().requires_grad_()
+    out = call(A, make(w), layer.offs, **options)
+    out.backward(layer.grad.to(out.dtype))
     assert A.grad is not None
     assert w.grad is not None
     assert (A.grad.dtype, w.grad.dtype, w.grad.stride()) == (A.dtype, w.dtype, w.stride())
-    used = int(given.offs[-1])
+    used = int(layer.offs[-1])
     return out.detach()[:used], A.grad[:used], w.grad
 
 
-def by_group(given: Layer, operand: Callable[[Tensor, int], Tensor] = lambda x, dim: x) -> Results:
+def by_group(layer: Layer, operand: Callable[[Tensor, int], Tensor] = lambda x, dim: x) -> Results:
     """Three products of each group in float32; ``operand``: what becomes of a matrix that is contracted over dim."""
     out, grad_A, grad_weights, start = [], [], [], 0
-    for w, end in zip(given.weights.float(), given.offs.tolist(), strict=True):
-        a, g = given.A[start:end].float(), given.grad[start:end].float()
+    for w, end in zip(layer.weights.float(), layer.offs.tolist(), strict=True):
+        a, g = layer.A[start:end].float(), layer.grad[start:end].float()
         out.append(operand(a, 1) @ operand(w, 1).t())
         grad_A.append(operand(g, 1) @ operand(w, 0))
         grad_weights.append(operand(g, 0).t() @ operand(a, 0) if end > start else torch.zeros_like(w))
@@ -87,7 +87,7 @@ def sqnr_db(result: Tensor, right: Tensor) -> float:
     return float(10 * torch.log10(signal.square().sum() / noise.square().sum()))
 
 
-def assert_same(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
-    for one, other in zip(found, right, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
+def assert_same(results: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
+    for result, expected in zip(results, right, strict=True):
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from grouped_layers import E, K, Layer, M, Make, N, assert_same, by_group, layer, run, sqnr_db, viewed
+from grouped_layers import E, K, Layer, M, Make, N, assert_same, by_group, random_layer, run, sqnr_db, viewed
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -27,10 +27,9 @@ pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
 Call = Callable[..., Tensor]
 
-each_routing = pytest.mark.parametrize("routing", ROUTINGS)
 both = pytest.mark.parametrize("multiply", [fp8_grouped_mm, mxfp8_grouped_mm])
+padded_mxfp8 = partial(mxfp8_grouped_mm, pad_token_groups=True)
 
-IN_TORCH_S_LAYOUT = "row-major"
 WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
     "default": (viewed, {}),
     "padded": (viewed, {"pad_token_groups": True}),
@@ -39,18 +38,23 @@ WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
     "both kept": (viewed, {"keep_fp8": ("A", "B_t")}),
     "weights once": (quantize_weights, {}),
     "folded": (viewed, {"recipe": "folded"}),
-    "folded, weights once": (lambda w: quantize_weights(w, recipe="folded"), {}),
+    "folded, weights once": (partial(quantize_weights, recipe="folded"), {}),
     "bf16": (viewed, {"precision": "bf16"}),
 }
 """Name -> how ``B_t`` is made of the weights, and the other options."""
 
-DEFAULT_BYTES = ("padded", "A kept", "B_t kept", "both kept", "weights once")
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def by_way(given: Layer, way: str, change: Callable[[Call], Call] = lambda call: call) -> tuple[Tensor, ...]:
+def by_way(layer: Layer, way: str, change: Callable[[Call], Call] = lambda call: call) -> tuple[Tensor, ...]:
     make, options = WAYS[way]
-    return run(given, change(partial(fp8_grouped_mm, **options)), make)
+    return run(layer, change(partial(fp8_grouped_mm, **options)), make)
+
+
+def in_32s(device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Operands that both recipes take."""
+    layer = random_layer("balanced", device, columns=32)
+    return layer.A, layer.B_t, torch.tensor([32, 96, 160, M], dtype=torch.int32, device=device)
 
 
 # Values
@@ -76,108 +80,99 @@ def of_mxfp8(scale_mode: str) -> Callable[[Tensor, int], Tensor]:
     return operand
 
 
-@each_routing
+@pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("recipe", ["fp8", "floor", "rceil"])
 def test_output_and_gradients_are_those_of_the_recipe(recipe: str, routing: str, device: str) -> None:
     if recipe == "fp8":
-        given, call, operand = layer(routing, device), fp8_grouped_mm, of_fp8
+        layer, call, operand = random_layer(routing, device), fp8_grouped_mm, of_fp8
     else:
-        given, operand = layer(routing, device, columns=64), of_mxfp8(recipe)
-        call = partial(mxfp8_grouped_mm, pad_token_groups=True, scale_mode=recipe)
-    for result, wanted, right in zip(run(given, call), by_group(given, operand), by_group(given), strict=True):
-        assert sqnr_db(result, wanted) > 45  # bfloat16 rounds the results; wrong codes would leave 30
-        assert sqnr_db(result, right) > sqnr_db(wanted.bfloat16(), right) - 0.1 > 20
+        layer, operand = random_layer(routing, device, columns=64), of_mxfp8(recipe)
+        call = partial(padded_mxfp8, scale_mode=recipe)
+    for result, expected, exact in zip(run(layer, call), by_group(layer, operand), by_group(layer), strict=True):
+        assert sqnr_db(result, expected) > 45  # bfloat16 rounds the results; wrong codes would leave 30
+        assert sqnr_db(result, exact) > sqnr_db(expected.bfloat16(), exact) - 0.1 > 20
 
 
-@each_routing
-@pytest.mark.parametrize("way", DEFAULT_BYTES)
-def test_results_are_the_bytes_of_the_default(way: str, routing: str, device: str) -> None:
-    given = layer(routing, device)
-    assert_same(by_way(given, way), run(given))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("way", DEFAULT_BYTES)
-def test_other_dtypes_are_quantized_as_they_are(way: str, dtype: torch.dtype, device: str) -> None:
-    given = layer("ragged", device, dtype)
-    found = by_way(given, way)
-    assert_same(found, run(given))
-    for result, recipe in zip(found, by_group(given, of_fp8), strict=True):
+@pytest.mark.parametrize(
+    ("routing", "dtype"), [("empty", torch.bfloat16), ("ragged", torch.float32), ("one-giant", torch.float16)]
+)
+def test_every_way_gives_the_bytes_of_the_default(routing: str, dtype: torch.dtype, device: str) -> None:
+    """Other dtypes are quantized as they are."""
+    layer = random_layer(routing, device, dtype)
+    right = run(layer)
+    for way in ("padded", "A kept", "B_t kept", "both kept", "weights once"):
+        assert_same(by_way(layer, way), right)
+    for result, recipe in zip(right, by_group(layer, of_fp8), strict=True):
         assert sqnr_db(result, recipe) > 45
 
 
-@each_routing
+@pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("is_wild", [False, True])
 def test_folded_the_output_is_the_defaults_and_gradients_are_as_near(is_wild: bool, routing: str, device: str) -> None:
-    given = layer(routing, device)
+    layer = random_layer(routing, device)
     if is_wild:  # scales of tokens span twelve powers of two
-        sizes = torch.exp2(torch.randint(0, 13, (2, M, 1), generator=torch.Generator().manual_seed(0)).float()).to(
-            device
-        )
-        given = Layer(given.A * sizes[0].to(given.A), given.weights, given.offs, given.grad * sizes[1].to(given.grad))
-    found, by_default = by_way(given, "folded"), run(given)
-    assert torch.equal(found[0], by_default[0])
-    for result, other, right in zip(found, by_default, by_group(given), strict=True):
-        assert sqnr_db(result, right) > 27
-        assert is_wild or sqnr_db(result, right) > sqnr_db(other, right) - 0.5
-    assert_same(by_way(given, "folded, weights once"), found)
+        draw = torch.Generator().manual_seed(0)
+        sizes = torch.exp2(torch.randint(0, 13, (2, M, 1), generator=draw)).to(device, torch.bfloat16)
+        layer = Layer(layer.A * sizes[0], layer.weights, layer.offs, layer.grad * sizes[1])
+    results, by_default = by_way(layer, "folded"), run(layer)
+    assert torch.equal(results[0], by_default[0])
+    for result, default, exact in zip(results, by_default, by_group(layer), strict=True):
+        assert sqnr_db(result, exact) > 27
+        assert is_wild or sqnr_db(result, exact) > sqnr_db(default, exact) - 0.5
+    assert_same(by_way(layer, "folded, weights once"), results)
 
 
-def of_integers(routing: str, device: str, *, columns: int = 80) -> Layer:
+def layer_of_integers(routing: str, device: str) -> Layer:
     """Operands of which no partial sum is rounded; NaN in rows of no group."""
-    given = layer(routing, device, columns=columns)
-    for tensor in (given.A, given.weights, given.grad):
+    layer = random_layer(routing, device, columns=80)
+    for tensor in (layer.A, layer.weights, layer.grad):
         fill_integers(tensor, 2)
-    used = int(given.offs[-1])
-    given.A[used:], given.grad[used:] = float("nan"), float("nan")
-    return given
+    used = int(layer.offs[-1])
+    layer.A[used:], layer.grad[used:] = float("nan"), float("nan")
+    return layer
 
 
-@each_routing
-@pytest.mark.parametrize("precision", ["fp8", "bf16", "auto"])
-def test_exact_values_give_exact_bytes(precision: str, routing: str, device: str) -> None:
-    given = of_integers(routing, device)
-    assert_same(run(given, precision=precision), tuple(x.bfloat16() for x in by_group(given)))
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_exact_values_give_exact_bytes(routing: str, device: str) -> None:
+    layer = layer_of_integers(routing, device)
+    for precision in ("fp8", "bf16", "auto"):
+        assert_same(run(layer, precision=precision), tuple(x.bfloat16() for x in by_group(layer)))
 
 
 @pytest.mark.parametrize("precision", ["fp8", "bf16"])
 def test_kernels_on_the_interpreter_give_exact_bytes(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "INTERPRETED", True)
-    given = of_integers("empty", "cpu")
-    assert_same(run(given, precision=precision), tuple(x.bfloat16() for x in by_group(given)))
+    layer = layer_of_integers("empty", "cpu")
+    assert_same(run(layer, precision=precision), tuple(x.bfloat16() for x in by_group(layer)))
 
 
 # Weights that lie as (E, K, N)
 
 
-def run_row_major(
-    given: Layer, call: Call = fp8_grouped_mm, *, is_once: bool = False, **options: Any
-) -> tuple[Tensor, ...]:
+def run_row_major(layer: Layer, call: Call = fp8_grouped_mm, *, is_once: bool = False) -> tuple[Tensor, ...]:
     """Like :func:`run`, by a parameter that lies so, whose gradient does too."""
-    A, w = given.A.clone().requires_grad_(), given.B_t.contiguous().requires_grad_()
-    out = call(A, quantize_weights(w, layout="EKN") if is_once else w, given.offs, **options)
-    out.backward(given.grad.to(out.dtype))
+    A, w = layer.A.clone().requires_grad_(), layer.B_t.contiguous().requires_grad_()
+    out = call(A, quantize_weights(w, layout="EKN") if is_once else w, layer.offs)
+    out.backward(layer.grad.to(out.dtype))
     assert A.grad is not None
     assert w.grad is not None
     assert w.grad.stride() == w.stride()
-    used = int(given.offs[-1])
-    return out.detach()[:used], A.grad[:used], w.grad.transpose(1, 2)
+    used = int(layer.offs[-1])
+    return out.detach()[:used], A.grad[:used], w.grad.mT
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if "folded" not in way and "once" not in way])
-def test_weights_that_lie_otherwise_give_the_same_bytes(way: str, device: str) -> None:
-    given = layer("empty", device)
-    assert_same(run_row_major(given, **WAYS[way][1]), by_way(given, way))
-
-
-def test_weights_that_lie_otherwise_are_quantized_once_compiled_and_multiplied_in_mxfp8(device: str) -> None:
-    given = layer("ragged", device, columns=64)
-    right = run(given)
-    assert_same(run_row_major(given, is_once=True), right)
-    assert_same(run_row_major(given, torch.compile(fp8_grouped_mm, fullgraph=True, backend="aot_eager")), right)
-    assert_same(run_row_major(given.of_dtype(torch.float32)), run(given.of_dtype(torch.float32)))
-    padded = partial(mxfp8_grouped_mm, pad_token_groups=True)
-    assert_same(run_row_major(given, padded), run(given, padded))
+def test_weights_that_lie_otherwise_give_the_same_bytes(device: str) -> None:
+    layer = random_layer("empty", device, columns=64)
+    none = Layer(layer.A[:0], layer.weights, torch.zeros_like(layer.offs), layer.grad[:0])
+    for way, (make, options) in WAYS.items():
+        if make is viewed and way != "folded":
+            assert_same(run_row_major(layer, partial(fp8_grouped_mm, **options)), by_way(layer, way))
+            assert not run_row_major(none, partial(fp8_grouped_mm, **options))[2].any()
+    right = run(layer)
+    assert_same(run_row_major(layer, is_once=True), right)
+    assert_same(run_row_major(layer, torch.compile(fp8_grouped_mm, fullgraph=True, backend="aot_eager")), right)
+    assert_same(run_row_major(layer.of_dtype(torch.float32)), run(layer.of_dtype(torch.float32)))
+    assert_same(run_row_major(layer, padded_mxfp8), run(layer, padded_mxfp8))
 
 
 # Groups
@@ -185,66 +180,66 @@ def test_weights_that_lie_otherwise_are_quantized_once_compiled_and_multiplied_i
 
 @each_way
 def test_rows_of_no_group_come_out_as_zeros_and_are_in_no_result(way: str, device: str) -> None:
-    given = layer("balanced", device)
-    given.offs.copy_(torch.tensor([7, 7, 50, 99]))
-    given.A[99:], given.grad[99:] = float("nan"), float("nan")
+    layer = random_layer("balanced", device)
+    layer.offs.copy_(torch.tensor([7, 7, 50, 99]))
+    layer.A[99:], layer.grad[99:] = float("nan"), float("nan")
     make, options = WAYS[way]
-    A, w = given.A.requires_grad_(), given.weights.requires_grad_()
-    out = fp8_grouped_mm(A, make(w), given.offs, **options)
-    out.backward(given.grad)
-    assert not out[99:].any()
-    assert not A.grad[99:].any()
-    assert not A.grad.isnan().any()
-    assert not w.grad.isnan().any()
-    assert not w.grad[1].any()
-
-
-@each_way
-def test_no_rows(way: str, device: str) -> None:
-    given = layer("balanced", device)
-    none = Layer(given.A[:0], given.weights, torch.zeros_like(given.offs), given.grad[:0])
-    out, grad_A, grad_w = by_way(none, way)
-    assert (out.shape, grad_A.shape) == ((0, N), (0, K))
+    A, w = layer.A.clone().requires_grad_(), layer.weights.clone().requires_grad_()
+    out = fp8_grouped_mm(A, make(w), layer.offs, **options)
+    out.backward(layer.grad)
+    assert A.grad is not None
+    assert w.grad is not None
+    assert not any(rest.any() for rest in (out[99:], A.grad[99:], w.grad[1]))
+    assert not any(grad.isnan().any() for grad in (A.grad, w.grad))
+    none = Layer(layer.A[:0], layer.weights, torch.zeros_like(layer.offs), layer.grad[:0])
+    empty, grad_A, grad_w = by_way(none, way)
+    assert (empty.shape, grad_A.shape) == ((0, N), (0, K))
     assert not grad_w.any()
-    if WAYS[way][0] is viewed and way != "folded":
-        assert not run_row_major(none, **WAYS[way][1])[2].any()
 
 
 def test_a_nan_stays_in_its_row(device: str) -> None:
-    given = layer("balanced", device)
-    given.A[5, 3] = float("nan")
-    out = fp8_grouped_mm(given.A, given.B_t, given.offs)
+    layer = random_layer("balanced", device)
+    layer.A[5, 3] = float("nan")
+    out = fp8_grouped_mm(layer.A, layer.B_t, layer.offs)
     assert out.isnan().all(1).nonzero().tolist() == [[5]]
     assert int(out.isnan().sum()) == N
 
 
 def test_folded_an_infinite_or_undefined_weight_spoils_the_gradient_of_its_rows(device: str) -> None:
-    given = layer("balanced", device)
+    layer = random_layer("balanced", device)
     for value in (float("nan"), float("inf")):
-        weights = given.weights.clone()
+        weights = layer.weights.clone()
         weights[0, 3, 5] = value
-        _, grad_A, _ = by_way(Layer(given.A, weights, given.offs, given.grad), "folded")
-        assert grad_A[: int(given.offs[0]), 5].isnan().all()
-        assert grad_A[int(given.offs[0]) :].isfinite().all()
+        _, grad_A, _ = by_way(Layer(layer.A, weights, layer.offs, layer.grad), "folded")
+        assert grad_A[: int(layer.offs[0]), 5].isnan().all()
+        assert grad_A[int(layer.offs[0]) :].isfinite().all()
 
 
 # Modes of torch
 
 
 @each_way
-@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-def test_one_gradient_alone(way: str, wanted: tuple[bool, bool], device: str) -> None:
-    given = layer("jagged", device)
-    right = by_way(given, way)
-    make, options = WAYS[way]
-    A, w = (x.clone().requires_grad_(each) for x, each in zip((given.A, given.weights), wanted, strict=True))
-    out = fp8_grouped_mm(A, make(w), given.offs, **options)
-    assert torch.equal(out, right[0])
-    assert out.requires_grad == any(wanted)
-    if any(wanted):
-        out.backward(given.grad)
-    for leaf, is_wanted, gradient in zip((A, w), wanted, right[1:], strict=True):
-        assert torch.equal(leaf.grad, gradient) if is_wanted else leaf.grad is None
+def test_checkpointing_single_gradients_and_autocast_change_nothing(way: str, device: str) -> None:
+    layer, (make, options) = random_layer("empty", device), WAYS[way]
+    right = by_way(layer, way)
+    for use_reentrant in (False, True):
+        recomputed = partial(partial, checkpoint, use_reentrant=use_reentrant)
+        assert_same(by_way(layer, way, recomputed), right)
+    for needs_grad in ((True, False), (False, True), (False, False)):
+        A, w = (x.clone().requires_grad_(flag) for x, flag in zip((layer.A, layer.weights), needs_grad, strict=True))
+        out = fp8_grouped_mm(A, make(w), layer.offs, **options)
+        assert out.requires_grad == any(needs_grad)
+        if any(needs_grad):
+            out.backward(layer.grad)
+        used = len(right[0])
+        assert torch.equal(out[:used], right[0])
+        assert torch.equal(A.grad[:used], right[1]) if needs_grad[0] else A.grad is None
+        assert torch.equal(w.grad, right[2]) if needs_grad[1] else w.grad is None
+    wide = layer.of_dtype(torch.float32)
+    for change in (lambda call: call, partial(torch.compile, fullgraph=True, backend="aot_eager"))[: 1 + (not options)]:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            results = by_way(wide, way, change)
+        assert_same(tuple(x.bfloat16() for x in results), by_way(wide.of_dtype(torch.bfloat16), way))
 
 
 @pytest.mark.parametrize("way", ["default", "both kept", "folded", "bf16"])
@@ -256,35 +251,14 @@ def test_torch_compile_traces_it_whole_for_any_number_of_rows(way: str, device: 
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (M, 97):
-        given = layer("ragged", device, rows=rows)
-        assert_same(run(given, compiled), run(given, call))
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@each_way
-def test_activation_checkpointing_changes_nothing(way: str, use_reentrant: bool, device: str) -> None:
-    given = layer("empty", device)
-
-    def recomputed(call: Call) -> Call:
-        return lambda *arguments: checkpoint(call, *arguments, use_reentrant=use_reentrant)
-
-    assert_same(by_way(given, way, recomputed), by_way(given, way))
-
-
-@pytest.mark.parametrize(("way", "is_compiled"), [*((way, False) for way in WAYS), ("default", True)])
-def test_under_autocast_operands_are_cast_first(way: str, is_compiled: bool, device: str) -> None:
-    given = layer("ragged", device, torch.float32)
-    whole = partial(torch.compile, fullgraph=True, backend="aot_eager") if is_compiled else lambda call: call
-    with torch.autocast(device, dtype=torch.bfloat16):
-        found = by_way(given, way, whole)
-    assert_same(tuple(x.bfloat16() for x in found), by_way(given.of_dtype(torch.bfloat16), way))
+        layer = random_layer("ragged", device, rows=rows)
+        assert_same(run(layer, compiled), run(layer, call))
 
 
 @both
 @pytest.mark.parametrize("pad_token_groups", [False, True])
-def test_meta_tensors_pass_forward_and_backward(multiply: Any, pad_token_groups: bool) -> None:
-    given = layer("balanced", "cpu", columns=32)
-    A, w, offs = (x.to("meta") for x in (given.A, given.weights, given.offs))
+def test_meta_tensors_pass_and_a_module_is_exported(multiply: Any, pad_token_groups: bool) -> None:
+    A, w, offs = (x.to("meta") for x in (in_32s("cpu")[0], torch.zeros(E, 32, K).bfloat16(), in_32s("cpu")[2]))
     A.requires_grad_()
     w.requires_grad_()
     out = multiply(A, w.mT, offs, pad_token_groups=pad_token_groups)
@@ -294,89 +268,82 @@ def test_meta_tensors_pass_forward_and_backward(multiply: Any, pad_token_groups:
         assert operand.grad is not None
         assert (operand.grad.shape, operand.grad.dtype) == (operand.shape, operand.dtype)
 
-
-@both
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_module_is_exported(multiply: Any, strict: bool) -> None:
-    A, B_t, offs = in_32s("cpu")
-
     class Experts(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weights = torch.nn.Parameter(B_t.mT.clone())
+            self.weights = torch.nn.Parameter(in_32s("cpu")[1].mT.clone())
 
         def forward(self, A: Tensor, offs: Tensor) -> Any:
-            return multiply(A, self.weights.mT, offs, pad_token_groups=strict)
+            return multiply(A, self.weights.mT, offs, pad_token_groups=pad_token_groups)
 
-    model, inputs = Experts(), (A, offs)
-    assert torch.equal(torch.export.export(model, inputs, strict=strict).module()(*inputs), model(*inputs))
+    model, inputs = Experts(), (in_32s("cpu")[0], in_32s("cpu")[2])
+    exported = torch.export.export(model, inputs, strict=pad_token_groups).module()
+    assert torch.equal(exported(*inputs), model(*inputs))
 
 
-@both
-@pytest.mark.parametrize("options", [{}, {"pad_token_groups": True}, {"keep_fp8": ("A", "B_t")}, {"recipe": "folded"}])
+@pytest.mark.parametrize(
+    ("multiply", "options"),
+    [
+        *((fp8_grouped_mm, WAYS[way][1]) for way in ("default", "padded", "both kept", "folded")),
+        *((mxfp8_grouped_mm, {"pad_token_groups": is_padded}) for is_padded in (False, True)),
+    ],
+)
 def test_a_second_derivative_is_refused_in_one_line(multiply: Any, options: dict[str, Any]) -> None:
-    if multiply is mxfp8_grouped_mm and not options.keys() <= {"pad_token_groups"}:
-        pytest.skip("it has no such option")
     A, B_t, offs = in_32s("cpu")
     A.requires_grad_()
-    out = multiply(A, B_t, offs, **options)
-    [gradient] = torch.autograd.grad(out.sum(), A, create_graph=True)
+    [gradient] = torch.autograd.grad(multiply(A, B_t, offs, **options).sum(), A, create_graph=True)
     with pytest.raises(RuntimeError, match=f"^{multiply.__name__} has no second derivative: .*$"):
         gradient.float().square().sum().backward()
 
 
 @pytest.mark.parametrize("recipe", ["default", "folded", "bf16"])
 def test_the_operators_are_what_torch_library_expects(recipe: str) -> None:
-    given, ops = of_integers("ragged", "cpu"), torch.ops.fp8tune
-    for keeps in ((False, False), (True, True)):
-        options = given.offs, [], recipe, None, *keeps
-        calls: list[tuple[Any, tuple[Any, ...]]] = [(ops.grouped_mm_forward, (given.A, given.B_t, *options))]
-        _, *kept = ops.grouped_mm_forward(given.A, given.B_t, *options)
-        of_A, of_B = [given.A], [given.B_t]
+    """Keep both operands, and want one gradient, in turn."""
+    layer, ops = layer_of_integers("ragged", "cpu"), torch.ops.fp8tune
+    for keeps, needs_grad in (((False, False), (True, False)), ((True, True), (False, True))):
+        forward = layer.A, layer.B_t, layer.offs, [], recipe, None, *keeps
+        _, *saved = ops.grouped_mm_forward(*forward)
+        of_A, of_B = [layer.A], [layer.B_t]
         if recipe == "folded":
-            of_A, of_B = kept[:-2], [kept[-2], None, kept[-1]]
-        elif kept:
-            of_A, of_B = kept[:2], kept[2:]
-        for wanted in ((True, True), (True, False), (False, True)):
-            if recipe != "folded" or of_A or not wanted[1]:
-                calls.append(
-                    (ops.grouped_mm_gradients, (given.grad, of_A, of_B, given.offs, recipe, None, *wanted, False))
-                )
-        for operator, arguments in calls:
+            of_A, of_B = saved[:-2], [saved[-2], None, saved[-1]]
+        elif saved:
+            of_A, of_B = saved[:2], saved[2:]
+        needs_grad = needs_grad if of_A else (True, False)
+        backward = layer.grad, of_A, of_B, layer.offs, recipe, None, *needs_grad, False
+        for operator, arguments in ((ops.grouped_mm_forward, forward), (ops.grouped_mm_gradients, backward)):
             torch.library.opcheck(operator, arguments, test_utils=("test_faketensor", "test_aot_dispatch_dynamic"))
 
 
 # What is saved between the passes
 
 
-def saved_bytes(given: Layer, **options: Any) -> dict[torch.dtype, int]:
+def saved_bytes(layer: Layer, **options: Any) -> dict[torch.dtype, int]:
     saved: dict[torch.dtype, int] = {}
 
     def note(x: Tensor) -> Tensor:
         saved[x.dtype] = saved.get(x.dtype, 0) + x.nbytes
         return x
 
-    A, w = given.A.clone().requires_grad_(), given.weights.clone().requires_grad_()
+    A, w = layer.A.clone().requires_grad_(), layer.weights.clone().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        fp8_grouped_mm(A, w.transpose(1, 2), given.offs, **options)
+        fp8_grouped_mm(A, w.mT, layer.offs, **options)
     return saved
 
 
 def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str) -> None:
-    given, scales = layer("balanced", device), 4 * E * K
+    layer, scales, codes = random_layer("balanced", device), 4 * E * K, torch.float8_e4m3fn
     offs = {torch.int32: 4 * E}
     A, B, half_A, half_B = 2 * M * K, 2 * E * N * K, padded_rows(M, E, ALIGNMENT) * K, E * N * K
-    assert saved_bytes(given) == {torch.bfloat16: A + B, **offs}
-    codes = torch.float8_e4m3fn
-    assert saved_bytes(given, keep_fp8=("A",)) == {torch.bfloat16: B, codes: half_A, torch.float32: scales, **offs}
-    assert saved_bytes(given, keep_fp8=("B_t",)) == {torch.bfloat16: A, codes: half_B, torch.float32: scales, **offs}
-    assert saved_bytes(given, keep_fp8=("A", "B_t")) == {codes: half_A + half_B, torch.float32: 2 * scales, **offs}
-    folded = saved_bytes(given, recipe="folded")
+    assert saved_bytes(layer) == {torch.bfloat16: A + B, **offs}
+    assert saved_bytes(layer, keep_fp8=("A",)) == {torch.bfloat16: B, codes: half_A, torch.float32: scales, **offs}
+    assert saved_bytes(layer, keep_fp8=("B_t",)) == {torch.bfloat16: A, codes: half_B, torch.float32: scales, **offs}
+    assert saved_bytes(layer, keep_fp8=("A", "B_t")) == {codes: half_A + half_B, torch.float32: 2 * scales, **offs}
+    folded = saved_bytes(layer, recipe="folded")
     assert folded[codes] == M * K + E * N * K
     assert torch.bfloat16 not in folded
 
 
-# precision="auto"
+# precision="auto", and torch's signature
 
 
 @pytest.mark.parametrize(
@@ -389,68 +356,48 @@ def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str)
     ],
 )
 def test_auto_asks_the_rule(
-    pays: bool,
-    dtype: torch.dtype,
-    keep_fp8: tuple[str, ...],
-    is_fp8: bool,
-    device: str,
-    monkeypatch: pytest.MonkeyPatch,
+    pays: bool, dtype: torch.dtype, keep_fp8: tuple[str, ...], is_fp8: bool, device: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(grouped_mm, "is_fp8_product", lambda *sizes: pays)
-    given = layer("ragged", device, dtype)
-    right = run(given, precision="fp8" if is_fp8 else "bf16")
-    assert_same(run(given, precision="auto", keep_fp8=keep_fp8), right)
-    assert not torch.equal(right[0], run(given, precision="bf16" if is_fp8 else "fp8")[0])
-
-
-# torch's signature
-
-
-def in_32s(device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Operands that both recipes take."""
-    given = layer("balanced", device, columns=32)
-    return given.A, given.B_t, torch.tensor([32, 96, 160, M], dtype=torch.int32, device=device)
+    layer = random_layer("ragged", device, dtype)
+    right = run(layer, precision="fp8" if is_fp8 else "bf16")
+    assert_same(run(layer, precision="auto", keep_fp8=keep_fp8), right)
+    assert not torch.equal(right[0], run(layer, precision="bf16" if is_fp8 else "fp8")[0])
 
 
 def test_stand_ins_have_all_the_names_of_torch_s_functions(device: str) -> None:
-    given = layer("ragged", device)
+    layer = random_layer("ragged", device)
     bias = torch.randn(E, N, device=device, dtype=torch.bfloat16)
-    right = fp8_grouped_mm(given.A, given.B_t, given.offs, bias, torch.float32)
-    named: dict[str, Any] = {"offs": given.offs, "bias": bias, "out_dtype": torch.float32}
-    assert torch.equal(functional.grouped_mm(mat_a=given.A, mat_b=given.B_t, **named), right)
-    assert torch.equal(functional._grouped_mm(input=given.A, mat2=given.B_t, **named), right)
-    assert torch.equal(functional._grouped_mm(given.A, given.B_t, *named.values()), right)
-    if hasattr(torch.nn.functional, "grouped_mm"):  # from torch 2.10 on
-        theirs, ours = (
-            [(name, each.kind, each.default) for name, each in inspect.signature(function).parameters.items()]
-            for function in (torch.nn.functional.grouped_mm, functional.grouped_mm)
-        )
-        assert ours[:-1] == theirs
+    right = fp8_grouped_mm(layer.A, layer.B_t, layer.offs, bias, torch.float32)
+    named: dict[str, Any] = {"offs": layer.offs, "bias": bias, "out_dtype": torch.float32}
+    assert torch.equal(functional.grouped_mm(mat_a=layer.A, mat_b=layer.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(input=layer.A, mat2=layer.B_t, **named), right)
+    assert torch.equal(functional._grouped_mm(layer.A, layer.B_t, *named.values()), right)
+    theirs, ours = (
+        [(name, entry.kind, entry.default) for name, entry in inspect.signature(function).parameters.items()]
+        for function in (torch.nn.functional.grouped_mm, functional.grouped_mm)
+    )
+    assert ours[:-1] == theirs
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_out_dtype_is_a_cast_of_the_result(multiply: Any, dtype: torch.dtype, device: str) -> None:
-    A, B_t, offs = in_32s(device)
-    out = multiply(A.requires_grad_(), B_t, offs, out_dtype=dtype)
-    assert out.dtype == dtype
-    assert torch.equal(out, multiply(A, B_t, offs).to(dtype))
-    out.sum().backward()
-
-
-@both
-def test_a_bias_is_added_to_the_rows_of_its_expert(multiply: Any, device: str) -> None:
+def test_a_bias_is_added_to_the_rows_of_its_expert_and_out_dtype_is_a_cast(multiply: Any, device: str) -> None:
     A, B_t, offs = in_32s(device)
     bias = torch.randn(E, 32, device=device).bfloat16().requires_grad_()
     expert_of_row = torch.bucketize(torch.arange(M, device=device, dtype=torch.int32), offs, right=True)
-    out = multiply(A, B_t, offs, bias)
-    assert torch.equal(out, multiply(A, B_t, offs) + bias[expert_of_row])
+    out, plain = multiply(A, B_t, offs, bias), multiply(A, B_t, offs)
+    assert torch.equal(out, plain + bias[expert_of_row])
     grad = torch.randn(out.shape, device=device).bfloat16()
     out.backward(grad)
     sums = torch.zeros(E, 32, device=device).index_add(0, expert_of_row, grad.float())
     torch.testing.assert_close(bias.grad.float(), sums, rtol=2**-7, atol=1e-6)
     compiled = torch.compile(multiply, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(A, B_t, offs, bias, torch.float32), multiply(A, B_t, offs, bias, torch.float32))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        cast = multiply(A.requires_grad_(), B_t, offs, out_dtype=dtype)
+        assert cast.dtype == dtype
+        assert torch.equal(cast, plain.to(dtype))
+        cast.sum().backward()
 
 
 # Refusals
@@ -458,7 +405,7 @@ def test_a_bias_is_added_to_the_rows_of_its_expert(multiply: Any, device: str) -
 
 def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
     A = torch.zeros(M, K, dtype=torch.bfloat16)
-    B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).transpose(1, 2)
+    B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).mT
     offs, bias = torch.tensor([32, 64, 96, M], dtype=torch.int32), torch.zeros(E, 32)
     return [
         ((A.view(E, M // E, K), B_t, offs), {}, r"^A has shape .*two dimensions"),
@@ -478,15 +425,15 @@ def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
 
 
 @both
-@pytest.mark.parametrize(("arguments", "options", "says"), refused())
-def test_wrong_arguments_are_refused(multiply: Any, arguments: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as refusal:
-        multiply(*arguments, **options)
-    assert "\n" not in str(refusal.value)
+def test_wrong_arguments_are_refused_in_one_line(multiply: Any) -> None:
+    for arguments, options, message in refused():
+        with pytest.raises(ValueError, match=message) as refusal:
+            multiply(*arguments, **options)
+        assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("multiply", "options", "says"),
+    ("multiply", "options", "message"),
     [
         (fp8_grouped_mm, {"float8_dtype": torch.float8_e5m2}, "^float8_dtype is"),
         (fp8_grouped_mm, {"precision": "fp4"}, "^precision is 'fp4'"),
@@ -497,17 +444,17 @@ def test_wrong_arguments_are_refused(multiply: Any, arguments: Any, options: dic
         (mxfp8_grouped_mm, {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
     ],
 )
-def test_options_that_are_none_are_refused(multiply: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_wrong_options_are_refused(multiply: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         multiply(*in_32s("cpu"), **options)
 
 
 def test_the_folded_recipe_wants_its_own_weights(device: str) -> None:
-    given = layer("balanced", device)
+    layer = random_layer("balanced", device)
     with pytest.raises(ValueError, match=r"^recipe is 'default', wanted 'folded': B_t was quantized for it"):
-        fp8_grouped_mm(given.A, quantize_weights(given.weights, recipe="folded"), given.offs, recipe="default")
+        fp8_grouped_mm(layer.A, quantize_weights(layer.weights, recipe="folded"), layer.offs, recipe="default")
     with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights"):
-        fp8_grouped_mm(given.A, given.B_t.contiguous(), given.offs, recipe="folded")
+        fp8_grouped_mm(layer.A, layer.B_t.contiguous(), layer.offs, recipe="folded")
 
 
 @pytest.mark.parametrize("ends", [(30, 64, 96, M), (0, 64, 96, M), (40, 80, 96, M)])
@@ -517,5 +464,5 @@ def test_sizes_that_no_weight_gradient_of_mxfp8_takes_are_refused(ends: tuple[in
     B_t.requires_grad_()
     with pytest.raises(ValueError, match="wanted a positive multiple of 32 for the weight gradient"):
         mxfp8_grouped_mm(A, B_t, offs).sum().backward()
-    mxfp8_grouped_mm(A, B_t, offs, pad_token_groups=True).sum().backward()
+    padded_mxfp8(A, B_t, offs).sum().backward()
     fp8_grouped_mm(A, B_t, offs).sum().backward()  # it has no such sizes

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,10 +46,10 @@ def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, 
     values = every_value(source)
     right = values.float().to(target)
     interpreter.install()
-    found = torch.empty(values.shape, dtype=target)
-    cast_kernel[(1,)](values, found, COUNT=values.numel())
-    same = found.view(torch.int8).view(len(values), -1) == right.view(torch.int8).view(len(values), -1)
-    assert (same.all(1) | (found.float().isnan() & right.float().isnan())).all()
+    result = torch.empty(values.shape, dtype=target)
+    cast_kernel[(1,)](values, result, COUNT=values.numel())
+    same = result.view(torch.int8).view(len(values), -1) == right.view(torch.int8).view(len(values), -1)
+    assert (same.all(1) | (result.float().isnan() & right.float().isnan())).all()
 
 
 @pytest.mark.parametrize("triton_dtype", [tl.float8e4nv, tl.float8e5])
@@ -76,12 +77,12 @@ def test_the_repair_of_bfloat16_is_still_needed() -> None:
 
 
 def test_infinities_in_a_kernel_do_not_warn() -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         interpreter.quiet()
         quick.quiet()
         quantize_rowwise_2d(torch.full((1, 32), float("inf")))
-    assert not said
+    assert not messages
 
 
 @triton.jit
@@ -163,8 +164,10 @@ def test_arguments_and_what_a_loop_counts_with_can_be_cast() -> None:
     assert out.tolist() == [0, 1, 1.5, 2]
 
 
-CODES = """
+ALONE = """
+import sys
 import torch
+from fp8tune_kernels import choose_experts, interpreter, moe_layer
 from fp8tune_kernels.gemm import grouped_rows
 
 for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
@@ -177,17 +180,26 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16):
     b = torch.zeros(1, 16, 16, dtype=dtype)
     b[0, 5, 3] = 1
     inputs = (a, b, torch.tensor([256], dtype=torch.int32), *(scales or (None, None)))
-    for descriptors in (0, 1, 2):
+    for descriptors in (0, 2):
         out = grouped_rows.SPEC.outputs(*inputs)
         grouped_rows.SPEC.launch({**grouped_rows.SPEC.default, "DESCRIPTORS": descriptors}, inputs, out)
         right = a[:, 3].float().bfloat16()
         assert torch.allclose(out[0][:, 5], right, 0, 0, equal_nan=True), (dtype, out[0][:, 5])
         assert out[0][:, 5].isnan().sum() == (2 if dtype == torch.float8_e4m3fn else 1)
+
+interpreter.INTERPRETED = False  # a step of training
+x, router = torch.randn(6, 32).bfloat16().requires_grad_(), torch.randn(2, 32).bfloat16()
+w13, w2 = torch.randn(2, 32, 32).bfloat16(), torch.randn(2, 32, 16).bfloat16()
+moe_layer(x, w13, w2, *choose_experts(x @ router.t(), 1)).sum().backward()
+assert x.grad.isfinite().all()
+tuner = {"fp8tune", "typer", "rich", "sqlalchemy", "pandas"} & {name.partition(".")[0] for name in sys.modules}
+assert not tuner, tuner
 """
 
 
-def test_every_code_is_multiplied_as_torch_reads_it_where_nothing_else_was_imported() -> None:
+def test_kernels_alone_multiply_every_code_as_torch_reads_it_and_import_no_tuner() -> None:
     """The interpreter takes NaN for 480 and bfloat16 for its bits unless it was repaired."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", CODES], env=environment, capture_output=True, text=True)
+    kernels = Path(interpreter.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(kernels), "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", ALONE], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

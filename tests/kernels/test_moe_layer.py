@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from grouped_layers import sqnr_db
 from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import choose_experts, moe_layer
 from fp8tune_kernels.gemm import grouped_contraction, grouped_rows
-from fp8tune_kernels.moe import expert_sort, layer
+from fp8tune_kernels.moe import choose_experts as router
+from fp8tune_kernels.moe import expert_sort
 from fp8tune_kernels.moe.expert_weights import quantize_down, quantize_gate_up
+from fp8tune_kernels.moe.layer import RECOMPUTE
 from fp8tune_kernels.quantize import (
     colwise_3d,
     row_shifts,
@@ -46,12 +48,20 @@ class Case(NamedTuple):
         biases = {"b13": self.b13, "b2": self.b2}
         return function(self.x, self.w13, self.w2, self.ids, self.weights, **biases, **options)
 
+    def leaves(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in zip(NAMES, self[:6], strict=True) if tensor is not None}
+
+    def with_leaves(self, change: Callable[[torch.Tensor], torch.Tensor], *names: str) -> Case:
+        """Copy of the case with some leaves changed, all where none is named."""
+        leaves = {name: change(x.detach()).requires_grad_() for name, x in self.leaves().items()}
+        return self._replace(**{name: x for name, x in leaves.items() if name in (names or NAMES)})
+
 
 def ids_of(routing: str, tokens: int, draw: torch.Generator) -> torch.Tensor:
     """Experts of each token, (tokens, TOP_K)."""
-    ids = torch.stack([torch.randperm(E, generator=draw)[:TOP_K] for _ in range(tokens)]) if tokens else None
-    if ids is None:
+    if not tokens:
         return torch.zeros(0, TOP_K, dtype=torch.int64)
+    ids = torch.stack([torch.randperm(E, generator=draw)[:TOP_K] for _ in range(tokens)])
     if routing == "experts without rows":
         return torch.where(ids % 2 == 0, ids, 1)
     if routing == "one expert":
@@ -64,9 +74,6 @@ def ids_of(routing: str, tokens: int, draw: torch.Generator) -> torch.Tensor:
     if routing == "all on other devices":
         ids += E
     return ids
-
-
-ROUTINGS = ("random", "experts without rows", "one expert", "duplicates", "other devices", "all on other devices")
 
 
 def random_case(routing: str = "random", tokens: int = T, *, is_full: bool = False, seed: int = 0) -> Case:
@@ -82,53 +89,41 @@ def random_case(routing: str = "random", tokens: int = T, *, is_full: bool = Fal
     return Case(x, w13, w2, *biases, weights, ids, torch.randn(tokens, K, generator=draw).bfloat16())
 
 
+def transposed(w: torch.Tensor) -> torch.Tensor:
+    """Weights that lie as (E, columns, rows)."""
+    return w.mT.contiguous().mT
+
+
 def results(case: Case, function: Callable[..., torch.Tensor] = moe_layer, **options: Any) -> list[torch.Tensor]:
     """The output, and the gradients of all that have one."""
     out = case.call(function, **options)
-    return [out.detach(), *torch.autograd.grad(out, [tensor for tensor in case[:6] if tensor is not None], case.grad)]
+    return [out.detach(), *torch.autograd.grad(out, [*case.leaves().values()], case.grad)]
 
 
 def exact(case: Case, activation: str = "swiglu", layout: str = "halves") -> list[torch.Tensor]:
     """Compute output and gradients in float64, expert by expert."""
-    wide = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in case[:6]]
-    x, w13, w2, b13, b2, weights = wide
-    assert x is not None
-    assert w13 is not None
-    assert w2 is not None
-    assert weights is not None
+    wide = case.with_leaves(torch.Tensor.double)
+    x, w13, w2, b13, b2, weights = wide[:6]
     out = torch.zeros_like(x)
     for expert in range(len(w13)):
         for k in range(case.ids.shape[1]):
             tokens = (case.ids[:, k] == expert).nonzero().flatten()
-            y = x[tokens] @ w13[expert].t()
-            y = y if b13 is None else y + b13[expert]
+            y = x[tokens] @ w13[expert].t() + (0 if b13 is None else b13[expert])
             gate, up = y.chunk(2, 1) if layout == "halves" else (y[:, 0::2], y[:, 1::2])
             if activation == "gpt-oss":
                 gate, up = gate.clamp(max=7), up.clamp(-7, 7)
                 h = (up + 1) * gate * torch.sigmoid(1.702 * gate)
             else:
                 h = torch.nn.functional.silu(gate) * up
-            of_expert = h @ w2[expert].t()
-            of_expert = of_expert if b2 is None else of_expert + b2[expert]
+            of_expert = h @ w2[expert].t() + (0 if b2 is None else b2[expert])
             out = out.index_add(0, tokens, of_expert * weights[tokens, k, None])
-    leaves = [tensor for tensor in wide if tensor is not None]
+    leaves = [*wide.leaves().values()]
     grads = torch.autograd.grad(out, leaves, case.grad.double(), allow_unused=True, materialize_grads=True)
     return [out.detach(), *grads]
 
 
-def sqnr(result: torch.Tensor, right: torch.Tensor) -> float:
-    result, right = result.detach(), right.detach()
-    error = (result.double() - right).square().sum()
-    return float(10 * torch.log10(right.square().sum() / error)) if error else float("inf")
-
-
-def cosine(result: torch.Tensor, right: torch.Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(result.double().flatten(), right.double().flatten(), 0))
-
-
-def assert_same(mine: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    for one, other in zip(mine, others, strict=True):
-        assert torch.equal(one, other)
+def assert_same(results: list[torch.Tensor], right: list[torch.Tensor]) -> None:
+    assert all(map(torch.equal, results, right))
 
 
 # The layer near float64
@@ -136,77 +131,51 @@ def assert_same(mine: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 NEAR = {"fp8": 19.0, "bf16": 45.0}
 """Signal to noise in dB; the gradient of routing weights is the worst, as it is a sum of few terms."""
 
-
 KINDS = (("swiglu", "halves"), ("gpt-oss", "interleaved"))
 
 
-def with_options(precision: str) -> Iterator[tuple[dict[str, Any], tuple[str, str]]]:
-    """Options of the layer, and its kind."""
-    for kind, recompute in itertools.product(KINDS, layer.RECOMPUTE):
-        yield {"activation": kind[0], "layout": kind[1], "recompute": recompute, "precision": precision}, kind
-
-
-def assert_near(case: Case, precision: str) -> None:
-    least = NEAR[precision] - (6 if len(case.x) == 1 else 0)  # gradients of three weights are no mean of many
-    exact_results = {kind: exact(case, *kind) for kind in KINDS}
-    for options, kind in with_options(precision):
-        for result, right in zip(results(case, **options), exact_results[kind], strict=True):
-            assert result.shape == right.shape
-            assert result.isfinite().all()
-            assert sqnr(result, right) > least, options
-
-
-@in_plain_torch
-@both_precisions
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_every_routing_with_every_option(routing: str, precision: str) -> None:
-    assert_near(random_case(routing, is_full=True), precision)
-
-
-def of_first_expert(case: Case) -> Case:
-    """One expert in all: every choice is its."""
-    names = ("w13", "w2", "b13", "b2")
-    parts = {name: getattr(case, name).detach()[:1].requires_grad_() for name in names}
-    return case._replace(ids=torch.zeros_like(case.ids), **parts)
-
-
 def choices(case: Case, count: int) -> Case:
-    """Return the case with ``count`` different experts per token."""
+    """Copy of the case with ``count`` different experts per token."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.stack([torch.randperm(E, generator=draw)[:count] for _ in range(len(case.x))])
     return case._replace(ids=ids, weights=torch.rand(ids.shape, generator=draw).requires_grad_())
 
 
-SIZES = {
+FULL, ELSEWHERE = random_case(is_full=True), random_case("other devices", is_full=True)
+CASES = {
+    "random": FULL,
+    "experts without rows": random_case("experts without rows", is_full=True),
+    "every token to one expert": random_case("one expert", is_full=True),
+    "duplicates": random_case("duplicates", is_full=True),
+    "other devices": ELSEWHERE,
+    "all on other devices": random_case("all on other devices", is_full=True),
     "one token": random_case(tokens=1, is_full=True),
-    "one expert": of_first_expert(random_case(is_full=True)),
-    "one choice": choices(random_case(is_full=True), 1),
-    "every expert": choices(random_case(is_full=True), E),
-    "b2 alone": random_case("other devices", is_full=True)._replace(b13=None),
-    "b13 alone": random_case("other devices", is_full=True)._replace(b2=None),
-    "weights of zero": random_case(is_full=True)._replace(weights=torch.zeros(41, 3, requires_grad=True)),
+    "one expert": FULL.with_leaves(lambda w: w[:1], "w13", "w2", "b13", "b2")._replace(ids=torch.zeros_like(FULL.ids)),
+    "one choice": choices(FULL, 1),
+    "every expert": choices(FULL, E),
+    "b2 alone": ELSEWHERE._replace(b13=None),
+    "b13 alone": ELSEWHERE._replace(b2=None),
+    "weights of zero": FULL.with_leaves(torch.zeros_like, "weights"),
+    "no tokens": random_case(tokens=0, is_full=True),
+    "no tokens, no biases, transposed": random_case(tokens=0).with_leaves(transposed, "w13", "w2"),
 }
 
 
 @in_plain_torch
 @both_precisions
-@pytest.mark.parametrize("size", SIZES)
-def test_sizes_at_their_ends(size: str, precision: str) -> None:
-    assert_near(SIZES[size], precision)
-
-
-@in_plain_torch
-@both_precisions
-@pytest.mark.parametrize("is_full", [False, True])
-def test_no_tokens_with_every_option(is_full: bool, precision: str) -> None:
-    for case in (random_case(tokens=0, is_full=is_full), transposed(random_case(tokens=0, is_full=is_full))):
-        leaves = [tensor for tensor in case[:6] if tensor is not None]
-        for options, _ in with_options(precision):
-            out, *grads = results(case, **options)
-            assert out.shape == case.x.shape
-            for grad, leaf in zip(grads, leaves, strict=True):
-                assert (grad.shape, grad.dtype) == (leaf.shape, leaf.dtype)
-                assert not grad.any()
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_near_float64(name: str, precision: str) -> None:
+    """By both activations, and each way to save memory in turn."""
+    case, number = CASES[name], [*CASES].index(name)
+    least = NEAR[precision] - (6 if name == "one token" else 0)  # gradients of three weights are no mean of many
+    for turn, (activation, layout) in enumerate(KINDS):
+        recompute = RECOMPUTE[(number + turn) % len(RECOMPUTE)]
+        options = {"activation": activation, "layout": layout, "recompute": recompute, "precision": precision}
+        dtypes = [torch.bfloat16, *(leaf.dtype for leaf in case.leaves().values())]
+        for result, right, dtype in zip(results(case, **options), exact(case, activation, layout), dtypes, strict=True):
+            assert (result.shape, result.dtype) == (right.shape, dtype)
+            assert result.isfinite().all()
+            assert torch.equal(result.double(), right) or sqnr_db(result, right) > least, options
 
 
 @in_plain_torch
@@ -214,8 +183,8 @@ def test_loss_scaling_gives_tiny_gradients_the_error_of_normal_ones() -> None:
     case = random_case()
 
     def errors(size: float, loss_scale: float) -> list[float]:
-        found = results(case._replace(grad=(case.grad.double() * size * loss_scale).bfloat16()))
-        pairs = list(zip(found, exact(case), strict=True))[1:]
+        scaled = results(case._replace(grad=(case.grad.double() * size * loss_scale).bfloat16()))
+        pairs = list(zip(scaled, exact(case), strict=True))[1:]
         return [float((mine.double() / (size * loss_scale) - right).norm() / right.norm()) for mine, right in pairs]
 
     normal = errors(2.0**-10, 1)
@@ -235,8 +204,7 @@ def test_the_gradients_are_those_of_quantized_steps_on_copied_rows(routing: str)
     with torch.no_grad():
         right = gradients_of_copied_rows(case)
     _, d_x, d_w13, d_w2, d_weights = results(case)
-    for mine, other in zip((d_x, d_w13, d_w2, d_weights), right, strict=True):
-        assert torch.equal(mine, other)
+    assert_same([d_x, d_w13, d_w2, d_weights], [*right])
 
 
 def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
@@ -254,8 +222,8 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
     # w2 at one scale an expert
     least = scales_2.view(E, K).amin(1)
     at_one_scale = reference_cast(q_2.mT, (least[:, None] / scales_2.view(E, K))[:, :, None], FP8)
-    transposed = at_one_scale.view(torch.uint8).mT.contiguous().view(FP8)
-    (dh,) = grouped_rows.SPEC.reference(q_d, transposed, offs, scales_d, least[:, None].expand(E, N).contiguous())
+    q_2_rows = at_one_scale.view(torch.uint8).mT.contiguous().view(FP8)
+    (dh,) = grouped_rows.SPEC.reference(q_d, q_2_rows, offs, scales_d, least[:, None].expand(E, N).contiguous())
     q_dy, scales_dy, d_row_weights, _ = swiglu_gradient.SPEC.reference(
         q_y, dh, offs, scales_13, scales_y, None, row_weights, "swiglu", "halves", False, FP8
     )
@@ -266,13 +234,11 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
     for k in range(TOP_K):
         d_x += rows[row_of[:, k].long()].float()
 
-    def contracted(q: Any, of_q: Any, other: Any, of_other: Any, factors: torch.Tensor) -> torch.Tensor:
-        shifts, least = row_shifts.reference_shifts(of_q, of_other, offs)
-        (a,), (b,) = (
-            transposed_codes.SPEC.reference(q, offs, shifts),
-            transposed_codes.SPEC.reference(other, offs, None),
-        )
-        scales = (least[:, None] / factors).flatten(), torch.ones(E * other.shape[1])
+    def contracted(q: Any, of_q: Any, second: Any, of_second: Any, factors: torch.Tensor) -> torch.Tensor:
+        shifts, least = row_shifts.reference_shifts(of_q, of_second, offs)
+        (a,) = transposed_codes.SPEC.reference(q, offs, shifts)
+        (b,) = transposed_codes.SPEC.reference(second, offs, None)
+        scales = (least[:, None] / factors).flatten(), torch.ones(E * second.shape[1])
         return grouped_contraction.SPEC.reference(a, b, offs, *scales, transposed_codes.ALIGNMENT, None)[0]
 
     d_w13 = contracted(q_dy, scales_dy, q_x, scales_x, scales_13.view(E, 2 * N))
@@ -283,48 +249,35 @@ def gradients_of_copied_rows(case: Case) -> tuple[torch.Tensor, ...]:
 @both_precisions
 def test_kernels_agree_with_plain_torch(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole layer on Triton's interpreter."""
-    case = random_case("other devices", is_full=True)
     options = {"precision": precision, "activation": "gpt-oss", "layout": "interleaved"}
-    by_kernels = results(case, **options)
+    by_kernels = results(ELSEWHERE, **options)
     monkeypatch.setattr("fp8tune_kernels.interpreter.INTERPRETED", False)
-    for mine, right in zip(by_kernels, results(case, **options), strict=True):
-        assert cosine(mine, right) > 0.9999
-
-
-# Edge cases
-
-
-@in_plain_torch
-def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
-    case = random_case("other devices", is_full=True)
-    rounded = case.weights.detach().bfloat16()
-    right = results(case._replace(weights=rounded.float().requires_grad_()))
-    mine = results(case._replace(ids=case.ids.int(), weights=rounded.requires_grad_()))
-    assert_same(mine[:-1], right[:-1])
-    assert torch.equal(mine[-1], right[-1].bfloat16())
+    for mine, right in zip(by_kernels, results(ELSEWHERE, **options), strict=True):
+        assert sqnr_db(mine, right) > 37
 
 
 # Options
 
 
 @in_plain_torch
-@pytest.mark.parametrize("recompute", layer.RECOMPUTE)
+def test_ids_of_32_bits_and_weights_of_bfloat16_are_taken() -> None:
+    rounded = ELSEWHERE.with_leaves(torch.Tensor.bfloat16, "weights")
+    right = results(rounded.with_leaves(torch.Tensor.float, "weights"))
+    right[-1] = right[-1].bfloat16()
+    assert_same(results(rounded._replace(ids=ELSEWHERE.ids.int())), right)
+
+
+@in_plain_torch
+@pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_weights_quantized_before_or_again_give_the_same_bytes(recompute: str) -> None:
-    case = random_case(is_full=True)
-    right = results(case, recompute=recompute)
-    assert_same(results(case, recompute=recompute, keep_weights=False), right)
-    before = quantize_gate_up(case.w13), quantize_down(case.w2)
+    right = results(FULL, recompute=recompute)
+    assert_same(results(FULL, recompute=recompute, keep_weights=False), right)
+    before = quantize_gate_up(FULL.w13), quantize_down(FULL.w2)
 
     def on_quantized(x: Any, _: Any, __: Any, *rest: Any, **options: Any) -> torch.Tensor:
         return moe_layer(x, *before, *rest, **options)
 
-    assert_same(results(case, on_quantized, recompute=recompute), right)
-
-
-def transposed(case: Case) -> Case:
-    """Return a case whose weights lie as (E, columns, rows)."""
-    w13, w2 = (w.detach().mT.contiguous().mT.requires_grad_() for w in (case.w13, case.w2))
-    return case._replace(w13=w13, w2=w2)
+    assert_same(results(FULL, on_quantized, recompute=recompute), right)
 
 
 @in_plain_torch
@@ -332,28 +285,24 @@ def transposed(case: Case) -> Case:
     "options", [{}, {"keep_weights": False, "recompute": "gate-up"}, {"precision": "bf16"}], ids=str
 )
 def test_weights_that_lie_as_their_transpose_give_the_same_results(options: dict[str, Any]) -> None:
-    case = random_case("other devices", is_full=True)
-    mine, right = results(transposed(case), **options), results(case, **options)
-    for index, (one, other) in enumerate(zip(mine, right, strict=True)):
+    mine = results(ELSEWHERE.with_leaves(transposed, "w13", "w2"), **options)
+    for index, (result, right) in enumerate(zip(mine, results(ELSEWHERE, **options), strict=True)):
         if index in (2, 3):  # sums of the weight gradients in another order
-            assert sqnr(one, other.double()) > 45
-            assert "precision" in options or one.mT.is_contiguous()
+            assert sqnr_db(result, right) > 45
+            assert "precision" in options or result.mT.is_contiguous()
         else:
-            assert torch.equal(one, other)
+            assert torch.equal(result, right)
 
 
 @in_plain_torch
 @both_precisions
 def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
-    case = random_case(is_full=True)
-    for recompute in layer.RECOMPUTE:
-        options = {"recompute": recompute, "precision": precision}
-        whole = dict(zip(NAMES, results(case, **options)[1:], strict=True))
-        for name in NAMES:
-            leaves = (tensor.detach().requires_grad_(n == name) for n, tensor in zip(NAMES, case[:6], strict=True))
-            alone = Case(*leaves, *case[6:])
-            [grad] = torch.autograd.grad(alone.call(**options), [getattr(alone, name)], case.grad)
-            assert torch.equal(grad, whole[name]), (name, options)
+    for number, name in enumerate(NAMES):
+        options = {"recompute": RECOMPUTE[number % 3], "precision": precision}
+        right = results(FULL, **options)[1 + number]
+        alone = Case(*(leaf.detach().requires_grad_(n == name) for n, leaf in FULL.leaves().items()), *FULL[6:])
+        [grad] = torch.autograd.grad(alone.call(**options), [getattr(alone, name)], FULL.grad)
+        assert torch.equal(grad, right), (name, options)
 
 
 @in_plain_torch
@@ -362,41 +311,33 @@ def test_each_gradient_alone_is_the_same_bytes(precision: str) -> None:
 def test_gradients_of_weights_are_added_to_buffers(precision: str, dtype: torch.dtype) -> None:
     case = random_case()
     _, d_x, d_w13, d_w2, d_weights = results(case, precision=precision)
-    exact = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w13, case.w2)]
-    case.call(precision=precision, grad_w13=exact[0], grad_w2=exact[1]).backward(case.grad)
-    assert torch.equal(exact[0].bfloat16(), d_w13)
-    assert torch.equal(exact[1].bfloat16(), d_w2)
-    assert torch.equal(exact[0], d_w13.float()) is (
-        precision == "bf16"
-    )  # in FP8 sums are added before they are rounded
+    sums = [torch.zeros_like(w, dtype=torch.float32) for w in (case.w13, case.w2)]
+    case.call(precision=precision, grad_w13=sums[0], grad_w2=sums[1]).backward(case.grad)
+    assert_same([total.bfloat16() for total in sums], [d_w13, d_w2])
+    # in FP8 sums are added before they are rounded
+    assert torch.equal(sums[0], d_w13.float()) is (precision == "bf16")
     buffers = {f"grad_{name}": torch.ones_like(getattr(case, name), dtype=dtype) for name in ("w13", "w2")}
-    for number in (1, 2):
-        leaves = [tensor.detach().requires_grad_() for tensor in (case.x, case.w13, case.w2, case.weights)]
-        x, w13, w2, weights = leaves
-        moe_layer(x, w13, w2, case.ids, weights, precision=precision, **buffers).backward(case.grad)
-        assert w13.grad is None
-        assert w2.grad is None
-        assert torch.equal(x.grad, d_x)
-        assert torch.equal(weights.grad, d_weights)
-        for name, grad in zip(("w13", "w2"), exact, strict=True):
-            right = torch.ones_like(grad, dtype=dtype)
-            for _ in range(number):
-                right += grad
-            assert torch.equal(buffers[f"grad_{name}"], right)
+    right = [buffer.clone() for buffer in buffers.values()]
+    for _ in range(2):
+        leaves = case.with_leaves(torch.clone)
+        leaves.call(precision=precision, **buffers).backward(case.grad)
+        assert leaves.w13.grad is leaves.w2.grad is None
+        assert_same([leaves.x.grad, leaves.weights.grad], [d_x, d_weights])
+        for buffer, total in zip(right, sums, strict=True):
+            buffer += total
+        assert_same([*buffers.values()], right)
 
 
 @in_plain_torch
 def test_gradients_of_weights_that_were_quantized_before_are_added_to_buffers() -> None:
     """Two micro-batches by FP8 values of one block of memory: the sum of both, not rounded first."""
     cases = [random_case("other devices", seed=seed) for seed in (0, 1)]
-    w13, w2 = (getattr(cases[0], name).detach().requires_grad_() for name in ("w13", "w2"))
+    w13, w2 = cases[0].with_leaves(torch.clone)[1:3]
     before = quantize_gate_up(w13), quantize_down(w2)
     buffers = {f"grad_{name}": torch.zeros_like(w, dtype=torch.float32) for name, w in (("w13", w13), ("w2", w2))}
-    sums = [torch.zeros_like(buffer) for buffer in buffers.values()]
-    sizes = [torch.zeros_like(buffer) for buffer in buffers.values()]
+    sums, sizes = ([torch.zeros_like(buffer) for buffer in buffers.values()] for _ in range(2))
     for case in cases:
-        whole = case._replace(w13=w13, w2=w2)
-        _, d_x, *d_weights = results(whole)
+        _, d_x, *d_weights = results(case._replace(w13=w13, w2=w2))
         for total, size, grad in zip(sums, sizes, d_weights, strict=False):
             total += grad
             size += grad.abs()
@@ -410,49 +351,35 @@ def test_gradients_of_weights_that_were_quantized_before_are_added_to_buffers() 
 
 
 @in_plain_torch
-@pytest.mark.parametrize(("recompute", "precision"), [("gate-up", "fp8"), ("none", "bf16")])
-def test_torch_compile_traces_it_whole(recompute: str, precision: str) -> None:
-    case = random_case("other devices", is_full=True)
-    torch._dynamo.reset()
-
+@pytest.mark.parametrize(
+    ("precision", "recompute", "use_reentrant"), [("fp8", "gate-up", False), ("bf16", "none", True)]
+)
+def test_compiling_checkpointing_and_autocast_change_nothing(
+    precision: str, recompute: str, use_reentrant: bool
+) -> None:
     def scaled(*arguments: Any, **options: Any) -> torch.Tensor:
         return moe_layer(*arguments, **options) * 1
 
-    compiled = torch.compile(scaled, fullgraph=True, backend="aot_eager")
-    options = {"recompute": recompute, "precision": precision}
-    assert_same(results(case, compiled, **options), results(case, **options))
+    def recomputed(*arguments: Any, b13: Any, b2: Any, **options: Any) -> torch.Tensor:
+        def call(*tensors: Any) -> torch.Tensor:
+            return moe_layer(*tensors[:5], b13=tensors[5], b2=tensors[6], **options)
 
+        return checkpoint(call, *arguments, b13, b2, use_reentrant=use_reentrant)
 
-@in_plain_torch
-@pytest.mark.parametrize(("use_reentrant", "precision"), [(False, "fp8"), (True, "bf16")])
-def test_activation_checkpointing(use_reentrant: bool, precision: str) -> None:
-    case = random_case()
-
-    def recomputed(*arguments: Any, **options: Any) -> torch.Tensor:
-        return checkpoint(lambda *tensor: moe_layer(*tensor, **options), *arguments, use_reentrant=use_reentrant)
-
-    out = recomputed(case.x, case.w13, case.w2, case.ids, case.weights, precision=precision)
-    assert torch.equal(out, case.call(precision=precision))
-    out.backward(case.grad)
-    leaves = case.x, case.w13, case.w2, case.weights
-    assert_same([leaf.grad for leaf in leaves], results(case, precision=precision)[1:])
-
-
-@in_plain_torch
-@both_precisions
-def test_autocast_casts_to_its_dtype(precision: str) -> None:
-    case = random_case()
-    wide = case._replace(**{name: getattr(case, name).detach().float().requires_grad_() for name in ("x", "w13", "w2")})
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"precision": precision, "recompute": recompute}
+    right = results(ELSEWHERE, **options)
+    assert_same(results(ELSEWHERE, torch.compile(scaled, fullgraph=True, backend="aot_eager"), **options), right)
+    leaves = ELSEWHERE.with_leaves(torch.clone)
+    out = leaves.call(recomputed, **options)
+    out.backward(leaves.grad)
+    assert_same([out, *(leaf.grad for leaf in leaves.leaves().values())], right)
+    wide = ELSEWHERE.with_leaves(torch.Tensor.float, "x", "w13", "w2")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = wide.call(precision=precision)
-    right, *grads = results(case, precision=precision)
-    assert torch.equal(out, right)
-    for grad, other in zip(torch.autograd.grad(out, wide[:3], case.grad), grads[:3], strict=True):
-        assert grad.dtype == torch.float32
-        assert torch.equal(grad, other.float())
-
-
-# Memory
+        out = wide.call(**options)
+    grads = torch.autograd.grad(out, wide[:3], wide.grad)
+    assert {grad.dtype for grad in grads} == {torch.float32}
+    assert_same([out, *grads], [right[0], *(grad.float() for grad in right[1:4])])
 
 
 SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
@@ -460,8 +387,8 @@ SHARES = {"none": 0.46, "h": 0.35, "gate-up": 0.1}
 
 
 @in_plain_torch
-@pytest.mark.parametrize("recompute", layer.RECOMPUTE)
-def test_what_is_held_between_the_passes(recompute: str) -> None:
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_little_is_held_between_the_passes(recompute: str) -> None:
     case = random_case(tokens=1024)
     held: dict[int, int] = {}
 
@@ -489,11 +416,12 @@ def test_chosen_experts_are_the_softmax_of_the_largest(experts: int, dtype: torc
     grad = torch.randn(weights.shape, generator=draw)
     values, right_ids = logits.double().sort(dim=1, descending=True, stable=True)
     right = values[:, :TOP_K].softmax(1)
-    assert torch.equal(ids, right_ids[:, :TOP_K].int())
-    assert torch.allclose(weights.double(), right, atol=1e-6)
-    [mine], [other] = (torch.autograd.grad(w, logits, grad.to(w.dtype)) for w in (weights, right))
+    for chosen, shares in ((ids, weights), router.reference(logits, TOP_K)):
+        assert torch.equal(chosen, right_ids[:, :TOP_K].int())
+        assert torch.allclose(shares.double(), right, atol=1e-6)
+    [mine], [expected] = (torch.autograd.grad(w, logits, grad.to(w.dtype)) for w in (weights, right))
     assert mine.dtype == dtype
-    assert torch.allclose(mine.double(), other.double(), atol=1e-6 if dtype == torch.float32 else 4e-3)
+    assert torch.allclose(mine.double(), expected.double(), atol=1e-6 if dtype == torch.float32 else 4e-3)
 
 
 def test_equal_logits_choose_the_first_expert_and_none_twice() -> None:
@@ -503,7 +431,7 @@ def test_equal_logits_choose_the_first_expert_and_none_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logits", "top_k", "says"),
+    ("logits", "top_k", "message"),
     [
         (torch.zeros(2, E), 0, "top_k must be from 1 to 5"),
         (torch.zeros(2, E), 6, "top_k must be from 1 to 5"),
@@ -512,8 +440,8 @@ def test_equal_logits_choose_the_first_expert_and_none_twice() -> None:
         (torch.zeros(1, 4096), 1, "logits must have at most 2048 experts"),
     ],
 )
-def test_what_cannot_be_chosen_from_is_refused(logits: torch.Tensor, top_k: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_logits_without_a_choice_are_refused(logits: torch.Tensor, top_k: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         choose_experts(logits, top_k)
 
 
@@ -535,19 +463,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "says"), REFUSED, ids=[" ".join(change) for change, _ in REFUSED])
-def test_what_it_cannot_do_is_refused_in_one_line(change: dict[str, Any], says: str) -> None:
+def test_wrong_operands_are_refused_in_one_line() -> None:
     case = random_case()
     operands = {"x": case.x, "w13": case.w13, "w2": case.w2, "topk_ids": case.ids, "topk_weights": case.weights}
-    with pytest.raises(ValueError, match=says) as refusal:
-        moe_layer(**{**operands, **change})
-    assert "\n" not in str(refusal.value)
-
-
-def test_quantized_weights_are_refused_in_bfloat16() -> None:
-    case = random_case()
-    with pytest.raises(ValueError, match="precision must be 'fp8'"):
-        moe_layer(case.x, quantize_gate_up(case.w13), case.w2, case.ids, case.weights, precision="bf16")
+    for change, message in REFUSED:
+        with pytest.raises(ValueError, match=message) as refusal:
+            moe_layer(**{**operands, **change})
+        assert "\n" not in str(refusal.value)
 
 
 @in_plain_torch
@@ -558,6 +480,8 @@ def test_quantized_weights_decide_the_fp8_dtype() -> None:
     assert torch.equal(moe_layer(*operands), case.call(float8_dtype=dtype))
     with pytest.raises(ValueError, match=r"float8_dtype must be .*fnuz, to which w13 was quantized"):
         moe_layer(*operands, float8_dtype=FP8)
+    with pytest.raises(ValueError, match="precision must be 'fp8'"):
+        moe_layer(*operands, precision="bf16")
 
 
 @in_plain_torch

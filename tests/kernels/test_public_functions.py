@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,34 +21,31 @@ pytestmark = [
 ]
 
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
-SIZES = {"M": 64, "K": 32, "N": 48, "E": 2}
 
 each_kernel = pytest.mark.parametrize("kernel", catalog.KERNELS)
 each_quantizer = pytest.mark.parametrize("kernel", catalog.QUANTIZERS)
-ROUTED = [kernel for kernel in catalog.KERNELS if catalog.load(kernel).routed]
 
 
-def inputs_of(kernel: str, device: str = "cpu", in_dtype: str = "", **sizes: int) -> tuple[Any, ...]:
+def inputs_of(kernel: str, in_dtype: str = "") -> tuple[Any, ...]:
     """The kernel's own small inputs: what its launch and its reference take."""
     spec = catalog.load(kernel)
-    shape = NamedInts({**next(spec.problems({**SIZES, **sizes}))})
+    shape = NamedInts({**next(spec.problems({"M": 64, "K": 32, "N": 48, "E": 2}))})
     if "G" in shape:
         shape = NamedInts({**shape, "G": 3})
     dtype, mode = in_dtype or spec.in_dtypes[0], (*spec.scale_modes, "")[0]
-    return spec.inputs(
-        Problem(kernel, shape, "ragged" if spec.routed else "none", in_dtype=dtype, scale_mode=mode), device
-    )
+    problem = Problem(kernel, shape, "ragged" if spec.routed else "none", in_dtype=dtype, scale_mode=mode)
+    return spec.inputs(problem, "cpu")
 
 
-def arguments_of(kernel: str, *given: Any, **sizes: Any) -> tuple[Any, ...]:
+def arguments_of(kernel: str) -> tuple[Any, ...]:
     """The inputs as the public function takes them: a quantizer's dtype, scale mode and alignment are keywords."""
-    inputs = inputs_of(kernel, *given, **sizes)
+    inputs = inputs_of(kernel)
     return tuple(x for x in inputs if isinstance(x, torch.Tensor)) if kernel in catalog.QUANTIZERS else inputs
 
 
 def outputs_of(kernel: str, arguments: tuple[Any, ...], **options: Any) -> tuple[torch.Tensor, ...]:
-    found = public_wrapper(catalog.load(kernel))(*arguments, **options)
-    return found if isinstance(found, tuple) else (found,)
+    outputs = public_wrapper(catalog.load(kernel))(*arguments, **options)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def test_every_kernel_is_exported_by_the_package() -> None:
@@ -65,26 +61,25 @@ def test_every_kernel_is_exported_by_the_package() -> None:
 
 @each_quantizer
 def test_options_of_a_quantizer_are_those_of_its_reference(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel, on the interpreter."""
-    monkeypatch.setattr(interpreter, "INTERPRETED", True)
+    """The second mode by the kernel, on the interpreter."""
     spec, tensors = catalog.load(kernel), arguments_of(kernel)
-    option = "scale_mode" if kernel.startswith("mxfp8") else "power_of_two"
-    for value in ("floor", "rceil") if option == "scale_mode" else (True, False):
-        found = outputs_of(kernel, tensors, float8_dtype=torch.float8_e5m2, **{option: value})
-        assert_same_bits(found, spec.reference(*tensors, torch.float8_e5m2, value))
+    option, modes = ("scale_mode", ("floor", "rceil")) if kernel[:2] == "mx" else ("power_of_two", (True, False))
+    for value in modes:
+        outputs = outputs_of(kernel, tensors, float8_dtype=torch.float8_e5m2, **{option: value})
+        assert_same_bits(outputs, spec.reference(*tensors, torch.float8_e5m2, value))
+        monkeypatch.setattr(interpreter, "INTERPRETED", True)
 
 
 @each_kernel
 def test_a_cpu_runs_the_reference_and_follows_no_gradient(kernel: str) -> None:
     arguments = arguments_of(kernel)
-    wanted = catalog.load(kernel).reference(*inputs_of(kernel))
-    leaves = [
-        x.requires_grad_() if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float32) else x
-        for x in arguments
-    ]
-    found = outputs_of(kernel, tuple(leaves))
-    assert not any(output.requires_grad for output in found)
-    assert_same_bits(found, tuple(each.detach() for each in wanted))
+    right = catalog.load(kernel).reference(*inputs_of(kernel))
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float32):
+            x.requires_grad_()
+    outputs = outputs_of(kernel, arguments)
+    assert not any(output.requires_grad for output in outputs)
+    assert_same_bits(outputs, tuple(x.detach() for x in right))
 
 
 @each_kernel
@@ -93,7 +88,7 @@ def test_it_is_an_operator_as_torch_wants_them(kernel: str) -> None:
     arguments = arguments_of(kernel)
     if kernel in catalog.QUANTIZERS:
         arguments = (*arguments, None, "floor" if kernel.startswith("mxfp8") else True)
-    reads_codes = any(isinstance(x, torch.Tensor) and x.itemsize == 1 for x in inputs_of(kernel))
+    reads_codes = any(isinstance(x, torch.Tensor) and x.itemsize == 1 for x in arguments)
     schema = () if reads_codes else ("test_schema",)  # it multiplies inputs, which float8 does not know
     tests = (*schema, "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, arguments, test_utils=tests)
@@ -102,12 +97,12 @@ def test_it_is_an_operator_as_torch_wants_them(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", ["colwise", "colwise-dual", "rowwise-colwise"])
 def test_alignment_is_the_last_argument(kernel: str) -> None:
     tensors, dtype = arguments_of(kernel), torch.float8_e5m2
-    wanted = catalog.load(kernel).reference(*tensors, dtype, True, 16)
-    for found in (
+    expected = catalog.load(kernel).reference(*tensors, dtype, True, 16)
+    for outputs in (
         outputs_of(kernel, tensors, float8_dtype=dtype, alignment=16),
         getattr(torch.ops.fp8tune, f"quantize_{kernel.replace('-', '_')}")(*tensors, dtype, True, 16),
     ):
-        for x, right in zip(found, wanted, strict=True):
+        for x, right in zip(outputs, expected, strict=True):
             assert (x.shape, x.stride()) == (right.shape, right.stride())
             assert torch.equal(x[:64].float(), right[:64].float())  # past the last group nothing is written
     for alignment in (0, 3, 8, -16, 48):
@@ -118,32 +113,26 @@ def test_alignment_is_the_last_argument(kernel: str) -> None:
 # Refusals
 
 
-@pytest.mark.parametrize("kernel", ROUTED)
-@pytest.mark.parametrize(
-    ("ends", "says"), [((40, 24, 64), "group 1 at row 24, before"), ((24, 40, 999), "group 2 at row 999 of")]
-)
-def test_offsets_that_cut_no_groups_are_refused_on_a_cpu(kernel: str, ends: tuple[int, ...], says: str) -> None:
-    offs = torch.tensor(ends, dtype=torch.int32)
-    given = [offs if isinstance(x, torch.Tensor) and x.shape == (3,) else x for x in arguments_of(kernel)]
-    with pytest.raises(ValueError, match=says):
-        outputs_of(kernel, tuple(given))
-
-
-MATRIX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "has shape": lambda x: x[0],
-    "is torch.float64": lambda x: x.double(),
-    "is torch.int32": lambda x: x.to(torch.int32),
-    "has strides": lambda x: x[..., ::2],
-}
-"""Of what no quantizer takes: words of the message, and how it is made of what all take."""
+@pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if catalog.load(kernel).routed])
+def test_offsets_that_cut_no_groups_are_refused_on_a_cpu(kernel: str) -> None:
+    for ends, message in (((40, 24, 64), "group 1 at row 24, before"), ((24, 40, 999), "group 2 at row 999 of")):
+        offs = torch.tensor(ends, dtype=torch.int32)
+        changed = (offs if isinstance(x, torch.Tensor) and x.shape == (3,) else x for x in arguments_of(kernel))
+        with pytest.raises(ValueError, match=message):
+            outputs_of(kernel, tuple(changed))
 
 
 @each_quantizer
-def test_what_no_quantizer_takes_is_refused(kernel: str) -> None:
+def test_other_matrices_and_dtypes_are_refused_by_every_quantizer(kernel: str) -> None:
     first, *rest = arguments_of(kernel)
-    for says, change in MATRIX.items():
-        with pytest.raises(ValueError, match=f"^[xwy] {says}.*wanted"):
-            outputs_of(kernel, (change(first), *rest))
+    for message, x in {
+        "has shape": first[0],
+        "is torch.float64": first.double(),
+        "is torch.int32": first.to(torch.int32),
+        "has strides": first[..., ::2],
+    }.items():
+        with pytest.raises(ValueError, match=f"^[xwy] {message}.*wanted"):
+            outputs_of(kernel, (x, *rest))
     with pytest.raises(ValueError, match=r"^float8_dtype is torch\.float16, wanted one of torch\.float8_e4m3fn"):
         outputs_of(kernel, (first, *rest), float8_dtype=torch.float16)
 
@@ -181,21 +170,13 @@ REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (kernels.transpose_codes_to_one_scale, (Q, torch.zeros(5)), {}, "^q is torch.float8_e4m3fn of shape"),
 ]
 
-
-@pytest.mark.parametrize(("function", "arguments", "options", "says"), REFUSED)
-def test_it_is_refused_in_one_line(function: Any, arguments: Any, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as refusal:
-        function(*arguments, **options)
-    assert "\n" not in str(refusal.value)
-
-
 A_AT, B_AT, OFFS_AT, SCALE_A_AT, SCALE_B_AT, ALIGNMENT_AT, ADDED_AT = range(7)
 
 REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
     *[
-        (kernel, dtype, place, change, says)
+        (kernel, dtype, place, change, message)
         for kernel in ("grouped-rows", "grouped-contraction")
-        for dtype, place, change, says in (
+        for dtype, place, change, message in (
             (FP8, A_AT, lambda a: a.float(), "^a is torch.float32, wanted torch.bfloat16, torch.float8_e4m3fn or"),
             (FP8, B_AT, lambda b: b.to(torch.bfloat16), "^b is torch.bfloat16, wanted torch.float8_e4m3fn as a"),
             (FP8, OFFS_AT, lambda offs: offs.long(), "^offs is torch.int64, wanted torch.int32"),
@@ -220,33 +201,31 @@ REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "in_dtype", "place", "change", "says"), REFUSED_BY_GEMMS)
-def test_what_no_gemm_takes_is_refused(kernel: str, in_dtype: str, place: int, change: Any, says: str) -> None:
-    given = [*inputs_of(kernel, in_dtype=in_dtype)]
-    given[place] = change(given[place])
-    with pytest.raises(ValueError, match=says):
-        outputs_of(kernel, tuple(given))
-
-
-def test_4096_groups_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_operands_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [*REFUSED]
+    for kernel, in_dtype, place, change, message in REFUSED_BY_GEMMS:
+        operands = [*inputs_of(kernel, in_dtype)]
+        operands[place] = change(operands[place])
+        calls.append((public_wrapper(catalog.load(kernel)), tuple(operands), {}, message))
+    for function, arguments, options, message in calls:
+        with pytest.raises(ValueError, match=message) as refusal:
+            function(*arguments, **options)
+        assert "\n" not in str(refusal.value)
     monkeypatch.setattr(interpreter, "INTERPRETED", True)
-    a, b, _, *rest = inputs_of("grouped-contraction", in_dtype=BF16)
+    a, b, _, *rest = inputs_of("grouped-contraction", BF16)
     with pytest.raises(ValueError, match=r"^offs has 4096 groups, wanted fewer than 4096"):
         kernels.contract_rows(a, b, torch.zeros(4096, dtype=torch.int32), *rest)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "arch", "says"),
-    [
+def test_an_arch_refuses_the_formats_that_it_does_not_multiply() -> None:
+    for dtype, arch, message in (
         (torch.float8_e4m3fnuz, "sm_90", "an AMD format, on an NVIDIA GPU: wanted torch.float8_e4m3fn"),
         (torch.float8_e4m3fn, "sm_80", "which Triton does not compile for sm_80: wanted torch.bfloat16"),
         (torch.float8_e4m3fn, "sm_90", None),
         (torch.float8_e4m3fnuz, "gfx942", None),
         (torch.bfloat16, "sm_80", None),
-    ],
-)
-def test_an_arch_refuses_the_formats_that_it_does_not_multiply(dtype: torch.dtype, arch: str, says: str | None) -> None:
-    assert grouped_tiles._refusal(dtype, arch) == says
+    ):
+        assert grouped_tiles._refusal(dtype, arch) == message
 
 
 @pytest.mark.filterwarnings("error")  # torch 2.13 only warns where an address of a traced tensor is read

@@ -256,7 +256,7 @@ def test_aligned_groups_begin_where_they_must_with_zeros_between(sizes: list[int
     for end, size in zip(ends, sizes, strict=True):
         taken = taken_rows(size, alignment)
         assert taken % alignment == 0
-        assert 0 <= taken - size < alignment or (size, taken) == (0, alignment)
+        assert 0 < taken == max(alignment, taken) < size + alignment + (size == 0)
         codes = aligned[0][place : place + taken].float()
         assert torch.equal(codes[:size], plain[0][end - size : end].float())
         assert not codes[size:].any()
