@@ -49,7 +49,7 @@ class Merging(Writing):
                 continue
             query = select(*(column for column in table.c if column.name != "crc")).order_by(*table.primary_key)
             for part in source.execute(query, execution_options={"yield_per": 2000}).mappings().partitions():
-                rows = [_translated(table, row, ids) for row in part]
+                rows = [_translated(table, dict(row), ids) for row in part]
                 if "crc" in table.c:
                     old = (row.get("id", 0) for row in part)
                     ids.setdefault(table.name, {}).update(zip(old, self._ids(table, rows), strict=True))
