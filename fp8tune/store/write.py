@@ -12,7 +12,6 @@ import time
 import uuid
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
@@ -354,12 +353,7 @@ class Writing(Reading):
                 begun[place] = self._study(subject, sweep, row)
             studies.append(begun[place])
         configs = self._ids(db.Configs, [config_row(row.config) for row in rows])
-        of_results = list(map(_result, studies, configs, rows))
-        newest, is_published = -1, all(row.kind is Kind.PUBLISHED for row in rows)
-        if is_published:  # new results of publications have all their figures here: they need not be read again
-            newest = self._connection.scalar(select(func.max(db.Results.c.id))) or 0
-            of_results = _with_figures(of_results, trials)
-        results = self._ids(db.Results, of_results)
+        results = self._ids(db.Results, list(map(_result, studies, configs, rows)))
         names = ("sweep_id", "name", "git_commit", "started_at")
         named = [(sweep, row.process, row.commit, now) for sweep, row in sweeps_and_rows]
         processes = self._ids(db.Processes, [dict(zip(names, values, strict=True)) for values in named])
@@ -382,7 +376,7 @@ class Writing(Reading):
             trials = [trial for place, trial in first.items() if place not in known][::-1]
         stored = self._insert(db.Trials, trials)
         self._insert(db.TrialDetails, [t for t in trials if any(t[name] is not None for name in _DETAILS)])
-        self.summarize({id for id in results if not is_published or id <= newest})
+        self.summarize(set(results))
         if stored:
             untimed = (Kind.STATIC, Kind.INTERPRETER)
             of_rows = zip(studies, rows, strict=True)
@@ -468,25 +462,6 @@ def config_row(config: NamedInts | None) -> Values:
 def _result(study: int, config: int, row: Row) -> Values:
     facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
     return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
-
-
-_NO_FIGURES: Values = {"coarse_us": None, "coarse_processes": 0}
-
-
-def _with_figures(results: Sequence[Values], trials: Sequence[Values]) -> list[Values]:
-    """Return the rows of results with the summary of the figures that a publication prints of each."""
-    figures: dict[tuple[object, ...], dict[str, float]] = {}
-    places = [tuple(result.values()) for result in results]
-    for place, trial in zip(places, trials, strict=True):
-        of_result = figures.setdefault(place, {})
-        if trial["time_us"] is not None:
-            of_result[trial["process"]] = trial["time_us"]
-    summaries = {
-        place: {"coarse_us": median(times.values()), "coarse_processes": len(times)}
-        for place, times in figures.items()
-        if times
-    }
-    return [{**result, **summaries.get(place, _NO_FIGURES)} for place, result in zip(places, results, strict=True)]
 
 
 def _trial(row: Row) -> dict[str, Any]:

@@ -56,20 +56,6 @@ def test_a_store_goes_on_after_its_connection_was_ended(postgresql: Server, url:
     assert processes(url) == ["a", "b", "c", "d", "e"]
 
 
-def test_what_an_iterator_gave_before_the_loss_is_stored_too(postgresql: Server, url: str) -> None:
-    with Store.open(url, create=True) as store:
-        sweep = begin(store)
-
-        def rows() -> Iterator[object]:
-            for number in range(300):
-                if number == 250:  # two chunks were sent
-                    postgresql.end_connections()
-                yield row(process=f"{number}")
-
-        assert store.add_many(sweep, rows()) == 300
-        assert store.add_many(sweep, (row(process=f"{number}") for number in range(300))) == 0
-
-
 @pytest.mark.parametrize("words", [b"COMMIT", b"pg_advisory_xact_lock", b"INSERT INTO trials"])
 def test_a_lost_answer_stores_nothing_twice(proxy: Proxy, through: str, words: bytes) -> None:
     with Store.open(through, create=True) as store:
