@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .gemm.quantized_weights import quantize_weights as quantize_weights
     from .moe.cast_transpose_3d import cast_and_transpose as cast_and_transpose
     from .moe.choose_experts import choose_experts as choose_experts
+    from .moe.expert_parallel import ExpertGroup as ExpertGroup
+    from .moe.expert_parallel import expert_parallel_moe as expert_parallel_moe
     from .moe.expert_sort import sort_by_expert as sort_by_expert
     from .moe.expert_weights import ExpertWeights as ExpertWeights
     from .moe.expert_weights import quantize_down as quantize_down
@@ -76,6 +78,8 @@ _MODULES = {
     "cast_and_transpose": "moe.cast_transpose_3d",
     "choose_experts": "moe.choose_experts",
     "contract_rows": "gemm.grouped_contraction",
+    "expert_parallel_moe": "moe.expert_parallel",
+    "ExpertGroup": "moe.expert_parallel",
     "ExpertWeights": "moe.expert_weights",
     "fp8_grouped_mm": "gemm.grouped_mm",
     "fp8_moe_mlp": "moe.layer",
