@@ -72,7 +72,8 @@ def full_name(module: str) -> str:
 
 def source(module: str) -> str:
     """Return a module's text with absolute imports, and without its operator, which can exist only once."""
-    text = Path(str(importlib.util.find_spec(module).origin)).read_text().partition("\n_operator = ")[0]
+    text = Path(str(importlib.util.find_spec(module).origin)).read_text()
+    text = re.split(r"^\w+ = SPEC\.define\(", text, flags=re.MULTILINE)[0]
 
     def absolute(line: re.Match[str]) -> str:
         package = ".".join(module.split(".")[: -len(line[1])])

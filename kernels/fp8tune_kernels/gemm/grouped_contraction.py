@@ -323,6 +323,7 @@ SPEC = declare.kernel(
         declare.Argument("alignment", "int"),
         declare.Argument("added", "Tensor?"),
     ),
+    defaults={"alignment": 1},
     outputs=(declare.Output("out", ("G", "N", "K"), "torch.bfloat16 if added is None else added.dtype"),),
     sizes={"M": lambda P, G, alignment: P if alignment == 1 else P - alignment * G},  # see padded_rows
     check=check,
@@ -353,23 +354,4 @@ SPEC = declare.kernel(
     **grouped_tiles.DECLARED,
 )
 
-
-def contract_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-    alignment: int = 1,
-    added: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``a[rows of e].t() @ b[rows of e]`` for every expert e: ``out`` as the module says.
-
-    ``alignment``: of the groups of codes, 1 or a power of two from 16 on; 1 beside bfloat16. ``added``: what the
-    products are added to; it stays as it is. Raises ValueError, before any launch, for another alignment, and for other
-    shapes, dtypes, strides or devices.
-    """
-    return _operator(a, b, offs, scale_a, scale_b, alignment, added)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("contract_rows")
+contract_rows = SPEC.define("contract_rows")

@@ -224,20 +224,4 @@ SPEC = declare.kernel(
     **DECLARED,
 )
 
-
-def multiply_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``a[rows of e] @ b[e].t()`` for every expert e: ``out`` as the module says.
-
-    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
-    at 16 bytes, and for scales beside bfloat16 or none beside FP8.
-    """
-    return _operator(a, b, offs, scale_a, scale_b)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("multiply_rows")
+multiply_rows = SPEC.define("multiply_rows")

@@ -327,15 +327,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def cast_and_transpose(
-    w: torch.Tensor, one_scale: bool, float8_dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``(q, scales, transposed, of_columns)`` as the module describes them.
-
-    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
-    """
-    return _operator(w, one_scale, float8_dtype)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("cast_and_transpose")
+cast_and_transpose = SPEC.define("cast_and_transpose")

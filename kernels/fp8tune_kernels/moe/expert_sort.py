@@ -225,16 +225,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def sort_by_expert(
-    ids: torch.Tensor, weights: torch.Tensor, experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return ``(offs, row_of, token_of_row, row_weights)`` as the module describes them.
-
-    Raises ValueError, before any launch, for ids that are not contiguous int32 or int64 (T, TOP_K), and for weights of
-    another shape or device.
-    """
-    return _operator(ids, weights, experts)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("sort_by_expert")
+sort_by_expert = SPEC.define("sort_by_expert")

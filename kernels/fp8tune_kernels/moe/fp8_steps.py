@@ -266,14 +266,21 @@ def _gate_up_weight_gradient(
 # Operators
 
 
-def _in_place(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a step that changes its last argument: no operator, as it has no part in a graph."""
+def _weight_gradient(operator: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Maybe]:
+    """Return a step that returns a gradient as the weights lie; or adds it to a buffer, and returns None.
+
+    The latter is no operator, because it changes its last argument, and so has no part in a graph.
+    """
     on_gpu = on_its_device(replayed(run))
 
-    def call(*arguments: Any) -> Tensor:
+    def call(*arguments: Any, buffer: Maybe = None) -> Maybe:
+        is_transposed = arguments[-1]
+        if buffer is None:
+            gradient = operator(*arguments)
+            return gradient.mT if is_transposed else gradient
         with torch.no_grad():
-            result: Tensor = (on_gpu if arguments[0].is_cuda else run)(*arguments)
-        return result
+            (on_gpu if buffer.is_cuda else run)(*arguments, buffer.mT if is_transposed else buffer)
+        return None
 
     return call
 
@@ -302,18 +309,22 @@ down_gradient: Callable[..., list[Tensor]] = _step(
     _down_gradient,
     "Tensor[]",
 )
-down_weight_gradient: Callable[..., Tensor] = _step(
-    "down_weight_gradient",
-    "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] rows, bool is_transposed",
-    _down_weight_gradient,
-)
 input_gradient: Callable[..., Tensor] = _step(
     "input_gradient", "Tensor q, Tensor scales, Tensor[] places, Tensor?[] w13", _input_gradient
 )
-gate_up_weight_gradient: Callable[..., Tensor] = _step(
-    "gate_up_weight_gradient",
-    "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] rows, bool is_transposed",
+down_weight_gradient = _weight_gradient(
+    _step(
+        "down_weight_gradient",
+        "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] rows, bool is_transposed",
+        _down_weight_gradient,
+    ),
+    _down_weight_gradient,
+)
+gate_up_weight_gradient = _weight_gradient(
+    _step(
+        "gate_up_weight_gradient",
+        "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] rows, bool is_transposed",
+        _gate_up_weight_gradient,
+    ),
     _gate_up_weight_gradient,
 )
-add_down_weight_gradient = _in_place(_down_weight_gradient)
-add_gate_up_weight_gradient = _in_place(_gate_up_weight_gradient)

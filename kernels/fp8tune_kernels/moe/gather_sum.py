@@ -184,19 +184,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def sum_rows_of_tokens(
-    rows: torch.Tensor,
-    row_of: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    ids: torch.Tensor | None = None,
-    weights: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``out`` as the module describes it.
-
-    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices.
-    """
-    return _operator(rows, row_of, bias, ids, weights)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("sum_rows_of_tokens")
+sum_rows_of_tokens = SPEC.define("sum_rows_of_tokens")

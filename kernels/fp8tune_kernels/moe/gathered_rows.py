@@ -201,21 +201,4 @@ SPEC = declare.kernel(
     **grouped_rows.DECLARED,
 )
 
-
-def multiply_gathered_rows(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offs: torch.Tensor,
-    token_of_row: torch.Tensor,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return ``a[token_of_row[rows of e]] @ b[e].t()`` for every expert e: ``out`` as the module describes it.
-
-    Raises ValueError, before any launch, for other shapes, dtypes, strides or devices, for memory that does not begin
-    at 16 bytes, for another dtype than FP8, and for a scale that is missing.
-    """
-    return _operator(a, b, offs, token_of_row, scale_a, scale_b)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("multiply_gathered_rows")
+multiply_gathered_rows = SPEC.define("multiply_gathered_rows")

@@ -189,15 +189,4 @@ SPEC = declare.kernel(
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
-
-def transpose_gathered_codes(
-    q: torch.Tensor, offs: torch.Tensor, token_of_row: torch.Tensor, shifts: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``out`` as the module describes it.
-
-    Raises ValueError, before any launch, for what is not row-major FP8, and for other offs, tokens or shifts.
-    """
-    return _operator(q, offs, token_of_row, shifts)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("transpose_gathered_codes")
+transpose_gathered_codes = SPEC.define("transpose_gathered_codes")

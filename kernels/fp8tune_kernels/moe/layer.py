@@ -8,7 +8,7 @@ after the last step that reads it: see :mod:`.fp8_steps` and :mod:`.bf16_steps`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +33,8 @@ __all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
 RECOMPUTE = ("none", "h", "gate-up")
 
 Saved = dict[str, Maybe]
-"""Tensors that are held between the passes, by name; a step of the backward pass takes out what no later one reads."""
+"""Tensors by name: gradients of operands, and what is held between the passes. A step of the backward pass takes out of
+the latter what no later one reads."""
 
 
 class _Options(NamedTuple):
@@ -45,6 +46,18 @@ class _Options(NamedTuple):
     precision: str
     is_13_transposed: bool = False
     is_2_transposed: bool = False
+
+
+class _Operands(NamedTuple):
+    """Operands that may get gradients."""
+
+    x: Tensor
+    w13: Tensor
+    w2: Tensor
+    b13: Maybe
+    b2: Maybe
+    weights: Tensor
+    """One per token and choice."""
 
 
 class _Needs(NamedTuple):
@@ -173,7 +186,7 @@ def _run(
     ids, weights = choice
     _check_choices(activation=(options.gate[0], ACTIVATIONS), layout=(options.gate[1], LAYOUTS))
     _check_choices(precision=(options.precision, PRECISIONS), recompute=(options.recompute, RECOMPUTE))
-    (plain_13, *codes_13), (plain_2, *codes_2) = _unpacked("w13", both[0]), _unpacked("w2", both[1])
+    (w13, *codes_13), (w2, *codes_2) = _unpacked("w13", both[0]), _unpacked("w2", both[1])
     float8_dtype, is_quantized = options.float8_dtype, False
     for name, q in (("w13", codes_13[0]), ("w2", codes_2[0])):
         if q is None:
@@ -184,21 +197,25 @@ def _run(
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
-        plain_13 = plain_13 if codes_13[0] is not None else plain_13.to(dtype)
-        plain_2 = plain_2 if codes_2[0] is not None else plain_2.to(dtype)
-    _check_operands(x, plain_13, plain_2, ids, *biases)
-    _check_buffer("grad_w13", buffers[0], plain_13)
-    _check_buffer("grad_w2", buffers[1], plain_2)
+        w13 = w13 if codes_13[0] is not None else w13.to(dtype)
+        w2 = w2 if codes_2[0] is not None else w2.to(dtype)
+    _check_operands(x, w13, w2, ids, *biases)
+    _check_buffer("grad_w13", buffers[0], w13)
+    _check_buffer("grad_w2", buffers[1], w2)
     precision = options.precision
     if precision == "auto":
-        (T, K), (E, _, N) = x.shape, plain_2.shape
+        (T, K), (E, _, N) = x.shape, w2.shape
         is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, ids.shape[1], x.device)
         precision = "fp8" if is_fp8 else "bf16"
     if precision == "bf16" and is_quantized:
         raise ValueError("precision must be 'fp8' for weights that were quantized before, got 'bf16'")
-    are_transposed = not plain_13.is_contiguous(), not plain_2.is_contiguous()
-    options = _Options(*options[:3], float8_dtype, precision, *are_transposed)
-    operands = (x, plain_13, plain_2, *biases, weights)
+    options = options._replace(
+        float8_dtype=float8_dtype,
+        precision=precision,
+        is_13_transposed=not w13.is_contiguous(),
+        is_2_transposed=not w2.is_contiguous(),
+    )
+    operands = _Operands(x, w13, w2, *biases, weights)
     is_recorded = torch.is_grad_enabled()
     needs = _Needs(*[is_recorded and operand is not None and operand.requires_grad for operand in operands])
     return _apply(*operands, ids, *buffers, options, needs, *codes_13, *codes_2)
@@ -214,54 +231,49 @@ def _unpacked(name: str, w: Tensor | ExpertWeights) -> tuple[Tensor, Maybe, Mayb
 
 
 class _Layer(torch.autograd.Function):
-    """Steps of either precision. ``codes``: the fields of both weights past the first."""
+    """Steps of either precision, on the arguments that :func:`_run` gives.
+
+    ``codes``: the fields of both weights past the first.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        w13: Tensor,
-        w2: Tensor,
-        b13: Maybe,
-        b2: Maybe,
-        weights: Tensor,
-        ids: Tensor,
-        grad_w13: Maybe,
-        grad_w2: Maybe,
-        options: _Options,
-        needs: _Needs,
-        *codes: Maybe,
-    ) -> Tensor:
-        operands = (x, w13, w2, (ids, weights), (b13, b2))
-        if options.precision == "fp8":
-            out, order, saved = _fp8_forward(*operands, codes, options, needs)
-        else:
-            out, order, saved = _bf16_forward(*operands, options, needs)
-        has_b2 = b2 is not None
-        saved |= {"b13": b13, "b2": b2, "ids": ids if has_b2 else None, "weights": weights if has_b2 else None}
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        operands = _Operands(*arguments[:6])
+        ids, grad_w13, grad_w2, options, needs, *codes = arguments[6:]
+        forward = _fp8_forward if options.precision == "fp8" else _bf16_forward
+        out, order, saved = forward(operands, ids, codes, options, needs)
+        saved |= {"b13": operands.b13, "b2": operands.b2, "ids": None, "weights": None}
+        if operands.b2 is not None:
+            saved |= {"ids": ids, "weights": operands.weights}
         ctx.save_for_backward(*order, *saved.values())
         ctx.names, ctx.options, ctx.needs, ctx.buffers = tuple(saved), options, needs, (grad_w13, grad_w2)
-        ctx.dtypes = [None if operand is None else operand.dtype for operand in (x, w13, w2, b13, b2, weights)]
+        ctx.dtypes = [None if operand is None else operand.dtype for operand in operands]
         return out
 
     @staticmethod
     @differentiable_once("moe_layer")
     def backward(ctx: Any, grad: Tensor) -> tuple[Maybe, ...]:
-        needs, grads = ctx.needs, _Gradients()
+        needs = ctx.needs
+        grads: Saved = {}
         offs, row_of, token_of_row, row_weights, *rest = ctx.saved_tensors
         order, saved = Order(offs, row_of, token_of_row, row_weights), dict(zip(ctx.names, rest, strict=True))
         del rest
         if not torch.compiler.is_compiling():  # or all live until this function returns: a third of the peak
             ctx.maybe_clear_saved_tensors()
         grad = grad.contiguous()
-        through_bias = _bias_gradients(grads, grad, saved["ids"], saved["weights"], saved["b2"], needs)
+        through_bias = _bias_gradients(grads, grad, saved, needs)
         if needs.through_h or needs.w2:
             backward = _fp8_backward if ctx.options.precision == "fp8" else _bf16_backward
             backward(grads, grad, order, saved, ctx.options, needs, ctx.buffers)
-        if grads.weights is not None:
-            grads.weights = grads.weights.index_select(0, row_of.view(-1)).view(row_of.shape)
-            grads.weights = grads.weights if through_bias is None else grads.weights + through_bias
-        return grads.returned(ctx)
+        of_weights = grads.get("weights")
+        if of_weights is not None:
+            of_weights = of_weights.index_select(0, row_of.view(-1)).view(row_of.shape)
+            grads["weights"] = of_weights if through_bias is None else of_weights + through_bias
+        cast = [
+            None if gradient is None else gradient.to(dtype)
+            for gradient, dtype in zip(map(grads.get, _Operands._fields), ctx.dtypes, strict=True)
+        ]
+        return (*cast, *[None] * (len(ctx.needs_input_grad) - len(cast)))
 
 
 _apply: Callable[..., Tensor] = _Layer.apply
@@ -275,36 +287,22 @@ _FIELDS_2 = tuple(f"{field}_2" for field in Weights._fields)
 
 
 def _fp8_forward(
-    x: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    choice: tuple[Tensor, Tensor],
-    biases: tuple[Maybe, Maybe],
-    codes: tuple[Maybe, ...],
-    options: _Options,
-    needs: _Needs,
+    operands: _Operands, ids: Tensor, codes: Sequence[Maybe], options: _Options, needs: _Needs
 ) -> tuple[Tensor, list[Tensor], Saved]:
     """Return the output, the order of rows, and what is held."""
     gate, recompute, keeps_weights, float8_dtype = options[:4]
+    x, w13, w2, b13, b2, weights = operands
     repeats_y = recompute == "gate-up" and (needs.w2 or needs.through_h)
     keeps_y = recompute != "gate-up" and (needs.through_h or (needs.w2 and recompute == "h"))
     of_13, of_2 = Weights(w13, *codes[:4]), Weights(w2, *codes[4:])
-    has_13, has_2 = of_13.codes is not None, of_2.codes is not None
-    transposes_13 = not has_13 and needs.x and keeps_weights and not repeats_y
-    transposes_2 = not has_2 and needs.through_h and keeps_weights
+    is_held_13, is_held_2 = (keeps_weights or w.codes is not None for w in (of_13, of_2))
+    transposes_13 = of_13.codes is None and needs.x and keeps_weights and not repeats_y
+    transposes_2 = of_2.codes is None and needs.through_h and keeps_weights
     keeps = keeps_y, transposes_13, transposes_2
-    out, *made = fp8_steps.forward(x, of_13, of_2, choice, biases, gate, keeps, float8_dtype)
+    out, *made = fp8_steps.forward(x, of_13, of_2, (ids, weights), (b13, b2), gate, keeps, float8_dtype)
     q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = made[4:]
-    if transposes_13:
-        of_13, new = Weights(w13, None, new[1], new[0]), new[2:]
-    elif not has_13:
-        of_13, new = Weights(w13, *new[:2]), new[2:]
-    if transposes_2:
-        of_2 = Weights(w2, None, new[1], new[0], new[2])
-    elif not has_2:
-        of_2 = Weights(w2, *new)
-    reads_13 = repeats_y or (needs.x and of_13.transposed is None)
-    reads_2 = needs.through_h and of_2.transposed is None
+    of_13 = _with_new(of_13, new, transposes_13, False)
+    of_2 = _with_new(of_2, new, transposes_2, True)
     saved = {
         "q_x": q_x if repeats_y or needs.w13 else None,
         "scales_x": scales_x,
@@ -313,10 +311,21 @@ def _fp8_forward(
         "q_h": q_h if needs.w2 and recompute == "none" else None,
         "scales_h": scales_h,
     }
-    held_13 = _held(of_13, reads_13, keeps_weights or has_13, needs.x)
-    held_2 = _held(of_2, reads_2, keeps_weights or has_2, needs.through_h)
-    saved.update(zip(_FIELDS_13 + _FIELDS_2, held_13 + held_2, strict=True))
+    reads_13 = repeats_y or (needs.x and of_13.transposed is None)
+    reads_2 = needs.through_h and of_2.transposed is None
+    held = _held(of_13, reads_13, is_held_13, needs.x) + _held(of_2, reads_2, is_held_2, needs.through_h)
+    saved.update(zip(_FIELDS_13 + _FIELDS_2, held, strict=True))
     return out, made[:4], saved
+
+
+def _with_new(w: Weights, new: list[Tensor], is_transposed: bool, one_scale: bool) -> Weights:
+    """Return weights with the FP8 values that the forward step made of them, which come next in ``new``."""
+    if w.codes is not None:
+        return w
+    codes, scales = new.pop(0), new.pop(0)
+    if not is_transposed:
+        return Weights(w.plain, codes, scales)
+    return Weights(w.plain, None, scales, codes, new.pop(0) if one_scale else None)
 
 
 def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> tuple[Maybe, ...]:
@@ -327,7 +336,7 @@ def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> tuple[Ma
 
 
 def _fp8_backward(
-    grads: _Gradients,
+    grads: Saved,
     grad: Tensor,
     order: Order,
     saved: Saved,
@@ -351,10 +360,7 @@ def _fp8_backward(
     del w2, grad
     if needs.w2:
         of_w2 = q, scales, q_h, scales_h, rows, options.is_2_transposed
-        if buffers[1] is not None:
-            fp8_steps.add_down_weight_gradient(*of_w2, _lying(buffers[1], options.is_2_transposed))
-        else:
-            grads.w2 = _lying(fp8_steps.down_weight_gradient(*of_w2), options.is_2_transposed)
+        grads["w2"] = fp8_steps.down_weight_gradient(*of_w2, buffer=buffers[1])
         del of_w2
     del q_h, q
     if not needs.through_h:
@@ -364,33 +370,25 @@ def _fp8_backward(
     of_y: Any = dh[0], order.offs, scales_13, scales_y, bias, order.row_weights, *gate, needs.b13, float8_dtype
     q, scales, d_weights, d_bias = quantize_swiglu_gradient(y, *of_y)
     del y, dh, of_y
-    grads.b13 = d_bias if needs.b13 else None
-    grads.weights = d_weights if needs.weights else None
+    grads["b13"] = d_bias if needs.b13 else None
+    grads["weights"] = d_weights if needs.weights else None
     if needs.x:
-        grads.x = fp8_steps.input_gradient(q, scales, (order.offs, order.row_of), w13)
+        grads["x"] = fp8_steps.input_gradient(q, scales, (order.offs, order.row_of), w13)
     del w13
     if needs.w13:
         of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), rows, options.is_13_transposed
-        if buffers[0] is not None:
-            fp8_steps.add_gate_up_weight_gradient(*of_w13, _lying(buffers[0], options.is_13_transposed))
-        else:
-            grads.w13 = _lying(fp8_steps.gate_up_weight_gradient(*of_w13), options.is_13_transposed)
+        grads["w13"] = fp8_steps.gate_up_weight_gradient(*of_w13, buffer=buffers[0])
 
 
 # bfloat16: saves operands, and gate and up
 
 
 def _bf16_forward(
-    x: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    choice: tuple[Tensor, Tensor],
-    biases: tuple[Maybe, Maybe],
-    options: _Options,
-    needs: _Needs,
+    operands: _Operands, ids: Tensor, _: Sequence[Maybe], options: _Options, needs: _Needs
 ) -> tuple[Tensor, list[Tensor], Saved]:
     """Return the output, the order of rows, and what is held."""
-    x, w13, w2 = (operand.to(torch.bfloat16) for operand in (x, w13, w2))
+    x, w13, w2 = (operand.to(torch.bfloat16) for operand in operands[:3])
+    choice, biases = (ids, operands.weights), (operands.b13, operands.b2)
     out, *order, y = bf16_steps.forward(x, w13, w2, choice, biases, options.gate)
     needs_y = needs.through_h or needs.w2
     repeats_y = options.recompute == "gate-up" and needs_y
@@ -404,7 +402,7 @@ def _bf16_forward(
 
 
 def _bf16_backward(
-    grads: _Gradients,
+    grads: Saved,
     grad: Tensor,
     order: Order,
     saved: Saved,
@@ -419,43 +417,18 @@ def _bf16_backward(
     dy, d_weights, *d_w2 = bf16_steps.activation_gradients(grad, y, saved.pop("w2"), order, options.gate, needs.w2)
     del y, grad
     if needs.w2:
-        grads.w2 = _added(d_w2[0], buffers[1])
+        grads["w2"] = _added(d_w2[0], buffers[1])
     del d_w2
-    grads.b13 = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy if needs.b13 else None
-    grads.weights = d_weights if needs.weights else None
+    grads["b13"] = rows_of_experts(dy.shape[0], offs, dy.dtype).t() @ dy if needs.b13 else None
+    grads["weights"] = d_weights if needs.weights else None
     of_tokens = bf16_steps.token_gradients(dy, x if needs.w13 else None, w13 if needs.x else None, order)
     if needs.w13:
-        grads.w13 = _added(of_tokens[-1], buffers[0])
+        grads["w13"] = _added(of_tokens[-1], buffers[0])
     if needs.x:
-        grads.x = of_tokens[0]
+        grads["x"] = of_tokens[0]
 
 
-# Gradients
-
-
-class _Gradients:
-    """Gradients of the operands; None where it is not needed, or a buffer got it."""
-
-    x: Tensor | None = None
-    w13: Tensor | None = None
-    w2: Tensor | None = None
-    b13: Tensor | None = None
-    b2: Tensor | None = None
-    weights: Tensor | None = None
-
-    def returned(self, ctx: Any) -> tuple[Tensor | None, ...]:
-        """Return what ``backward`` returns, in the operands' dtypes."""
-        gradients = (self.x, self.w13, self.w2, self.b13, self.b2, self.weights)
-        cast = [None if grad is None else grad.to(dtype) for grad, dtype in zip(gradients, ctx.dtypes, strict=True)]
-        return (*cast, *[None] * (len(ctx.needs_input_grad) - len(cast)))
-
-
-def _lying(gradient: Tensor, is_transposed: bool) -> Tensor:
-    """Return weights as their transpose lies, or a gradient that lies so as the weights do."""
-    return gradient.mT if is_transposed else gradient
-
-
-def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
+def _added(gradient: Tensor, buffer: Maybe) -> Maybe:
     """Add a gradient to a buffer and return None; without a buffer return the gradient."""
     if buffer is None:
         return gradient
@@ -464,10 +437,9 @@ def _added(gradient: Tensor, buffer: Tensor | None) -> Tensor | None:
     return None
 
 
-def _bias_gradients(
-    grads: _Gradients, grad: Tensor, ids: Tensor | None, weights: Tensor | None, b2: Tensor | None, needs: _Needs
-) -> Tensor | None:
+def _bias_gradients(grads: Saved, grad: Tensor, saved: Saved, needs: _Needs) -> Maybe:
     """Set the gradient of b2, and return what b2 adds to the gradient of the routing weights."""
+    ids, weights, b2 = saved["ids"], saved["weights"], saved["b2"]
     if b2 is None or ids is None or weights is None:
         return None
     experts = torch.arange(b2.shape[0], device=ids.device)
@@ -475,7 +447,7 @@ def _bias_gradients(
         of_experts = weights.new_zeros(ids.shape[0], b2.shape[0], dtype=torch.float32)
         for k in range(ids.shape[1]):  # a scatter would add duplicates in any order
             of_experts = of_experts + torch.where(ids[:, k, None] == experts, weights[:, k, None].float(), 0.0)
-        grads.b2 = of_experts.to(grad.dtype).t() @ grad
+        grads["b2"] = of_experts.to(grad.dtype).t() @ grad
     if not needs.weights:
         return None
     products = (grad @ b2.to(grad.dtype).t()).float().gather(1, ids.clamp(0, b2.shape[0] - 1).long())
@@ -491,7 +463,7 @@ def _check_choices(**arguments: tuple[str, tuple[str, ...]]) -> None:
             raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
 
-def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Tensor | None, b2: Tensor | None) -> None:
+def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Maybe, b2: Maybe) -> None:
     """Raise ValueError, naming the argument, unless the operands are those of one layer."""
     check_matrix("x", x)
     check_stored("w13", w13)
@@ -510,7 +482,7 @@ def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Tensor
             raise ValueError(f"{name} must be floating-point values {(E, columns)} on {x.device}, got {layout}")
 
 
-def _check_buffer(name: str, buffer: Tensor | None, w: Tensor) -> None:
+def _check_buffer(name: str, buffer: Maybe, w: Tensor) -> None:
     if buffer is None:
         return
     if torch.compiler.is_compiling():

@@ -161,13 +161,4 @@ SPEC = declare.kernel(
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
-
-def transpose_codes_to_one_scale(q: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``(q_transposed, scales_transposed)`` as the module describes them.
-
-    Raises ValueError, before any launch, for other dtypes, ranks and strides, and for N that is no multiple of 16.
-    """
-    return _operator(q, scales)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("transpose_codes_to_one_scale")
+transpose_codes_to_one_scale = SPEC.define("transpose_codes_to_one_scale")

@@ -18,6 +18,8 @@ With an ``alignment`` the codes of each group begin at a multiple of it, and zer
 What lies past the last group's multiple is not written. A grouped GEMM that contracts over rows then needs no masks.
 
 Both operands of a grouped GEMM's weight gradient, ``grad.t() @ A`` of each group, are quantized this way.
+
+``alignment``: 1 or a power of two from 16 on. Scratch of panels: ``4*G*K`` bytes.
 """
 
 from __future__ import annotations
@@ -136,20 +138,4 @@ SPEC = declare.kernel(
     edges=EDGES,
 )
 
-
-def quantize_colwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-    alignment: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each column of each group of rows of ``x`` and return ``(q, scales)``.
-
-    ``alignment``: of the groups in ``q``, 1 or a power of two from 16 on. Scratch of panels: ``4*G*K`` bytes.
-    """
-    return _operator(x, offs, float8_dtype, power_of_two, alignment)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_colwise = SPEC.define()

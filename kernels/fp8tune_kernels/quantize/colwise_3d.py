@@ -14,8 +14,6 @@ kernel does the work, and reads each column once where it fits in registers.
 
 from __future__ import annotations
 
-import torch
-
 from ..edges import edge, long_tail, past_half
 from ..runtime import declare
 from ..runtime.declare import Call, Config
@@ -69,12 +67,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def quantize_colwise_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each column of each expert of ``w`` and return ``(q, scales)``."""
-    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_colwise_3d = SPEC.define()

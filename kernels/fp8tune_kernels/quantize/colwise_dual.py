@@ -11,6 +11,8 @@
 With an ``alignment`` q_x and q_y are (P, N) and (P, K), as :mod:`.colwise` has them.
 
 The weight gradient of a grouped GEMM needs both: one launch leaves one tail in which multiprocessors idle, not two.
+
+Scratch of panels: ``4*G*(N + K)`` bytes.
 """
 
 from __future__ import annotations
@@ -152,21 +154,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def quantize_colwise_dual(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-    alignment: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize the columns of ``x`` and ``y`` and return ``(q_x, scales_x, q_y, scales_y)``.
-
-    ``alignment``: as of ``colwise``. Scratch of panels: ``4*G*(N + K)`` bytes.
-    """
-    return _operator(x, y, offs, float8_dtype, power_of_two, alignment)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_colwise_dual = SPEC.define()

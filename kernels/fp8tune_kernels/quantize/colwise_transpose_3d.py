@@ -6,11 +6,12 @@
 
 The right operands of the forward's scaled grouped GEMM and of the input gradient's. In memory w is a row-major (E*N, K)
 matrix in E equal groups of rows, quantized row by row and column by column (:mod:`.both_ways`).
+
+Scratch: about ``4*E*(K + N)`` bytes.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -89,15 +90,4 @@ SPEC = declare.kernel(
     edges=transpose_3d.EDGES,
 )
 
-
-def quantize_colwise_transpose_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize each expert of ``w`` along K, and along N with the FP8 values transposed in memory.
-
-    Returns ``(q, scales, q_transposed, scales_transposed)``. Scratch: about ``4*E*(K + N)`` bytes.
-    """
-    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_colwise_transpose_3d = SPEC.define()

@@ -13,7 +13,6 @@ A GEMM wants K to be a multiple of 32; where it is not, the last block of a row 
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -91,6 +90,7 @@ ARGUMENTS = (declare.matrix("x", "M", "K"), declare.FLOAT8_DTYPE, SCALE_MODE)
 SPEC = declare.kernel(
     name="mxfp8-dim0",
     arguments=ARGUMENTS,
+    defaults={"scale_mode": "floor"},
     outputs=(declare.fp8("q", "M", "K"), scales_of("M", "-(-K // 32)")),
     launch=launch,
     reference=reference,
@@ -116,12 +116,4 @@ SPEC = declare.kernel(
     scale_modes=SCALE_MODES,
 )
 
-
-def quantize_mxfp8_dim0(
-    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 columns and return ``(q, scales)``."""
-    return _operator(x, float8_dtype, scale_mode)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_mxfp8_dim0 = SPEC.define()

@@ -113,6 +113,7 @@ AXES = {
 SPEC = declare.kernel(
     name="mxfp8-dim1",
     arguments=mxfp8_dim0.ARGUMENTS,
+    defaults={"scale_mode": "floor"},
     outputs=(declare.fp8("q", allocate=allocate), scales_of("K", "-(-M // 32)")),
     launch=launch,
     reference=reference,
@@ -133,12 +134,4 @@ SPEC = declare.kernel(
     scale_modes=SCALE_MODES,
 )
 
-
-def quantize_mxfp8_dim1(
-    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize ``x`` in blocks of 32 rows and return ``(q, scales)``."""
-    return _operator(x, float8_dtype, scale_mode)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_mxfp8_dim1 = SPEC.define()

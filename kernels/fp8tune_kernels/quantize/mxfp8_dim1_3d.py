@@ -14,8 +14,6 @@ GEMM wants N to be a multiple of 32; where it is not, the last block of each exp
 
 from __future__ import annotations
 
-import torch
-
 from ..edges import edge
 from ..runtime import declare
 from ..runtime.declare import Call, Config
@@ -49,6 +47,7 @@ PROBLEMS = ({"E": "E", "N": "N", "K": "K"}, {"E": "E", "N": "K", "K": "N"})
 SPEC = declare.kernel(
     name="mxfp8-dim1-3d",
     arguments=ARGUMENTS,
+    defaults={"scale_mode": "floor"},
     outputs=OUTPUTS,
     launch=launch,
     reference=reference,
@@ -70,12 +69,4 @@ SPEC = declare.kernel(
     scale_modes=SCALE_MODES,
 )
 
-
-def quantize_mxfp8_dim1_3d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each expert of ``w`` in blocks of 32 rows and return ``(q, scales)``."""
-    return _operator(w, float8_dtype, scale_mode)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_mxfp8_dim1_3d = SPEC.define()

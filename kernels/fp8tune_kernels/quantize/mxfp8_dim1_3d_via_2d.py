@@ -34,6 +34,7 @@ def launch(config: Config, call: Call) -> None:
 SPEC = declare.kernel(
     name="mxfp8-dim1-3d-via-2d",
     arguments=ARGUMENTS,
+    defaults={"scale_mode": "floor"},
     outputs=OUTPUTS,
     launch=launch,
     reference=reference,
@@ -55,12 +56,4 @@ SPEC = declare.kernel(
     scale_modes=SCALE_MODES,
 )
 
-
-def quantize_mxfp8_dim1_3d_via_2d(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, scale_mode: str = "floor"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize as :func:`.mxfp8_dim1_3d.quantize_mxfp8_dim1_3d`, slowly."""
-    return _operator(w, float8_dtype, scale_mode)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_mxfp8_dim1_3d_via_2d = SPEC.define()

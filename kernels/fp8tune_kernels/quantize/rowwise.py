@@ -11,6 +11,8 @@
 
 ``grad.t()`` is the left operand of a grouped GEMM's weight gradient, ``grad.t() @ A`` of each group. Of a transposed
 view this is :mod:`.colwise` with rows and columns exchanged.
+
+Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters.
 """
 
 from __future__ import annotations
@@ -201,15 +203,4 @@ SPEC = declare.kernel(
     input_layouts=("contiguous", "transposed"),
 )
 
-
-def quantize_rowwise(
-    x: torch.Tensor, offs: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row of each group of columns of ``x`` and return ``(q, scales)``.
-
-    Scratch, where the config of a view is one of panels: ``4*G*N`` bytes and some counters.
-    """
-    return _operator(x, offs, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_rowwise = SPEC.define()

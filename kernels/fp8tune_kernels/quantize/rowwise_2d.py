@@ -137,12 +137,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def quantize_rowwise_2d(
-    x: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row of ``x`` and return ``(q, scales)``."""
-    return _operator(x, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_rowwise_2d = SPEC.define()

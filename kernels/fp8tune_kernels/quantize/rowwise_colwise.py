@@ -16,11 +16,12 @@ With an ``alignment`` q_columns is (P, K), as :mod:`.colwise` has it; rows have 
 
 Of A, the halves are for the forward pass of a grouped GEMM and its weight gradient; of the output's gradient, for the
 input's and the weights' gradient. Read once where L2 holds a group.
+
+Scratch: about ``4*(G*K + M)`` bytes.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -102,21 +103,4 @@ SPEC = declare.kernel(
     edges=colwise.EDGES,
 )
 
-
-def quantize_rowwise_colwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-    alignment: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize each row of ``x``, and each column of each group of rows.
-
-    Returns ``(q_rows, scales_rows, q_columns, scales_columns)``. ``alignment``: of the groups in ``q_columns``, 1 or a
-    power of two from 16 on. Scratch: about ``4*(G*K + M)`` bytes.
-    """
-    return _operator(x, offs, float8_dtype, power_of_two, alignment)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_rowwise_colwise = SPEC.define()

@@ -237,17 +237,4 @@ SPEC = declare.kernel(
     layout_sizes={"K": 400, "G": 8},
 )
 
-
-def quantize_rowwise_factored(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    column_scales: torch.Tensor,
-    *,
-    float8_dtype: torch.dtype | None = None,
-    power_of_two: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row of ``x`` over the column scales and return ``(q, scales)``."""
-    return _operator(x, offs, column_scales, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_rowwise_factored = SPEC.define()

@@ -19,6 +19,8 @@
 
 The GEMM of the input gradient reads the weights' codes transposed as bytes, without scales: these are factors here. The
 GEMM of the weight gradient reads ``q`` as :mod:`.transposed_codes` lays it out.
+
+Scratch for ``d_bias``: ``8*N`` bytes a block of rows.
 """
 
 from __future__ import annotations
@@ -293,28 +295,4 @@ SPEC = declare.kernel(
     **gate_and_up.DECLARED,
 )
 
-
-def quantize_swiglu_gradient(
-    x: torch.Tensor,
-    dh: torch.Tensor,
-    offs: torch.Tensor,
-    factors: torch.Tensor,
-    x_scales: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    weights: torch.Tensor | None = None,
-    activation: str = "swiglu",
-    layout: str = "halves",
-    bias_gradient: bool = False,
-    float8_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize the gradient of the activation and return ``(q, scales, d_weights, d_bias)``.
-
-    ``activation`` and ``layout`` are those of ``swiglu-rowwise``. Without ``weights``, ``d_weights`` has no elements;
-    without ``bias_gradient``, ``d_bias`` has none. Scratch for ``d_bias``: ``8*N`` bytes a block of rows.
-    """
-    return _operator(  # type: ignore[no-any-return]
-        x, dh, offs, factors, x_scales, bias, weights, activation, layout, bias_gradient, float8_dtype
-    )
-
-
-_operator = SPEC.define(replays=True)
+quantize_swiglu_gradient = SPEC.define(replays=True)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 
@@ -171,26 +170,4 @@ SPEC = declare.kernel(
     **gate_and_up.DECLARED,
 )
 
-
-def quantize_swiglu_rowwise(
-    x: torch.Tensor,
-    offs: torch.Tensor,
-    x_scales: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    weights: torch.Tensor | None = None,
-    activation: str = "swiglu",
-    layout: str = "halves",
-    keep: bool = False,
-    float8_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantize the activation and return ``(q, scales, q_x, scales_x)``.
-
-    ``activation`` is ``"swiglu"`` or ``"gpt-oss"``, ``layout`` is ``"halves"`` or ``"interleaved"``. Without ``keep``,
-    ``q_x`` and ``scales_x`` have no elements.
-    """
-    return _operator(  # type: ignore[no-any-return]
-        x, offs, x_scales, bias, weights, activation, layout, keep, float8_dtype
-    )
-
-
-_operator = SPEC.define()
+quantize_swiglu_rowwise = SPEC.define()

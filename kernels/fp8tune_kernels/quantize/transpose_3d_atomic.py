@@ -2,11 +2,11 @@
 
 The contract is in :mod:`.transpose_3d`. All programs work on the same few panels of rows, whose maxima are joined by
 atomics (:mod:`.panels`), so that even one small expert fills a GPU.
+
+Scratch: about ``4*E*K`` bytes.
 """
 
 from __future__ import annotations
-
-import torch
 
 from ..runtime import declare
 from ..runtime.declare import Config, Shape
@@ -45,12 +45,4 @@ SPEC = declare.kernel(
     edges=EDGES,
 )
 
-
-def quantize_transpose_3d_atomic(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize and transpose each expert of ``w`` and return ``(q, scales)``. Scratch: about ``4*E*K`` bytes."""
-    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_transpose_3d_atomic = SPEC.define()

@@ -6,8 +6,6 @@ tile stays in registers, and where it holds all rows, they are read once.
 
 from __future__ import annotations
 
-import torch
-
 from ..edges import edge, past_half
 from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape
@@ -67,12 +65,4 @@ SPEC = declare.kernel(
     ),
 )
 
-
-def quantize_transpose_3d_reduction(
-    w: torch.Tensor, *, float8_dtype: torch.dtype | None = None, power_of_two: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize and transpose each expert of ``w`` and return ``(q, scales)``."""
-    return _operator(w, float8_dtype, power_of_two)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define()
+quantize_transpose_3d_reduction = SPEC.define()

@@ -257,10 +257,4 @@ SPEC = declare.kernel(
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
-
-def transpose_codes(q: torch.Tensor, offs: torch.Tensor, shifts: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``q_transposed``; raises ValueError for what is no row-major FP8, and for other offs or shifts."""
-    return _operator(q, offs, shifts)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("transpose_codes")
+transpose_codes = SPEC.define("transpose_codes")

@@ -113,10 +113,4 @@ SPEC = declare.kernel(
     in_dtypes=("float8_e4m3fn", "float8_e4m3fnuz"),
 )
 
-
-def transpose_codes_3d(q: torch.Tensor) -> torch.Tensor:
-    """Return ``q_transposed``; raises ValueError for other dtypes, ranks and strides, and for odd numbers of rows."""
-    return _operator(q)  # type: ignore[no-any-return]
-
-
-_operator = SPEC.define("transpose_codes_3d")
+transpose_codes_3d = SPEC.define("transpose_codes_3d")

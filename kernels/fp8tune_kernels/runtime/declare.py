@@ -11,6 +11,7 @@ arguments, sizes and ``device`` *by name* are called with what their parameters 
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,18 +64,22 @@ class Call:
 
 
 def _binder(function: Any, options: Config) -> Callable[[Call], tuple[Any, Any, Any]]:
-    """Generate what reads the tensors, sizes and constants of a Triton function, beside its options, from a call."""
+    """Return what reads the tensors, sizes and constants of a Triton function, beside its options, from a call."""
     parameters = inspect.signature(function).parameters.values()
     constants = [item.name for item in parameters if "constexpr" in str(item.annotation)]
     variables = [item.name for item in parameters if item.name not in constants]
-    groups = (
-        [name.removesuffix("_ptr") for name in variables if name.endswith("_ptr")],
-        [name for name in variables if not name.endswith("_ptr")],
-        [name for name in constants if name not in options],
-    )
-    source = ", ".join("(" + "".join(f"call.{name}, " for name in names) + ")" for names in groups)
-    _binders[function] = bind = eval(f"lambda call: ({source})")
-    return bind  # type: ignore[no-any-return]
+    tensors = _reader([name.removesuffix("_ptr") for name in variables if name.endswith("_ptr")])
+    sizes = _reader([name for name in variables if not name.endswith("_ptr")])
+    others = _reader([name for name in constants if name not in options])
+    _binders[function] = bind = lambda call: (tensors(call), sizes(call), others(call))
+    return bind
+
+
+def _reader(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
+    """Return what reads attributes as a tuple."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda call: tuple(getattr(call, name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ class Argument:
     """A statement, or a function by name, before the sizes are read."""
     random: Callable[[Problem, str], Any] = lambda problem, device: None
     """(problem, device) -> a seeded value; on device ``meta`` shapes and strides alone."""
-    default: int | None = None
-    """Default in the schema; torch leaves out trailing arguments that have it."""
+    default: Any = ...
+    """Default in the schema; torch leaves out trailing arguments that have it. None of optional arguments."""
 
 
 @dataclass(frozen=True)
@@ -155,13 +160,13 @@ def tensor(name: str, count: str, dtype: str = "float32", *, optional: bool = Fa
 
 def flag(name: str) -> Argument:
     """Return a bool; a problem's shape may have it as 1."""
-    return Argument(name, "bool", random=lambda problem, device: bool(problem.shape.get(name)))
+    return Argument(name, "bool", random=lambda problem, device: bool(problem.shape.get(name)), default=False)
 
 
 def choice(name: str, names: Sequence[str]) -> Argument:
     """Return one of some names; a problem's shape may have its position."""
     check = f"check_choice({name!r}, {name}, {tuple(names)!r})"
-    return Argument(name, "str", (), check, lambda problem, device: names[problem.shape.get(name, 0)])
+    return Argument(name, "str", (), check, lambda problem, device: names[problem.shape.get(name, 0)], names[0])
 
 
 OFFSETS = Argument("offs", "Tensor", ("G",), "check_offsets(offs, device, FIRST)", offsets)
@@ -175,7 +180,9 @@ FLOAT8_DTYPE = Argument(
 )
 """FP8 format of the outputs; None is replaced by that of the arch."""
 
-POWER_OF_TWO = Argument("power_of_two", "bool", random=lambda problem, device: problem.scale_mode == "power-of-two")
+POWER_OF_TWO = Argument(
+    "power_of_two", "bool", random=lambda problem, device: problem.scale_mode == "power-of-two", default=True
+)
 """True for scales that are powers of two. A kernel with this argument has both scale modes."""
 
 ALIGNMENT = Argument(
@@ -228,7 +235,12 @@ class Kernel(KernelSpec):
         return self.functions["run"](outputs, *inputs)  # type: ignore[index, no-any-return]
 
     def define(self, name: str = "", *, replays: bool = False) -> Any:
-        """Define the operator, by default ``quantize_NAME``, and return it; ``replays``: see :func:`.ops.define`."""
+        """Define the operator, by default ``quantize_NAME``, and return it: the public function of the kernel.
+
+        It takes the arguments of the declaration, by position or by name, and returns the outputs, as the docstring of
+        the kernel's module describes them. Raises ValueError, before any launch, for other shapes, dtypes, strides or
+        devices. ``replays``: see :func:`.ops.define`.
+        """
         functions = [self.functions[device] for device in ("gpu", "cpu", "fake")]  # type: ignore[index]
         name = name or f"quantize_{self.name.replace('-', '_')}"
         return define(name + self.schema, *functions, makes_codes=True, replays=replays)
@@ -249,6 +261,7 @@ def kernel(
     sizes: Mapping[str, Callable[..., int]] | None = None,
     unwritten: Callable[[Call], None] | None = None,
     constrain: Callable[[Call], None] | None = None,
+    defaults: Mapping[str, Any] = NamedInts(),
     **fields: Any,
 ) -> Kernel:
     """Return the specification of a kernel.
@@ -257,10 +270,12 @@ def kernel(
     ``problems``: a mapping of the kernel's sizes to dims of a layer's row per problem, or a function of the row.
     ``inputs``: random arguments that depend on each other, by name. ``check``: a function by name that raises
     ValueError. ``rule``: the ``check`` of :class:`.spec.KernelSpec`. ``sizes``: functions by name of further sizes.
-    ``unwritten``, ``constrain``: as there, of a call. ``fields``: its other fields.
+    ``unwritten``, ``constrain``: as there, of a call. ``defaults``: of arguments that declare none. ``fields``: its
+    other fields.
     """
     names = [argument.name for argument in arguments]
-    scope = _compiled(arguments, outputs, fields["key"], check, sizes or {}, launch)
+    signature = {item.name: defaults.get(item.name, _default(item)) for item in arguments}
+    scope = _compiled(arguments, outputs, signature, fields["key"], check, sizes or {}, launch)
     call_of, empty = scope["call_of"], scope["outputs"]
 
     def reference_outputs(*values: Any) -> Tensors:
@@ -286,7 +301,11 @@ def kernel(
         for mapping in problems if isinstance(problems, Sequence) else ():
             yield NamedInts({size: row[dim] for size, dim in mapping.items()})
 
-    schema = ", ".join(f"{item.schema} {_signature([item])}" for item in arguments)
+    literals = [f'="{value}"' if isinstance(value, str) else f"={value}" for value in signature.values()]
+    schema = ", ".join(
+        f"{item.schema} {item.name}{literal.replace('=Ellipsis', '')}"
+        for item, literal in zip(arguments, literals, strict=True)
+    )
     derived = {
         "span": SPANS.get(name),
         "check": rule,
@@ -311,14 +330,14 @@ def kernel(
     return spec
 
 
-def _signature(arguments: Sequence[Argument]) -> str:
-    """Return parameters with their defaults."""
-    return ", ".join(item.name + (f"={item.default}" if item.default is not None else "") for item in arguments)
+def _default(argument: Argument) -> Any:
+    return None if argument.default is ... and argument.schema.endswith("?") else argument.default
 
 
 def _compiled(
     arguments: Sequence[Argument],
     outputs: Sequence[Output],
+    defaults: Mapping[str, Any],
     key: Sequence[str],
     check: Callable[..., None] | None,
     sizes: Mapping[str, Callable[..., int]],
@@ -370,7 +389,8 @@ def _compiled(
     before = f"Call({', '.join(f'{name}={value}' for name, value in values.items())})"
     values |= {item.name: _if_requested(item, arguments, item.name, "None") for item in outputs}
     call = f"Complete({', '.join(values.values())})"
-    results, signature = ", ".join(item.name for item in outputs), _signature(arguments)
+    results = ", ".join(item.name for item in outputs)
+    signature = ", ".join(name if value is ... else f"{name}={value!r}" for name, value in defaults.items())
     keys = ", ".join(_key(name, first) for name in key)
     run = [f"config = config_for(spec, ({keys},), device)", f"call = {call}", "launch(config, call)"]
     functions = {

@@ -51,7 +51,7 @@ def define(
         _LIBRARY.impl(name, on_gpu, "CUDA")
     if makes_codes:
         _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")  # the default marks codes as differentiable
-    operator = getattr(OPERATORS, name).default
+    operator = getattr(OPERATORS, name)
     return _past_the_dispatcher(operator, on_gpu) if replays else operator
 
 
@@ -74,13 +74,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _past_the_dispatcher(operator: Function, on_gpu: Function) -> Function:
     """Return the operator, but for calls that nothing traces, differentiates or looks at: they take half as long."""
 
-    def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
-            return operator(*arguments)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if options or torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():
+            return operator(*arguments, **options)
         first = arguments[0]
         return on_gpu(*arguments) if first.is_cuda and type(first) in _PLAIN else operator(*arguments)
 
-    call.operator = operator  # type: ignore[attr-defined]
+    call.__name__ = operator.__name__
     return call
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +23,16 @@ from .lookup import caches
 __all__ = ["replayed"]
 
 Function = Callable[..., Any]
-Slots = list[Any]
-"""Tensors of a call: its arguments, and then what it allocates. None before and after use."""
+
+
+class Slots(NamedTuple):
+    """Tensors of a call: its arguments, and then what it allocates."""
+
+    tensors: list[Any]
+    """None before and after use."""
+    pointers: list[int | None]
+    """Address of each tensor; then a None."""
+
 
 Instruction = Callable[[Slots, int], None]
 """What a replay does, with the current stream."""
@@ -53,7 +62,7 @@ class _Reference(NamedTuple):
     """Shape, strides, and elements from the slot's first to its own."""
 
     def tensor(self, slots: Slots) -> Any:
-        tensor = slots[self.slot]
+        tensor = slots.tensors[self.slot]
         if self.view is None:
             return tensor
         shape, strides, offset = self.view
@@ -208,7 +217,8 @@ def _allocation(
     empty = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
 
     def allocate(slots: Slots, _: int) -> None:
-        slots[slot] = empty()
+        tensor = slots.tensors[slot] = empty()
+        slots.pointers[slot] = tensor.data_ptr()
 
     return allocate
 
@@ -228,7 +238,8 @@ def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, 
         if made:
             results = [result] if isinstance(result, torch.Tensor) else tree_flatten(result)[0]
             for number, slot in made:
-                slots[slot] = results[number]
+                tensor = slots.tensors[slot] = results[number]
+                slots.pointers[slot] = tensor.data_ptr()
 
     return call
 
@@ -237,25 +248,27 @@ def _launch(
     launch: Launch, programs: int, places: Sequence[tuple[int, int] | None], sizes: tuple[int, ...]
 ) -> Instruction:
     run, function, metadata, rest = launch
-    return _starter(tuple(places))(run, programs, function, metadata, (*sizes, *rest))
+    values = (*sizes, *rest)
+    read = operator.itemgetter(*[place[0] if place else -1 for place in places], -1)  # of one item it makes no tuple
+    offsets = [place[1] if place else 0 for place in places]
 
+    def start(slots: Slots, stream: int) -> None:
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *read(slots.pointers)[:-1], *values)
 
-@functools.lru_cache(MOST_LAYOUTS)
-def _starter(places: tuple[tuple[int, int] | None, ...]) -> Callable[..., Instruction]:
-    """Generate what launches with pointers into slots, straight code, as a loop over them takes longer than the rest.
+    def start_inside(slots: Slots, stream: int) -> None:
+        pointers = [
+            offset + pointer if offset else pointer
+            for offset, pointer in zip(offsets, read(slots.pointers), strict=False)
+        ]
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *values)
 
-    Layouts have the same places where they differ in sizes alone.
-    """
-    addresses = (f"slots[{place[0]}].data_ptr() + {place[1]}" if place else "None" for place in places)
-    pointers = "".join(f"{address}, " for address in addresses)
-    call = f"run(programs, 1, 1, stream, function, metadata, None, None, None, {pointers.replace(' + 0,', ',')}*values)"
-    return eval(f"lambda run, programs, function, metadata, values: lambda slots, stream: {call}")  # type: ignore[no-any-return]
+    return start_inside if any(offsets) else start
 
 
 def _clearing(dead: Sequence[int]) -> Instruction:
     def clear(slots: Slots, _: int) -> None:
         for slot in dead:
-            slots[slot] = None
+            slots.tensors[slot] = None
 
     return clear
 
@@ -264,18 +277,18 @@ class _Recording(NamedTuple):
     """A call that can be replayed."""
 
     instructions: tuple[Instruction, ...]
-    blank: Slots
+    blank: list[None]
     """The slots beside those of the arguments."""
     results: tuple[_Reference, ...]
     kind: type | None
     """Of several results; None for one tensor."""
 
-    def replay(self, tensors: Sequence[torch.Tensor]) -> Any:
-        slots: Slots = [*tensors, *self.blank]
+    def replay(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> Any:
+        slots = Slots([*tensors, *self.blank], [*pointers, *self.blank, None])
         stream = current_stream(tensors[0])
         for instruction in self.instructions:
             instruction(slots, stream)
-        results = [slots[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
+        results = [slots.tensors[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
         return results[0] if self.kind is None else self.kind(results)
 
 
@@ -301,26 +314,24 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
     return _Recording(tuple(reversed(instructions)), [None] * count, results, kind)
 
 
-def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Return all that the code of a function may depend on, not the values of its tensors; and its tensors."""
+def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor], list[int]]:
+    """Return all that a function may depend on but the values of its tensors; its tensors; and their addresses."""
     layout: list[Any] = [arguments[0].device]
     tensors: list[torch.Tensor] = []
+    pointers: list[int] = []
     for argument in arguments:
         if argument.__class__ in _PLAIN:
             layout.append(argument)
-        elif isinstance(argument, torch.Tensor):
-            layout += argument.shape, argument.stride(), argument.dtype, argument.data_ptr() & 15
-            tensors.append(argument)
-        elif isinstance(argument, (list, tuple)):
-            for item in argument:
-                if item.__class__ not in _PLAIN and isinstance(item, torch.Tensor):
-                    layout += item.shape, item.stride(), item.dtype, item.data_ptr() & 15
-                    tensors.append(item)
-                else:
-                    layout.append(item)
-        else:
-            layout.append(argument)
-    return tuple(layout), tensors
+            continue
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if item.__class__ not in _PLAIN and isinstance(item, torch.Tensor):
+                pointer = item.data_ptr()
+                layout += item.shape, item.stride(), item.dtype, pointer & 15
+                tensors.append(item)
+                pointers.append(pointer)
+            else:
+                layout.append(item)
+    return tuple(layout), tensors, pointers
 
 
 def replayed(function: Function) -> Function:
@@ -337,9 +348,9 @@ def replayed(function: Function) -> Function:
     def run(*arguments: Any) -> Any:
         if recorders.current is not None or is_hooked():
             return function(*arguments)
-        layout, tensors = _layout(arguments)
+        layout, tensors, pointers = _layout(arguments)
         if recording := recordings.get(layout):
-            return recording.replay(tensors)
+            return recording.replay(tensors, pointers)
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
