@@ -226,11 +226,11 @@ def _sum_local_rows(rows: Tensor, row_of: Tensor, offs: Tensor, dtype: torch.dty
 
 def _sum_of_ranks(received: Tensor, ranks: int) -> Tensor:
     """Return the sum over ranks of what they sent for each token, bfloat16, added in float32 in their order."""
-    tokens = received.shape[0] // ranks
+    S, K = received.shape
     if received.dtype == torch.float32:
-        return received.view(ranks, tokens, -1).sum(0).bfloat16()
-    places = torch.arange(received.shape[0], dtype=torch.int32, device=received.device)
-    return fp8_steps.sum_of_rows(received, places.view(ranks, tokens).t().contiguous())
+        return received.view(ranks, S // ranks, K).sum(0).bfloat16()
+    places = torch.arange(S, dtype=torch.int32, device=received.device)
+    return fp8_steps.sum_of_rows(received, places.view(ranks, S // ranks).t().contiguous())
 
 
 # Steps
@@ -356,8 +356,7 @@ class _ExpertParallel(torch.autograd.Function):
         dh = activation_gradient(q, scales, rows, transposed_2, columns_2)
         del transposed_2
         if needs_2:
-            is_transposed = ctx.are_transposed[1]
-            d_2 = _lying(fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, rows, is_transposed), is_transposed)
+            d_2 = fp8_steps.down_weight_gradient(q, scales, q_h, scales_h, rows, ctx.are_transposed[1])
         del q_h, q, values
         gate = scales_13, scales_y, None, row_weights, "swiglu", ctx.layout, False, q_x.dtype
         q, scales, of_rows, _ = quantize_swiglu_gradient(q_y, dh, offs, *gate)
@@ -371,13 +370,12 @@ class _ExpertParallel(torch.autograd.Function):
             of_tokens = _send_back(_of_tokens(of_rows, row_of, offs), group)
         del transposed_13
         if needs_13:  # while the sums travel
-            is_transposed = ctx.are_transposed[0]
-            operands = q, scales, scales_13, q_x, scales_x, rows, is_transposed
-            d_13 = _lying(fp8_steps.gate_up_weight_gradient(*operands), is_transposed)
+            operands = q, scales, scales_13, q_x, scales_x, rows, ctx.are_transposed[0]
+            d_13 = fp8_steps.gate_up_weight_gradient(*operands)
         if sums is not None:
             d_x = _sum_of_ranks(sums(), size)
         if of_tokens is not None:  # one rank has the expert, others sent zeros
-            d_weights = of_tokens().view(size, -1, row_of.shape[1]).sum(0)
+            d_weights = of_tokens().view(size, len(row_of) // size, row_of.shape[1]).sum(0)
         gradients = zip((d_x, d_13, d_2, d_weights), ctx.dtypes, strict=True)
         return *[None if grad is None else grad.to(dtype) for grad, dtype in gradients], *[None] * len(others)
 
@@ -430,7 +428,3 @@ def _of_tokens(of_rows: Tensor, row_of: Tensor, offs: Tensor) -> Tensor:
         return of_rows.new_zeros(row_of.shape)
     values = of_rows.index_select(0, row_of.view(-1).clamp(max=of_rows.numel() - 1)).view(row_of.shape)
     return values.masked_fill(row_of >= offs[-1], 0)
-
-
-def _lying(gradient: Tensor, is_transposed: bool) -> Tensor:
-    return gradient.mT if is_transposed else gradient
