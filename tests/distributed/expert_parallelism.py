@@ -84,7 +84,8 @@ def experts_over_ranks(mesh: Any, device: torch.device) -> None:
 
 
 def check_case(label: str, case: Case, group: Any, device: torch.device) -> None:
-    whole, (rank, ranks) = operands(device, case.tokens, case.unused), (dist.get_rank(group), dist.get_world_size(group))
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    whole = operands(device, case.tokens, case.unused)
     right = step(lambda *layer: moe_layer(*layer, layout=case.layout), *whole)
     ends = [case.tokens * number // ranks for number in range(ranks + 1)]
     if case.parts is not None:

@@ -12,8 +12,8 @@ import torch
 from fp8tune_kernels import interpreter
 from fp8tune_kernels.moe import choose_experts, fp8_steps
 from fp8tune_kernels.quantize import rowwise_2d
+from fp8tune_kernels.runtime.launching import replayed
 from fp8tune_kernels.runtime.lookup import forget
-from fp8tune_kernels.runtime.replay import replayed
 
 pytestmark = pytest.mark.skipif(not interpreter.INTERPRETED, reason="needs Triton's interpreter")
 

@@ -43,8 +43,7 @@ from torch import Tensor
 
 from ..catalog import RECIPES
 from ..runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
-from ..runtime.once import differentiable_once
-from ..runtime.ops import is_traced, step
+from ..runtime.ops import differentiable_once, is_traced, step
 from . import passes
 from .precision import PRECISIONS, is_fp8_product
 from .shards import on_shards
@@ -315,18 +314,8 @@ def _folded_gradients(
     return gradients
 
 
-_forward: Callable[..., list[Tensor]] = step(
-    "grouped_mm_forward(Tensor A, Tensor B_t, Tensor offs, Tensor[] codes_B, str recipe, ScalarType? float8_dtype, "
-    "bool keeps_a, bool keeps_b) -> Tensor[]",
-    _run_forward,
-    replays=True,
-)
-_gradients: Callable[..., list[Tensor]] = step(
-    "grouped_mm_gradients(Tensor grad, Tensor[] of_A, Tensor?[] of_B, Tensor offs, str recipe, "
-    "ScalarType? float8_dtype, bool wants_A, bool wants_B, bool is_row_major) -> Tensor[]",
-    _run_gradients,
-    replays=True,
-)
+_forward = step("grouped_mm_forward", _run_forward)
+_gradients = step("grouped_mm_gradients", _run_gradients)
 
 
 def checked_operands(

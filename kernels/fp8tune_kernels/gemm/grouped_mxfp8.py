@@ -28,8 +28,7 @@ from ..quantize.mxfp8_dim1 import quantize_mxfp8_dim1
 from ..quantize.mxfp8_dim1_3d import quantize_mxfp8_dim1_3d
 from ..runtime.checks import check_ends
 from ..runtime.lookup import running_arch
-from ..runtime.once import differentiable_once
-from ..runtime.ops import define
+from ..runtime.ops import define, differentiable_once
 from .grouped_mm import checked_operands, finished
 from .shards import on_shards
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -53,24 +53,7 @@ def _token_gradients(dy: Tensor, x: Maybe, w13: Maybe, order_: Sequence[Tensor])
     return result
 
 
-gate_up: Callable[..., Tensor] = step(
-    "moe_bf16_gate_up(Tensor x, Tensor w13, Tensor? b13, Tensor offs, Tensor token_of_row) -> Tensor",
-    _gate_up,
-    replays=True,
-)
-forward: Callable[..., list[Tensor]] = step(
-    "moe_bf16_forward(Tensor x, Tensor w13, Tensor w2, Tensor[] choice, Tensor?[] biases, str[] gate) -> Tensor[]",
-    _forward,
-    replays=True,
-)
-activation_gradients: Callable[..., list[Tensor]] = step(
-    "moe_bf16_activation_gradients(Tensor grad, Tensor y, Tensor w2, Tensor[] order, str[] gate, bool wants_2) "
-    "-> Tensor[]",
-    _activation_gradients,
-    replays=True,
-)
-token_gradients: Callable[..., list[Tensor]] = step(
-    "moe_bf16_token_gradients(Tensor dy, Tensor? x, Tensor? w13, Tensor[] order) -> Tensor[]",
-    _token_gradients,
-    replays=True,
-)
+gate_up = step("moe_bf16_gate_up", _gate_up)
+forward = step("moe_bf16_forward", _forward)
+activation_gradients = step("moe_bf16_activation_gradients", _activation_gradients)
+token_gradients = step("moe_bf16_token_gradients", _token_gradients)

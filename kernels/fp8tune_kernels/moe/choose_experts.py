@@ -18,8 +18,7 @@ from torch import Tensor
 
 from .. import interpreter
 from ..runtime.launching import launch_kernel
-from ..runtime.once import differentiable_once
-from ..runtime.ops import is_traced, step
+from ..runtime.ops import differentiable_once, is_traced, step
 from .shards import choose_on_shards
 
 __all__ = ["choose_experts"]
@@ -156,11 +155,5 @@ def reference(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _ChooseExperts.apply
-_choose: Callable[..., tuple[Tensor, Tensor]] = step(
-    "choose_experts(Tensor logits, int top_k) -> (Tensor, Tensor)", _run, replays=True
-)
-_gradient: Callable[..., Tensor] = step(
-    "choose_experts_gradient(Tensor grad, Tensor ids, Tensor weights, int experts) -> Tensor",
-    _run_gradient,
-    replays=True,
-)
+_choose = step("choose_experts", _run)
+_gradient = step("choose_experts_gradient", _run_gradient)

@@ -37,12 +37,11 @@ from ..quantize.gated import LAYOUTS
 from ..quantize.swiglu_gradient import quantize_swiglu_gradient
 from ..runtime.checks import check_matrix, fp8_dtype_for
 from ..runtime.launching import launch_kernel
-from ..runtime.once import differentiable_once
-from ..runtime.ops import is_traced, step
+from ..runtime.ops import differentiable_once, is_traced, step
 from . import expert_sort, fp8_steps, gathered_rows
 from .expert_sort import check_choice
 from .expert_weights import ExpertWeights, check_stored, of_gathered
-from .fp8_steps import Maybe, Rows, Weights
+from .fp8_steps import Dtype, Maybe, Rows, Weights
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -100,7 +99,7 @@ def expert_parallel_moe(
     of_13, of_2 = _weights("w13", w13), _weights("w2", w2)
     tokens = _check(x, of_13, of_2, choice[0], ranks, layout)
     missing = tokens - x.shape[0]
-    ids, weights, x_all = choice[0].int(), choice[1], x
+    ids, weights, x_all = *choice, x
     if missing:
         ids = functional.pad(ids, (0, 0, 0, missing), value=-1)
         x_all, weights = functional.pad(x, (0, 0, 0, missing)), functional.pad(weights, (0, 0, 0, missing))
@@ -205,7 +204,7 @@ def sum_local_rows_kernel(
     tl.store(out_ptr + token.to(tl.int64) * K + columns, total.to(out_ptr.dtype.element_ty), mask=columns < K)
 
 
-def _sum_local_rows(rows: Tensor, row_of: Tensor, offs: Tensor, dtype: torch.dtype) -> Tensor:
+def _sum_local_rows(rows: Tensor, row_of: Tensor, offs: Tensor, dtype: Dtype) -> Tensor:
     """Return the sum of each token's rows on this rank, (S, K); zeros for a token that has none."""
     (S, top_k), K = row_of.shape, rows.shape[1]
     out = rows.new_empty(S, K, dtype=dtype)
@@ -224,20 +223,25 @@ def _sum_local_rows(rows: Tensor, row_of: Tensor, offs: Tensor, dtype: torch.dty
     return out
 
 
-def _sum_of_ranks(received: Tensor, ranks: int) -> Tensor:
-    """Return the sum over ranks of what they sent for each token, bfloat16, added in float32 in their order."""
-    S, K = received.shape
-    if received.dtype == torch.float32:
-        return received.view(ranks, S // ranks, K).sum(0).bfloat16()
-    places = torch.arange(S, dtype=torch.int32, device=received.device)
-    return fp8_steps.sum_of_rows(received, places.view(ranks, S // ranks).t().contiguous())
-
-
 # Steps
 
 
-def _quantize(w13: Tensor, w2: Tensor, is_differentiated: bool, dtype: torch.dtype) -> list[Tensor]:
+def _outgoing(x: Tensor, ids: Tensor, weights: Tensor, float8_dtype: Dtype) -> list[Tensor]:
+    """Return what other ranks get of tokens: FP8 values; scales, ids and weights, which float32 holds."""
+    q, scales = passes.quantize_rows(x, fp8_dtype_for(x.device, float8_dtype))
+    return [q, torch.cat([scales, ids.float(), weights.float()], 1)]
+
+
+def _arrange(words: Tensor, first: int, experts: int) -> list[Tensor]:
+    """Return the scales of all tokens, and the order of rows of the experts from ``first`` on."""
+    scales, ids, weights = words.split([1, *[words.shape[1] // 2] * 2], 1)
+    order = expert_sort.SPEC((ids - first).int(), weights.clone(memory_format=torch.contiguous_format), experts)
+    return [scales.clone(memory_format=torch.contiguous_format), *order]
+
+
+def _quantize(w13: Tensor, w2: Tensor, is_differentiated: bool, float8_dtype: Dtype) -> list[Tensor]:
     """Return the fields of both weights past the first, each with its transposed values if there is a backward pass."""
+    dtype = fp8_dtype_for(w13.device, float8_dtype)
     if not is_differentiated:
         return [*passes.quantize_stored(w13, dtype), *passes.quantize_stored(w2, dtype)]
     of_13, of_2 = (fp8_steps.quantized_both_ways(w, one_scale, dtype) for w, one_scale in ((w13, False), (w2, True)))
@@ -264,33 +268,38 @@ def _experts(
 
 
 def _activation_gradient(
-    q: Tensor, scales: Tensor, rows: Sequence[Tensor], transposed: Tensor, of_columns: Tensor
+    q: Tensor, scales: Tensor, rows_: Sequence[Tensor], transposed: Tensor, of_columns: Tensor
 ) -> Tensor:
     """Return the gradient of the activation, (M, N), from that of the output by token."""
-    order = Rows(*rows)
+    order = Rows(*rows_)
     return gathered_rows.SPEC(q, transposed.mT, order.offs, order.token_of_row, scales, of_columns)[0]  # type: ignore[no-any-return]
 
 
-quantize: Callable[..., list[Tensor]] = step(
-    "moe_parallel_weights(Tensor w13, Tensor w2, bool is_differentiated, ScalarType dtype) -> Tensor[]",
-    _quantize,
-    replays=True,
-)
-experts: Callable[..., list[Tensor]] = step(
-    "moe_parallel_experts(Tensor q, Tensor scales, Tensor[] rows, Tensor row_weights, Tensor[] of_13, Tensor[] of_2, "
-    "str layout, bool is_differentiated) -> Tensor[]",
-    _experts,
-    replays=True,
-)
-activation_gradient: Callable[..., Tensor] = step(
-    "moe_parallel_activation_gradient(Tensor q, Tensor scales, Tensor[] rows, Tensor transposed, Tensor of_columns) "
-    "-> Tensor",
-    _activation_gradient,
-    replays=True,
-)
-sum_local_rows: Callable[..., Tensor] = step(
-    "moe_parallel_sum(Tensor rows, Tensor row_of, Tensor offs, ScalarType dtype) -> Tensor", _sum_local_rows
-)
+def _sum_of_ranks(received: Tensor, ranks: int) -> Tensor:
+    """Return the sum over ranks of what they sent for each token, bfloat16, added in float32 in their order."""
+    S, K = received.shape
+    if received.dtype == torch.float32:
+        return received.view(ranks, S // ranks, K).sum(0).bfloat16()
+    places = torch.arange(S, dtype=torch.int32, device=received.device)
+    return fp8_steps.sum_of_rows(received, places.view(ranks, S // ranks).t().contiguous())
+
+
+def _of_tokens(of_rows: Tensor, row_of: Tensor, offs: Tensor) -> Tensor:
+    """Return a value of each row as (S, top_k), zeros where the row is on another rank."""
+    if not of_rows.numel():
+        return of_rows.new_zeros(row_of.shape)
+    values = of_rows.index_select(0, row_of.view(-1).clamp(max=of_rows.numel() - 1)).view(row_of.shape)
+    return values.masked_fill(row_of >= offs[-1], 0)
+
+
+outgoing = step("moe_parallel_outgoing", _outgoing)
+arrange = step("moe_parallel_arrange", _arrange)
+quantize = step("moe_parallel_weights", _quantize)
+experts_of_rows = step("moe_parallel_experts", _experts)
+activation_gradient = step("moe_parallel_activation_gradient", _activation_gradient)
+sum_local_rows = step("moe_parallel_sum", _sum_local_rows)
+sum_of_ranks = step("moe_parallel_sum_of_ranks", _sum_of_ranks)
+of_tokens = step("moe_parallel_of_tokens", _of_tokens)
 
 
 class _ExpertParallel(torch.autograd.Function):
@@ -313,19 +322,15 @@ class _ExpertParallel(torch.autograd.Function):
         is_differentiated = any(ctx.needs_input_grad[:4])
         codes = codes_13[0] if codes_2[0] is None else codes_2[0]
         dtype = fp8_dtype_for(x.device, None if codes is None else codes.dtype)
-        q, scales = passes.quantize_rows(x, dtype)
-        words = [scales.view(torch.int32), ids, weights.float().view(torch.int32)]
-        headers, values = _gather(torch.cat(words, 1), group), _gather(q, group)
-        scales, all_ids, all_weights = (part.contiguous() for part in headers().split([1, *[ids.shape[1]] * 2], 1))
-        local_ids = all_ids - dist.get_rank(group) * E
-        choice = local_ids, all_weights.view(torch.float32)
-        offs, row_of, token_of_row, row_weights = expert_sort.SPEC(*choice, E)
+        q, words = outgoing(x, ids, weights, dtype)
+        headers, values = _gather(words, group), _gather(q, group)
+        scales, offs, row_of, token_of_row, row_weights = arrange(headers(), dist.get_rank(group) * E, E)
         count = _begin_count(offs) if ranks.counts_rows else row_of.numel
         of_13, of_2 = _all_codes(Weights(w13, *codes_13), Weights(w2, *codes_2), is_differentiated, dtype)
-        rows, scales = Rows(offs, token_of_row[: count()]), scales.view(torch.float32)
+        rows = Rows(offs, token_of_row[: count()])
         row_weights, q = row_weights[: rows.token_of_row.shape[0]], values()
         of_both = [of_13.codes, of_13.scales], [of_2.codes, of_2.scales]
-        out, *saved = experts(q, scales, rows, row_weights, *of_both, layout, is_differentiated)
+        out, *saved = experts_of_rows(q, scales, rows, row_weights, *of_both, layout, is_differentiated)
         sums = sum_local_rows(out, row_of, offs, ranks.sums)
         del out
         if is_differentiated:
@@ -335,7 +340,7 @@ class _ExpertParallel(torch.autograd.Function):
             ctx.are_transposed = not w13.is_contiguous(), not w2.is_contiguous()
             ctx.dtypes = x.dtype, w13.dtype, w2.dtype, weights.dtype
         del saved, q, rows
-        return _sum_of_ranks(_send_back(sums, group)(), dist.get_world_size(group))
+        return sum_of_ranks(_send_back(sums, group)(), dist.get_world_size(group))
 
     @staticmethod
     @differentiable_once("expert_parallel_moe")
@@ -361,21 +366,21 @@ class _ExpertParallel(torch.autograd.Function):
         gate = scales_13, scales_y, None, row_weights, "swiglu", ctx.layout, False, q_x.dtype
         q, scales, of_rows, _ = quantize_swiglu_gradient(q_y, dh, offs, *gate)
         del q_y, dh
-        sums = of_tokens = None
+        sums = per_token = None
         if needs_x:
             d_rows = fp8_steps.input_gradient(q, scales, (offs, tokens), Weights(None, None, None, transposed_13))
             sums = _send_back(sum_local_rows(d_rows, row_of, offs, ctx.ranks.sums), group)
             del d_rows
         if needs_weights:
-            of_tokens = _send_back(_of_tokens(of_rows, row_of, offs), group)
+            per_token = _send_back(of_tokens(of_rows, row_of, offs), group)
         del transposed_13
         if needs_13:  # while the sums travel
             operands = q, scales, scales_13, q_x, scales_x, rows, ctx.are_transposed[0]
             d_13 = fp8_steps.gate_up_weight_gradient(*operands)
         if sums is not None:
-            d_x = _sum_of_ranks(sums(), size)
-        if of_tokens is not None:  # one rank has the expert, others sent zeros
-            d_weights = of_tokens().view(size, len(row_of) // size, row_of.shape[1]).sum(0)
+            d_x = sum_of_ranks(sums(), size)
+        if per_token is not None:  # one rank has the expert, others sent zeros
+            d_weights = per_token().view(size, len(row_of) // size, row_of.shape[1]).sum(0)
         gradients = zip((d_x, d_13, d_2, d_weights), ctx.dtypes, strict=True)
         return *[None if grad is None else grad.to(dtype) for grad, dtype in gradients], *[None] * len(others)
 
@@ -420,11 +425,3 @@ def _all_codes(of_13: Weights, of_2: Weights, is_differentiated: bool, dtype: to
         transposed, columns = fp8_steps.transposed_to_one_scale(of_2.codes, of_2.scales)
         of_2 = of_2._replace(transposed=transposed, transposed_scales=columns)
     return of_13, of_2
-
-
-def _of_tokens(of_rows: Tensor, row_of: Tensor, offs: Tensor) -> Tensor:
-    """Return a value of each row as (S, top_k), zeros where the row is on another rank."""
-    if not of_rows.numel():
-        return of_rows.new_zeros(row_of.shape)
-    values = of_rows.index_select(0, row_of.view(-1).clamp(max=of_rows.numel() - 1)).view(row_of.shape)
-    return values.masked_fill(row_of >= offs[-1], 0)

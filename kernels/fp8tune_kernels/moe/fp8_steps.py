@@ -16,8 +16,8 @@ from ..gemm import passes
 from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_rows, transpose_stored
 from ..quantize import swiglu_rowwise
 from ..runtime.checks import fp8_dtype_for
+from ..runtime.launching import replayed
 from ..runtime.ops import on_its_device, step
-from ..runtime.replay import replayed
 from . import cast_transpose_3d, expert_sort, gather_sum, gathered_rows, gathered_transpose, shifted_transpose_3d
 
 Maybe = Tensor | None
@@ -266,12 +266,12 @@ def _gate_up_weight_gradient(
 # Operators
 
 
-def _weight_gradient(operator: Callable[..., Tensor], run: Callable[..., Tensor]) -> Callable[..., Maybe]:
+def _weight_gradient(name: str, run: Callable[..., Tensor]) -> Callable[..., Maybe]:
     """Return a step that returns a gradient as the weights lie; or adds it to a buffer, and returns None.
 
     The latter is no operator, because it changes its last argument, and so has no part in a graph.
     """
-    on_gpu = on_its_device(replayed(run))
+    operator, on_gpu = step(name, run), on_its_device(replayed(run))
 
     def call(*arguments: Any, buffer: Maybe = None) -> Maybe:
         is_transposed = arguments[-1]
@@ -285,46 +285,9 @@ def _weight_gradient(operator: Callable[..., Tensor], run: Callable[..., Tensor]
     return call
 
 
-def _step(name: str, parameters: str, run: Callable[..., Any], returns: str = "Tensor") -> Any:
-    return step(f"moe_{name}({parameters}) -> {returns}", run, replays=True)
-
-
-forward: Callable[..., list[Tensor]] = _step(
-    "forward",
-    "Tensor x, Tensor?[] w13, Tensor?[] w2, Tensor[] choice, Tensor?[] biases, str[] gate, bool[] keeps, "
-    "ScalarType? float8_dtype",
-    _forward,
-    "Tensor[]",
-)
-activate_again: Callable[..., list[Tensor]] = _step(
-    "activate_again",
-    "Tensor scales_13, Tensor[] order, Tensor?[] of_y, Tensor?[] of_x, Tensor?[] w13, Tensor? b13, str[] gate, "
-    "ScalarType? float8_dtype",
-    _activate_again,
-    "Tensor[]",
-)
-down_gradient: Callable[..., list[Tensor]] = _step(
-    "down_gradient",
-    "Tensor grad, Tensor[] rows, Tensor?[] w2, bool wants_h, ScalarType? float8_dtype",
-    _down_gradient,
-    "Tensor[]",
-)
-input_gradient: Callable[..., Tensor] = _step(
-    "input_gradient", "Tensor q, Tensor scales, Tensor[] places, Tensor?[] w13", _input_gradient
-)
-down_weight_gradient = _weight_gradient(
-    _step(
-        "down_weight_gradient",
-        "Tensor q, Tensor scales, Tensor q_h, Tensor scales_h, Tensor[] rows, bool is_transposed",
-        _down_weight_gradient,
-    ),
-    _down_weight_gradient,
-)
-gate_up_weight_gradient = _weight_gradient(
-    _step(
-        "gate_up_weight_gradient",
-        "Tensor q, Tensor scales, Tensor scales_13, Tensor q_x, Tensor scales_x, Tensor[] rows, bool is_transposed",
-        _gate_up_weight_gradient,
-    ),
-    _gate_up_weight_gradient,
-)
+forward = step("moe_forward", _forward)
+activate_again = step("moe_activate_again", _activate_again)
+down_gradient = step("moe_down_gradient", _down_gradient)
+down_weight_gradient = _weight_gradient("moe_down_weight_gradient", _down_weight_gradient)
+input_gradient = step("moe_input_gradient", _input_gradient)
+gate_up_weight_gradient = _weight_gradient("moe_gate_up_weight_gradient", _gate_up_weight_gradient)

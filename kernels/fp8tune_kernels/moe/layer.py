@@ -21,7 +21,7 @@ from ..gemm.precision import PRECISIONS, is_fp8_layer
 from ..quantize.gated import ACTIVATIONS, LAYOUTS
 from ..quantize.swiglu_gradient import quantize_swiglu_gradient
 from ..runtime.checks import check_ends, check_matrix, check_offsets
-from ..runtime.once import differentiable_once
+from ..runtime.ops import differentiable_once
 from . import bf16_steps, fp8_steps
 from .expert_sort import check_choice
 from .expert_weights import ExpertWeights, check_stored, of_gathered

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -38,7 +40,8 @@ class Rows(NamedTuple):
         return Call(functools.partial(forward, *arguments), (self.rows, *self.weights), self.grad)
 
 
-def _normal(size: Size, device: str) -> Callable[..., Tensor]:
+def normal_of(size: Size, device: str) -> Callable[..., Tensor]:
+    """Return a function that draws a tensor of a shape, bfloat16, by the seed of a size."""
     generator = torch.Generator(device).manual_seed(size.seed)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -47,12 +50,8 @@ def _normal(size: Size, device: str) -> Callable[..., Tensor]:
     return normal
 
 
-def _ends(size: Size) -> list[int]:
-    return list(accumulate(size.groups)) or group_ends(size.routing, size.shape["M"], size.shape["G"], size.seed)
-
-
 def _rows(size: Size, device: str, rows: Tensor, weights: Sequence[Tensor], grad: Tensor) -> Rows:
-    ends = _ends(size)
+    ends = list(accumulate(size.groups)) or group_ends(size.routing, size.shape["M"], size.shape["G"], size.seed)
     leaves = [leaf.requires_grad_() for leaf in (rows, *weights)]
     sizes = tuple(end - start for start, end in itertools.pairwise([0, *ends]))
     return Rows(leaves[0], tuple(leaves[1:]), torch.tensor(ends, dtype=torch.int32, device=device), grad, sizes)
@@ -78,15 +77,15 @@ def by_expert(inputs: Rows, multiply: Callable[..., Tensor]) -> tuple[Tensor, ..
     return out, *grads
 
 
-class tensor_cores:  # noqa: N801 - a context manager
+@contextlib.contextmanager
+def tensor_cores() -> Iterator[None]:
     """Multiply float32 as TF32, which holds every bfloat16 value: equal sums in a tenth of the time."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_float32_matmul_precision(self._before)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # Grouped GEMM: rows (M, K) @ weights (G, K, N)
@@ -98,28 +97,16 @@ def _gemm_sizes(row: Mapping[str, int], label: str) -> Iterator[tuple[NamedInts,
 
 def _gemm_inputs(size: Size, device: str) -> Rows:
     M, N, K, G = (size.shape[dim] for dim in "MNKG")
-    normal = _normal(size, device)
+    normal = normal_of(size, device)
     # a leaf that is no view: quantize_weights sends gradients to the base of a view
     weights = torch.empty_strided((G, K, N), (K * N, 1, K), dtype=torch.bfloat16, device=device)
     weights.mT.copy_(normal(G, N, K))
     return _rows(size, device, normal(M, K), [weights], normal(M, N))
 
 
-def _gemm_flops(shape: Mapping[str, int]) -> int:
-    return 6 * shape["M"] * shape["N"] * shape["K"]
-
-
 def _gemm_bytes(shape: Mapping[str, int]) -> int:
     M, N, K, G = (shape[dim] for dim in "MNKG")
     return 8 * (M * N + M * K + G * N * K)
-
-
-def _torch_gemm(inputs: Rows) -> Call:
-    return inputs.call(lambda rows, weights, offs: torch._grouped_mm(rows, weights, offs=offs))
-
-
-def _gemm_once(inputs: Rows) -> Call:
-    return inputs.call(fp8_grouped_mm, quantize_weights(inputs.weights[0], recipe="folded"))
 
 
 def _torchao(module: str, name: str, multiple: int, inputs: Rows, **options: Any) -> Call:
@@ -150,9 +137,13 @@ GROUPED_MM = Operation(
     ours={
         "fp8tune": lambda inputs: inputs.call(fp8_grouped_mm),
         "fp8tune, folded": lambda inputs: inputs.call(functools.partial(fp8_grouped_mm, recipe="folded")),
-        "fp8tune, weights once": _gemm_once,
+        "fp8tune, weights once": lambda inputs: inputs.call(
+            fp8_grouped_mm, quantize_weights(inputs.weights[0], recipe="folded")
+        ),
     },
-    baseline={"torch": _torch_gemm},
+    baseline={
+        "torch": lambda inputs: inputs.call(lambda rows, weights, offs: torch._grouped_mm(rows, weights, offs=offs))
+    },
     rivals={
         "torchao": functools.partial(
             _torchao,
@@ -162,22 +153,16 @@ GROUPED_MM = Operation(
             pad_token_groups_for_grouped_mm=False,
         ),
     },
-    flops=_gemm_flops,
+    flops=lambda shape: 6 * shape["M"] * shape["N"] * shape["K"],
     bytes_moved=_gemm_bytes,
 )
 
-MXFP8_GROUPED_MM = Operation(
+MXFP8_GROUPED_MM = replace(
+    GROUPED_MM,
     name="mxfp8-grouped-mm",
     title="MXFP8 grouped GEMM, forward and backward",
-    sizes=_gemm_sizes,
-    inputs=_gemm_inputs,
-    reference=GROUPED_MM.reference,
-    results=GROUPED_MM.results,
     ours={"fp8tune": _mxfp8},
-    baseline=GROUPED_MM.baseline,
     rivals={"torchao": _torchao_mxfp8},
-    flops=_gemm_flops,
-    bytes_moved=_gemm_bytes,
     native_arches=MXFP8_GEMM_ARCHES,
 )
 
@@ -192,7 +177,7 @@ def _mlp_sizes(row: Mapping[str, int], label: str) -> Iterator[tuple[NamedInts, 
 
 def _mlp_inputs(size: Size, device: str) -> Rows:
     M, N, K, G = (size.shape[dim] for dim in "MNKG")
-    normal = _normal(size, device)
+    normal = normal_of(size, device)
     weights = normal(G, 2 * N, K, std=K**-0.5), normal(G, K, N, std=N**-0.5)
     return _rows(size, device, normal(M, K), weights, normal(M, K))
 
@@ -217,23 +202,19 @@ def torch_mlp(
     return torch._grouped_mm(h, w2.transpose(1, 2), offs=offs)
 
 
-def _mlp_once(inputs: Rows) -> Call:
-    w13, w2 = inputs.weights
-    return inputs.call(fp8_moe_mlp, quantize_gate_up(w13), quantize_down(w2))
-
-
-def _mlp_of_expert(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-    return swiglu(x @ w13.t()) @ w2.t()
-
-
 MOE_MLP = Operation(
     name="moe-mlp",
     title="MLP of all experts in FP8, forward and backward",
     sizes=_mlp_sizes,
     inputs=_mlp_inputs,
-    reference=lambda inputs: by_expert(inputs, _mlp_of_expert),
+    reference=lambda inputs: by_expert(inputs, lambda x, w13, w2: swiglu(x @ w13.t()) @ w2.t()),
     results=("out", "grad_x", "grad_w13", "grad_w2"),
-    ours={"fp8tune": lambda inputs: inputs.call(fp8_moe_mlp), "fp8tune, weights once": _mlp_once},
+    ours={
+        "fp8tune": lambda inputs: inputs.call(fp8_moe_mlp),
+        "fp8tune, weights once": lambda inputs: inputs.call(
+            fp8_moe_mlp, quantize_gate_up(inputs.weights[0]), quantize_down(inputs.weights[1])
+        ),
+    },
     baseline={"torch": lambda inputs: inputs.call(functools.partial(torch_mlp, activation=compiled(swiglu)))},
     rivals={"torch.compile": lambda inputs: inputs.call(compiled(torch_mlp))},
     flops=lambda shape: 18 * shape["M"] * shape["N"] * shape["K"],

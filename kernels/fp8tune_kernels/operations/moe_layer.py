@@ -17,7 +17,7 @@ from ..moe.expert_weights import quantize_down, quantize_gate_up
 from ..moe.layer import moe_layer
 from ..moe.permutation import scatter, sort_rows
 from ..spec import NamedInts
-from .grouped import compiled, swiglu, tensor_cores, torch_mlp
+from .grouped import compiled, normal_of, swiglu, tensor_cores, torch_mlp
 from .operation import Call, Operation, Size, import_from
 
 
@@ -66,11 +66,7 @@ def inputs(size: Size, device: str) -> Layer:
     tokens, hidden, expert, experts, top_k = (
         size.shape[name] for name in ("tokens", "hidden", "expert", "experts", "top_k")
     )
-    generator = torch.Generator(device).manual_seed(size.seed)
-
-    def normal(*shape: int, std: float) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, std, generator=generator)
-
+    normal = normal_of(size, device)
     x, router = normal(tokens, hidden, std=0.2), normal(experts, hidden, std=0.02)
     w13, w2 = normal(experts, 2 * expert, hidden, std=0.02), normal(experts, hidden, expert, std=0.02)
     for leaf in (x, router, w13, w2):

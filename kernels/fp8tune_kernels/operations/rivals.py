@@ -68,15 +68,6 @@ def _colwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
     return _column_major(codes), scales
 
 
-def _rowwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
-    codes, scales = _by_rows(x.t(), offs, *options)
-    return codes.t().contiguous(), scales
-
-
-def _rowwise_colwise(x: Tensor, offs: Tensor, *options: Any) -> Tensors:
-    return *rowwise_2d.SPEC.reference(x, *options[:2]), *_colwise(x, offs, *options)
-
-
 def _by_expert(w: Tensor, dim: int, dtype: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
     scale = reference_scale(w.abs().amax(dim, keepdim=True).float(), dtype, power_of_two)
     return reference_cast(w, scale, dtype), scale
@@ -97,10 +88,15 @@ def _mxfp8_dim1(x: Tensor, *options: Any) -> Tensors:
     return _column_major(codes.mT), scales
 
 
+def _rowwise(x: Tensor, *rest: Any) -> Tensors:
+    codes, scales = _by_rows(x.t(), *rest)
+    return codes.t().contiguous(), scales
+
+
 def _rowwise_factored(x: Tensor, offs: Tensor, column_scales: Tensor, *options: Any) -> Tensors:
-    G, K = len(offs), x.shape[1]
     group = torch.searchsorted(offs, torch.arange(len(x), device=x.device), right=True)
-    factors = torch.cat([reference_factor(column_scales.view(G, K)), x.new_ones(1, K, dtype=torch.float32)])
+    factors = reference_factor(column_scales.view(len(offs), -1))
+    factors = torch.cat([factors, x.new_ones(1, x.shape[1], dtype=torch.float32)])
     return rowwise_2d.SPEC.reference(x.float() * factors[group], *options)
 
 
@@ -112,7 +108,7 @@ _FORMULAS: dict[str, Function] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
     "colwise-dual": lambda x, y, *rest: (*_colwise(x, *rest), *_colwise(y, *rest)),
-    "rowwise-colwise": _rowwise_colwise,
+    "rowwise-colwise": lambda x, offs, *rest: (*rowwise_2d.SPEC.reference(x, *rest[:2]), *_colwise(x, offs, *rest)),
     "colwise-3d": _colwise_3d,
     "transpose-3d-atomic": _transpose_3d,
     "transpose-3d-reduction": _transpose_3d,

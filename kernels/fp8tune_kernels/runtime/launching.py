@@ -1,28 +1,40 @@
-"""Launch a kernel again without having Triton find out again which binary it is.
+"""Launch a kernel again without asking Triton which binary it is, and an operator again without its Python code.
 
-``kernel[grid](...)`` binds and specializes every argument at each call: half of the host time of an operator. Here a
-binary is remembered by all that Triton chose it by, and goes to Triton's launcher, with pointers as integers, which
-spares the driver a question for each.
+``kernel[grid](...)`` binds and specializes every argument at each call: half of the host time of an operator.
+:func:`launch_kernel` remembers a binary by all that Triton chose it by, and gives it to Triton's launcher, with
+pointers as integers, which spares the driver a question for each.
+
+Most of the other half goes into checks, lookups and sizes, which depend on the layouts of arguments alone: shapes,
+strides, dtypes, alignments. :func:`replayed` records the second call with the same layouts, and repeats the
+allocations, launches and torch operators of later ones. A layout that never comes back costs no recording. Tensors are
+freed after their last use.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from triton import knobs
-from triton.runtime import _allocation, driver
+from triton.runtime import _allocation as triton_allocation
+from triton.runtime import driver
 
-__all__ = ["Launch", "current_stream", "is_hooked", "launch_kernel", "recorders"]
+from .lookup import caches
+
+__all__ = ["launch_kernel", "replayed"]
 
 _REMEMBERS = torch.version.cuda is not None
 """On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
 
-_NO_ALLOCATOR = _allocation._NULL_ALLOCATOR
+_NO_ALLOCATOR = triton_allocation._NULL_ALLOCATOR
 
 Launch = tuple[Any, Any, Any, tuple[Any, ...]]
 """Of a compiled kernel: what runs it, its function, its packed metadata, its arguments that follow the sizes."""
@@ -38,12 +50,12 @@ _binaries: dict[tuple[Any, ...], Launch] = {}
 
 
 class _Recorders(threading.local):
-    """Recorders of the launches of this thread: see :mod:`.replay`."""
+    """Recorder of the launches of this thread."""
 
-    current: Any = None
+    current: _Recorder | None = None
 
 
-recorders = _Recorders()
+_recorders = _Recorders()
 
 
 def launch_kernel(
@@ -61,9 +73,9 @@ def launch_kernel(
     """
     first = tensors[0]
     assert first is not None
-    recorder = recorders.current
+    recorder = _recorders.current
     _set_allocator()
-    if not (_REMEMBERS and first.is_cuda) or is_hooked():
+    if not (_REMEMBERS and first.is_cuda) or _is_hooked():
         run_by_triton = functools.partial(_run, kernel[(programs,)], (*sizes, *constants), dict(config))
         if recorder is None:
             run_by_triton(*tensors)
@@ -125,19 +137,19 @@ def _run(kernel: Any, values: tuple[Any, ...], options: Mapping[str, int], *tens
     kernel(*tensors, *values, **options)
 
 
-def current_stream(tensor: torch.Tensor) -> int:
+def _current_stream(tensor: torch.Tensor) -> int:
     """Return the stream that kernels are launched on; prepare this thread for launches."""
     _set_allocator()
-    stream: int = driver.active.get_current_stream(tensor.get_device()) if tensor.is_cuda else 0
+    stream: int = driver.active.get__current_stream(tensor.get_device()) if tensor.is_cuda else 0
     return stream
 
 
 def _set_allocator() -> None:
-    if _allocation._allocator.get() is _NO_ALLOCATOR:  # of this thread: autograd has its own
+    if triton_allocation._allocator.get() is _NO_ALLOCATOR:  # of this thread: autograd has its own
         triton.set_allocator(_scratch)
 
 
-def is_hooked() -> bool:
+def _is_hooked() -> bool:
     """Return True if a profiler or a debugger listens: Triton's own way serves them."""
     runtime = knobs.runtime
     return bool(
@@ -152,3 +164,362 @@ def is_hooked() -> bool:
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     """Memory of the current device, which torch's allocator gives away again in the order of the stream."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+# Replays
+
+Function = Callable[..., Any]
+
+
+class Slots(NamedTuple):
+    """Tensors of a call: its arguments, and then what it allocates."""
+
+    tensors: list[Any]
+    """None before and after use."""
+    pointers: list[int | None]
+    """Address of each tensor; then a None."""
+
+
+Instruction = Callable[[Slots, int], None]
+"""What a replay does, with the current stream."""
+
+MOST_LAYOUTS = 1024
+"""Of one function; then it begins anew."""
+
+_aten = torch.ops.aten
+_EMPTY = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_PLAIN = {type(None), bool, int, str, torch.dtype}
+"""Types of most arguments that are no tensors: the check for a tensor takes longer where it fails."""
+_READS = {_aten._local_scalar_dense.default, _aten.item.default, _aten.equal.default}
+"""Operators whose results Python code may decide by."""
+
+
+class _Reference(NamedTuple):
+    """A tensor in the memory of a slot: the slot's own, or a view of it."""
+
+    slot: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    """Shape, strides, and elements from the slot's first to its own."""
+
+    def tensor(self, slots: Slots) -> Any:
+        tensor = slots.tensors[self.slot]
+        if self.view is None:
+            return tensor
+        shape, strides, offset = self.view
+        return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
+
+
+class _Step(NamedTuple):
+    """An instruction, with the slots that it uses and makes."""
+
+    instruction: Instruction
+    uses: frozenset[int]
+    makes: frozenset[int]
+    is_needed: bool
+    """False for an allocation, which can be left out if nothing uses it."""
+
+
+class _UnrecordableError(Exception):
+    """A call that does what a replay cannot."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Records one call of a function. It holds no tensors, so that memory is freed as ever."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[_Step] = []
+        self.failed = False
+        self._count = itertools.count()
+        self._slots: dict[int, tuple[int, int, torch.Size, tuple[int, ...], torch.dtype] | None] = {}
+        self._arguments = {id(tensor): number for number, tensor in enumerate(tensors)}
+        for tensor in tensors:
+            self._new_slot(tensor)
+
+    def _new_slot(self, tensor: torch.Tensor, *, is_argument: bool = True) -> int:
+        """Give a slot to the memory of a tensor. Arguments may share memory: then no view of it is known."""
+        slot, memory = next(self._count), tensor.untyped_storage().data_ptr()
+        is_shared = is_argument and memory in self._slots
+        entry = (slot, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        self._slots[memory] = None if is_shared else entry
+        return slot
+
+    def _new_empty_slot(self, tensor: torch.Tensor) -> int:
+        """Allocate a tensor without elements, which has no memory to be found by."""
+        slot, layout = next(self._count), (tuple(tensor.shape), tensor.stride())
+        self._add(_allocation(slot, *layout, tensor.dtype, tensor.device), (), (slot,), is_needed=False)
+        return slot
+
+    def place(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Return the slot of a tensor's memory, and how many bytes after the slot's first it begins."""
+        number = self._arguments.get(id(tensor))
+        if number is not None:
+            return number, 0
+        if not tensor.numel():
+            return self._new_empty_slot(tensor), 0
+        entry = self._slots.get(tensor.untyped_storage().data_ptr())
+        if entry is None:
+            raise _UnrecordableError
+        return entry[0], tensor.data_ptr() - entry[1]
+
+    def reference(self, tensor: torch.Tensor) -> _Reference:
+        """Return how a replay finds a tensor."""
+        number = self._arguments.get(id(tensor))
+        if number is not None:
+            return _Reference(number, None)
+        slot, offset = self.place(tensor)
+        if not tensor.numel():
+            return _Reference(slot, None)
+        entry = self._slots[tensor.untyped_storage().data_ptr()]
+        assert entry is not None
+        if tensor.dtype != entry[4]:
+            raise _UnrecordableError
+        if (offset, tensor.shape, tensor.stride()) == (0, *entry[2:4]):
+            return _Reference(slot, None)
+        return _Reference(slot, (tuple(tensor.shape), tensor.stride(), offset // tensor.element_size()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _recorders.current = None  # what the operator itself launches, a replay launches by calling it
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            _recorders.current = self
+        self._attempt(self._record, func, args, kwargs or {}, result)
+        return result
+
+    def _attempt(self, record: Function, *arguments: Any) -> None:
+        if self.failed:
+            return
+        try:
+            record(*arguments)
+        except _UnrecordableError:
+            self.failed = True
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func in _EMPTY:
+            slot = self._new_slot(result, is_argument=False)
+            layout = tuple(result.shape), result.stride()
+            self._add(_allocation(slot, *layout, result.dtype, result.device), (), (slot,), is_needed=False)
+        elif func in _READS:
+            raise _UnrecordableError
+        elif not func.is_view:  # a view is found by its memory
+            self.called(func, args, kwargs, result)
+
+    def called(self, function: Function, args: Any, kwargs: Any, result: Any = None) -> None:
+        """Record a call."""
+        uses: list[_Reference] = []
+
+        def referred(tensor: torch.Tensor) -> _Reference:
+            uses.append(self.reference(tensor))
+            return uses[-1]
+
+        args, kwargs = tree_map_only(torch.Tensor, referred, (args, kwargs))
+        made = []
+        for number, tensor in enumerate(tree_flatten(result)[0]):
+            memory = tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) else 0
+            if memory and memory not in self._live(uses):
+                made.append((number, self._new_slot(tensor, is_argument=False)))
+        instruction = _call(function, args, kwargs, made)
+        self._add(instruction, (use.slot for use in uses), (slot for _, slot in made))
+
+    def _live(self, uses: Iterable[_Reference]) -> set[int]:
+        """Return the memory of the slots that an operator was called with: it may return its argument."""
+        slots = {use.slot for use in uses}
+        return {memory for memory, entry in self._slots.items() if entry is None or entry[0] in slots}
+
+    def launched(
+        self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
+    ) -> None:
+        """Record a launch of a binary."""
+        self._attempt(self._record_launch, launch, programs, tensors, sizes)
+
+    def _record_launch(
+        self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
+    ) -> None:
+        places = [None if tensor is None else self.place(tensor) for tensor in tensors]
+        self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
+
+    def launch_by_triton(self, function: Function, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Launch what Triton finds the binary of, or interprets, by torch's operators among others; record it."""
+        with _disable_current_modes():
+            function(*tensors)
+        self._attempt(self.called, function, tuple(tensors), {})
+
+    def _add(
+        self, instruction: Instruction, uses: Iterable[int], makes: Iterable[int], *, is_needed: bool = True
+    ) -> None:
+        self.steps.append(_Step(instruction, frozenset(uses), frozenset(makes), is_needed))
+
+
+def _allocation(
+    slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Instruction:
+    empty = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+    def allocate(slots: Slots, _: int) -> None:
+        tensor = slots.tensors[slot] = empty()
+        slots.pointers[slot] = tensor.data_ptr()
+
+    return allocate
+
+
+def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, int]]) -> Instruction:
+    leaves, structure = tree_flatten((args, kwargs), is_leaf=lambda leaf: isinstance(leaf, _Reference))
+    references = sum(isinstance(leaf, _Reference) for leaf in leaves)
+    is_flat = references == sum(isinstance(arg, _Reference) for arg in args)
+
+    def call(slots: Slots, _: int) -> None:
+        if is_flat:  # trees take longer than the operator
+            result = function(*[arg.tensor(slots) if type(arg) is _Reference else arg for arg in args], **kwargs)
+        else:
+            tensors = [leaf.tensor(slots) if type(leaf) is _Reference else leaf for leaf in leaves]
+            args_, kwargs_ = tree_unflatten(tensors, structure)
+            result = function(*args_, **kwargs_)
+        if made:
+            results = [result] if isinstance(result, torch.Tensor) else tree_flatten(result)[0]
+            for number, slot in made:
+                tensor = slots.tensors[slot] = results[number]
+                slots.pointers[slot] = tensor.data_ptr()
+
+    return call
+
+
+def _launch(
+    launch: Launch, programs: int, places: Sequence[tuple[int, int] | None], sizes: tuple[int, ...]
+) -> Instruction:
+    run, function, metadata, rest = launch
+    values = (*sizes, *rest)
+    read = operator.itemgetter(*[place[0] if place else -1 for place in places], -1)  # of one item it makes no tuple
+    offsets = [place[1] if place else 0 for place in places]
+
+    def start(slots: Slots, stream: int) -> None:
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *read(slots.pointers)[:-1], *values)
+
+    def start_inside(slots: Slots, stream: int) -> None:
+        pointers = [
+            offset + pointer if offset else pointer
+            for offset, pointer in zip(offsets, read(slots.pointers), strict=False)
+        ]
+        run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *values)
+
+    return start_inside if any(offsets) else start
+
+
+def _clearing(dead: Sequence[int]) -> Instruction:
+    def clear(slots: Slots, _: int) -> None:
+        for slot in dead:
+            slots.tensors[slot] = None
+
+    return clear
+
+
+class _Recording(NamedTuple):
+    """A call that can be replayed."""
+
+    instructions: tuple[Instruction, ...]
+    blank: list[None]
+    """The slots beside those of the arguments."""
+    results: tuple[_Reference, ...]
+    kind: type | None
+    """Of several results; None for one tensor."""
+
+    def replay(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> Any:
+        slots = Slots([*tensors, *self.blank], [*pointers, *self.blank, None])
+        stream = _current_stream(tensors[0])
+        for instruction in self.instructions:
+            instruction(slots, stream)
+        results = [slots.tensors[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
+        return results[0] if self.kind is None else self.kind(results)
+
+
+def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording | None:
+    """Return the recording of a call; None where it cannot be replayed."""
+    if recorder.failed:
+        return None
+    kind = None if isinstance(result, torch.Tensor) else type(result)
+    try:
+        results = tuple(recorder.reference(tensor) for tensor in ([result] if kind is None else result))
+    except _UnrecordableError:
+        return None
+    used = {reference.slot for reference in results}
+    instructions: list[Instruction] = []
+    for step in reversed(recorder.steps):
+        if not step.is_needed and not step.makes & used:
+            continue
+        if dead := (step.uses | step.makes) - used:
+            instructions.append(_clearing(sorted(dead)))
+        instructions.append(step.instruction)
+        used |= step.uses | step.makes
+    count = max((slot + 1 for slot in used), default=0) - arguments
+    return _Recording(tuple(reversed(instructions)), [None] * count, results, kind)
+
+
+def _layout(arguments: Sequence[Any]) -> tuple[tuple[Any, ...], list[torch.Tensor], list[int]]:
+    """Return all that a function may depend on but the values of its tensors; its tensors; and their addresses."""
+    layout: list[Any] = [arguments[0].device]
+    tensors: list[torch.Tensor] = []
+    pointers: list[int] = []
+    for argument in arguments:
+        if argument.__class__ in _PLAIN:
+            layout.append(argument)
+            continue
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if item.__class__ not in _PLAIN and isinstance(item, torch.Tensor):
+                pointer = item.data_ptr()
+                layout += item.shape, item.stride(), item.dtype, pointer & 15
+                tensors.append(item)
+                pointers.append(pointer)
+            else:
+                layout.append(item)
+    return tuple(layout), tensors, pointers
+
+
+def replayed(function: Function) -> Function:
+    """Return a function of the same arguments and results, which replays.
+
+    The first argument is a tensor; others are tensors, hashable, or lists and tuples of these. ``function`` returns a
+    tensor, or a list or a tuple of tensors. It decides nothing by their values, and keeps nothing of a call.
+    """
+    recordings: dict[tuple[Any, ...], _Recording | None] = {}
+    seen: set[tuple[Any, ...]] = set()
+    caches.extend([recordings.clear, seen.clear])
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        if _recorders.current is not None or _is_hooked():
+            return function(*arguments)
+        layout, tensors, pointers = _layout(arguments)
+        if recording := recordings.get(layout):
+            return recording.replay(tensors, pointers)
+        if layout in recordings:
+            return function(*arguments)
+        if layout in seen:
+            recordings[layout], result = _recorded(function, arguments, tensors)
+            return result
+        if len(seen) >= MOST_LAYOUTS:
+            seen.clear()
+            recordings.clear()
+        seen.add(layout)
+        return function(*arguments)
+
+    return run
+
+
+def _recorded(
+    function: Function, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]
+) -> tuple[_Recording | None, Any]:
+    """Return a recording of a call, None where it cannot be replayed, and its result."""
+    recorder = _Recorder(tensors)
+    _recorders.current = recorder
+    try:
+        with recorder:
+            result = function(*arguments)
+    finally:
+        _recorders.current = None
+    return _recording(recorder, len(tensors), result), result

@@ -5,18 +5,19 @@ Each has one implementation for CUDA and HIP devices, one for the CPU, and a fak
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .replay import replayed
+from .launching import replayed
 
-__all__ = ["NAMESPACE", "OPERATORS", "Inputs", "Tensors", "define", "is_traced", "on_its_device", "step"]
-
+P = ParamSpec("P")
+R = TypeVar("R")
 Function = Callable[..., Any]
-Inputs = tuple[Any, ...]
 Tensors = tuple[torch.Tensor, ...]
 
 NAMESPACE = "fp8tune"
@@ -39,7 +40,7 @@ def define(
     """Define the operator of a schema and return the callable operator.
 
     ``gpu`` runs with the device of the first argument as the current one. ``makes_codes``: no output is differentiable,
-    whatever the inputs are. ``replays``: ``gpu`` is recorded (:mod:`.replay`), and eager calls without a gradient go
+    whatever the inputs are. ``replays``: ``gpu`` is recorded (:mod:`.launching`), and eager calls without a gradient go
     past the dispatcher.
     """
     name = schema.partition("(")[0]
@@ -89,14 +90,55 @@ def is_traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or tensor.is_meta
 
 
-def step(schema: str, function: Function, *, replays: bool = False) -> Any:
-    """Define an operator that launches several kernels by calling their specifications; see :func:`define`.
+_TYPES = {
+    **{name: name for name in ("Tensor", "bool", "int", "str")},
+    **dict.fromkeys(("Tensor | None", "Maybe"), "Tensor?"),
+    **dict.fromkeys(("list[Tensor | None]", "Given"), "Tensor?[]"),
+    **dict.fromkeys(("list[Tensor]", "Sequence[Tensor]"), "Tensor[]"),
+    **dict.fromkeys(("torch.dtype | None", "Dtype"), "ScalarType?"),
+    **{"Sequence[bool]": "bool[]", "Sequence[str]": "str[]", "tuple[Tensor, Tensor]": "(Tensor, Tensor)"},
+}
+"""Annotation of a step -> type in its schema."""
 
-    One function serves all devices and traced tensors. Outputs are not differentiable.
+
+def step(name: str, function: Callable[P, R]) -> Callable[P, R]:
+    """Define an operator that launches several kernels by calling their specifications, and replays.
+
+    One function serves all devices and traced tensors. Outputs are not differentiable. The schema is that of its
+    annotations; a parameter with a default has no part in it.
     """
+    signature = inspect.signature(function)
+    required = [item for item in signature.parameters.values() if item.default is item.empty]
+    parameters = ", ".join(f"{_TYPES[item.annotation]} {item.name.rstrip('_')}" for item in required)
 
     def on_cpu(*arguments: Any) -> Any:
         with torch.no_grad():  # autograd would follow the references, and fails at their views
-            return function(*arguments)
+            return any_function(*arguments)
 
-    return define(schema, function, on_cpu, function, makes_codes=True, replays=replays)
+    any_function: Function = function
+    schema = f"{name}({parameters}) -> {_TYPES[signature.return_annotation]}"
+    return define(schema, function, on_cpu, function, makes_codes=True, replays=True)  # type: ignore[no-any-return]
+
+
+def differentiable_once(name: str) -> Callable[[Function], Function]:
+    """Decorate the ``backward`` of an autograd function: a second derivative of ``name`` raises RuntimeError.
+
+    As ``torch.autograd.function.once_differentiable``, but with the name. Without it autograd goes through the rounding
+    to FP8, and either fails somewhere inside or gives a wrong result.
+    """
+    message = f"{name} has no second derivative: differentiate it once, without create_graph=True"
+
+    def decorate(backward: Function) -> Function:
+        @functools.wraps(backward)
+        def once(ctx: Any, *gradients: torch.Tensor) -> Any:
+            # a compiler traces with gradients enabled, and has its own refusal
+            if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+                return backward(ctx, *gradients)
+            with torch.no_grad():
+                answer = backward(ctx, *gradients)
+            refuse: Any = torch._C._functions.DelayedError(message.encode(), len(answer))
+            return refuse(*(None if gradient is None else gradient.requires_grad_() for gradient in answer))
+
+        return once
+
+    return decorate
