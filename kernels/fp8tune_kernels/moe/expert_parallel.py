@@ -272,7 +272,7 @@ def _activation_gradient(
 ) -> Tensor:
     """Return the gradient of the activation, (M, N), from that of the output by token."""
     order = Rows(*rows_)
-    return gathered_rows.SPEC(q, transposed.mT, order.offs, order.token_of_row, scales, of_columns)[0]  # type: ignore[no-any-return]
+    return gathered_rows.SPEC(q, transposed.mT, order.offs, order.token_of_row, scales, of_columns)[0]
 
 
 def _sum_of_ranks(received: Tensor, ranks: int) -> Tensor:
@@ -329,7 +329,7 @@ class _ExpertParallel(torch.autograd.Function):
         of_13, of_2 = _all_codes(Weights(w13, *codes_13), Weights(w2, *codes_2), is_differentiated, dtype)
         rows = Rows(offs, token_of_row[: count()])
         row_weights, q = row_weights[: rows.token_of_row.shape[0]], values()
-        of_both = [of_13.codes, of_13.scales], [of_2.codes, of_2.scales]
+        of_both: Any = [of_13.codes, of_13.scales], [of_2.codes, of_2.scales]
         out, *saved = experts_of_rows(q, scales, rows, row_weights, *of_both, layout, is_differentiated)
         sums = sum_local_rows(out, row_of, offs, ranks.sums)
         del out
@@ -406,6 +406,8 @@ def _begin_count(offs: Tensor) -> Callable[[], int]:
 def _all_codes(of_13: Weights, of_2: Weights, is_differentiated: bool, dtype: torch.dtype) -> tuple[Weights, Weights]:
     """Return weights with all FP8 values that the passes read."""
     if of_13.codes is None and of_2.codes is None:
+        assert of_13.plain is not None
+        assert of_2.plain is not None
         q_13, scales_13, *rest = quantize(of_13.plain, of_2.plain, is_differentiated, dtype)
         if not is_differentiated:
             return Weights(None, q_13, scales_13), Weights(None, *rest)
