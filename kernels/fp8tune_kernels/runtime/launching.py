@@ -140,7 +140,7 @@ def _run(kernel: Any, values: tuple[Any, ...], options: Mapping[str, int], *tens
 def _current_stream(tensor: torch.Tensor) -> int:
     """Return the stream that kernels are launched on; prepare this thread for launches."""
     _set_allocator()
-    stream: int = driver.active.get__current_stream(tensor.get_device()) if tensor.is_cuda else 0
+    stream: int = driver.active.get_current_stream(tensor.get_device()) if tensor.is_cuda else 0
     return stream
 
 
