@@ -35,7 +35,7 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -211,7 +211,7 @@ def _run_forward(
     A: Tensor,
     B_t: Tensor,
     offs: Tensor,
-    codes_B: list[Tensor],
+    codes_B: Sequence[Tensor],
     recipe: str,
     float8_dtype: torch.dtype | None,
     keeps_a: bool,

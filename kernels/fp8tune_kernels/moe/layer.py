@@ -347,6 +347,7 @@ def _fp8_backward(
     """Set all gradients but that of b2."""
     gate, recompute, _, float8_dtype = options[:4]
     y: Any
+    scales_13: Any
     w13, w2 = Weights(*map(saved.pop, _FIELDS_13)), Weights(*map(saved.pop, _FIELDS_2))
     y, scales_y, bias, q_h, scales_h = map(saved.pop, ("q_y", "scales_y", "b13", "q_h", "scales_h"))
     is_repeated, scales_13, rows = y is None, w13.scales, Rows(order.offs, order.token_of_row)
@@ -405,7 +406,7 @@ def _bf16_backward(
     grads: Saved,
     grad: Tensor,
     order: Order,
-    saved: Saved,
+    saved: dict[str, Any],
     options: _Options,
     needs: _Needs,
     buffers: tuple[Maybe, Maybe],

@@ -11,7 +11,6 @@ arguments, sizes and ``device`` *by name* are called with what their parameters 
 from __future__ import annotations
 
 import inspect
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,22 +63,18 @@ class Call:
 
 
 def _binder(function: Any, options: Config) -> Callable[[Call], tuple[Any, Any, Any]]:
-    """Return what reads the tensors, sizes and constants of a Triton function, beside its options, from a call."""
+    """Generate what reads the tensors, sizes and constants of a Triton function, beside its options, from a call."""
     parameters = inspect.signature(function).parameters.values()
     constants = [item.name for item in parameters if "constexpr" in str(item.annotation)]
     variables = [item.name for item in parameters if item.name not in constants]
-    tensors = _reader([name.removesuffix("_ptr") for name in variables if name.endswith("_ptr")])
-    sizes = _reader([name for name in variables if not name.endswith("_ptr")])
-    others = _reader([name for name in constants if name not in options])
-    _binders[function] = bind = lambda call: (tensors(call), sizes(call), others(call))
-    return bind
-
-
-def _reader(names: Sequence[str]) -> Callable[[Call], tuple[Any, ...]]:
-    """Return what reads attributes as a tuple."""
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return lambda call: tuple(getattr(call, name) for name in names)
+    groups = (
+        [name.removesuffix("_ptr") for name in variables if name.endswith("_ptr")],
+        [name for name in variables if not name.endswith("_ptr")],
+        [name for name in constants if name not in options],
+    )
+    source = ", ".join("(" + "".join(f"call.{name}, " for name in names) + ")" for names in groups)
+    _binders[function] = bind = eval(f"lambda call: ({source})")  # attrgetters take 0.3 to 0.9 us more a launch
+    return bind  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
