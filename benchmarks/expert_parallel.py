@@ -201,7 +201,7 @@ def measured(name: str, layer: Layer, tokens: int, device: torch.device) -> list
         peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
         row = {"layer": name, "ranks": dist.get_world_size(), "tokens": tokens, "contender": label}
         rows.append({**row, "sent_bytes": slowest(sent.total, device), "peak_bytes": slowest(peak, device)})
-    times: dict[str, list[float]] = {label: [] for label in steps}
+    times: dict[Any, list[float]] = {label: [] for label in steps}
     for _ in range(ROUNDS):
         for label, run in steps.items():
             times[label].append(step_ms(run, device))

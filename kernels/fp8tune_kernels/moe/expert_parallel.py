@@ -329,8 +329,9 @@ class _ExpertParallel(torch.autograd.Function):
         of_13, of_2 = _all_codes(Weights(w13, *codes_13), Weights(w2, *codes_2), is_differentiated, dtype)
         rows = Rows(offs, token_of_row[: count()])
         row_weights, q = row_weights[: rows.token_of_row.shape[0]], values()
-        of_both: Any = [of_13.codes, of_13.scales], [of_2.codes, of_2.scales]
-        out, *saved = experts_of_rows(q, scales, rows, row_weights, *of_both, layout, is_differentiated)
+        codes_of_13: Any = [of_13.codes, of_13.scales]
+        codes_of_2: Any = [of_2.codes, of_2.scales]
+        out, *saved = experts_of_rows(q, scales, rows, row_weights, codes_of_13, codes_of_2, layout, is_differentiated)
         sums = sum_local_rows(out, row_of, offs, ranks.sums)
         del out
         if is_differentiated:
