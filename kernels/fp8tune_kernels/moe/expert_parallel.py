@@ -67,7 +67,8 @@ class ExpertGroup:
     """Reserve memory for as many rows as this rank's experts get: the host waits for their number, while tokens travel.
     False: it waits for nothing, and memory is reserved as if all tokens chose this rank's experts alone."""
     sums: torch.dtype = torch.bfloat16
-    """Sums of experts on the way to a token's rank; float32 gives the bytes of one device, for twice the traffic."""
+    """Sums of experts on the way to a token's rank; float32 gives the bytes of one device, but for rare
+    roundings, for up to twice the traffic."""
 
 
 def expert_parallel_moe(
