@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # kernels themselves are operators of torch, which have no ty
     from .gemm.quantized_weights import QuantizedWeights as QuantizedWeights
     from .gemm.quantized_weights import quantize_weights as quantize_weights
     from .moe.choose_experts import choose_experts as choose_experts
+    from .moe.expert_parallel import ExpertGroup as ExpertGroup
+    from .moe.expert_parallel import expert_parallel_moe as expert_parallel_moe
     from .moe.expert_weights import ExpertWeights as ExpertWeights
     from .moe.expert_weights import quantize_down as quantize_down
     from .moe.expert_weights import quantize_gate_up as quantize_gate_up
@@ -39,6 +41,7 @@ _MODULES = {
     "cast_and_transpose": "moe.cast_transpose_3d",
     "choose_experts": "moe.choose_experts",
     "contract_rows": "gemm.grouped_contraction",
+    **dict.fromkeys(("ExpertGroup", "expert_parallel_moe"), "moe.expert_parallel"),
     "fp8_grouped_mm": "gemm.grouped_mm",
     "multiply_gathered_rows": "moe.gathered_rows",
     "multiply_rows": "gemm.grouped_rows",

@@ -73,11 +73,12 @@ def _fork(_: int, *arguments: Any) -> None:
 
 def checks() -> dict[str, Check]:
     """By name. FSDP takes seconds to import, and every worker collects the files of tests."""
+    from expert_parallelism import experts_over_ranks
     from sharded_layers import compiled_layer, layers, refused_layers
     from sharded_products import compiled, operators, placements, refusals
     from sharded_training import experts_under_fsdp, layers_under_fsdp
 
-    every = (operators, refusals, compiled, placements, layers, refused_layers, compiled_layer)
+    every = (operators, refusals, compiled, placements, layers, refused_layers, compiled_layer, experts_over_ranks)
     return {check.__name__: check for check in (*every, experts_under_fsdp, layers_under_fsdp)}
 
 

@@ -12,6 +12,7 @@ CHECKS = (
     "layers",
     "compiled_layer",
     "refused_layers",
+    "experts_over_ranks",
     "experts_under_fsdp",
     "layers_under_fsdp",
 )
