@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fp8tune_kernels.pinning import pin_report as pin_report
     from fp8tune_kernels.pinning import unpin as unpin
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     **dict.fromkeys(("open", "sweep", "recheck", "compare", "lookup", "export"), "fp8tune.api"),
