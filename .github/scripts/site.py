@@ -1,0 +1,36 @@
+"""Hooks of mkdocs: the pages are plain Markdown for a code host, and the site has what they link to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REPOSITORY = "https://github.com/fp8tune/fp8tune"
+ORDER = ("Tutorial", "How-to", "Concepts", "Reference", "Results")
+"""Tabs of the site, after which the single pages come."""
+
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Let links to what is no page of the site lead to the repository, and lists begin without a blank line."""
+    folder = (DOCS / page.file.src_uri).parent
+
+    def target(link: re.Match[str]) -> str:
+        path = (folder / link[1]).resolve()
+        if DOCS in path.parents and path.suffix in (".md", ".svg", ".png"):
+            return link[1]
+        kind = "tree" if path.is_dir() else "blob"
+        return f"{REPOSITORY}/{kind}/main/{path.relative_to(DOCS.parent)}"
+
+    return LINK.sub(target, markdown)
+
+
+def on_nav(nav: Any, **_: Any) -> Any:
+    """Put the folders in the order in which a reader needs them."""
+    for item in nav.items:
+        item.title = "How-to" if item.title == "Howto" else item.title
+    nav.items.sort(key=lambda item: ORDER.index(item.title) if item.title in ORDER else -item.is_page or len(ORDER))
+    return nav
