@@ -9,13 +9,13 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 REPOSITORY = "https://github.com/fp8tune/fp8tune"
 ORDER = ("Tutorial", "How-to", "Concepts", "Reference", "Results")
-"""Tabs of the site, after which the single pages come."""
+"""Tabs of the site, after its first page and before the other single pages."""
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Let links to what is no page of the site lead to the repository, and lists begin without a blank line."""
+    """Let links to what is no page of the site lead to the repository."""
     folder = (DOCS / page.file.src_uri).parent
 
     def target(link: re.Match[str]) -> str:
@@ -31,6 +31,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def on_nav(nav: Any, **_: Any) -> Any:
     """Put the folders in the order in which a reader needs them."""
     for item in nav.items:
-        item.title = "How-to" if item.title == "Howto" else item.title
-    nav.items.sort(key=lambda item: ORDER.index(item.title) if item.title in ORDER else -item.is_page or len(ORDER))
+        if item.is_section and item.title == "Howto":
+            item.title = "How-to"
+    places = {title: place for place, title in enumerate(ORDER)}
+    nav.items.sort(key=lambda item: places[item.title] if item.is_section else len(ORDER))
+    nav.items.sort(key=lambda item: item is not nav.homepage)
     return nav
