@@ -43,7 +43,7 @@ def lines(times: pd.DataFrame) -> Iterator[str]:
             ratios = (before / now).dropna()
             kernels = now.index.get_level_values("kernel").nunique()
             compared = f"{len(ratios)} | {np.exp(np.log(ratios).mean()):.2f}x" if len(ratios) else "- | -"
-            yield f"| {version} | {gpu} | {kernels} | {len(now)} | {compared} |"
+            yield f"| {version!s} | {gpu!s} | {kernels} | {len(now)} | {compared} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
