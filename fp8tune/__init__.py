@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fp8tune.api import *  # noqa: F403 - for type checkers
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _MODULES = {
     **dict.fromkeys(("open", "sweep", "recheck", "compare", "lookup", "export"), "fp8tune.api"),

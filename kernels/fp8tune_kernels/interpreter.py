@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -31,6 +30,9 @@ __all__ = ["INTERPRETED", "TORCH_DTYPES", "install", "quiet"]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels of this process run on the interpreter; Triton decides it when a kernel is decorated."""
+
+if INTERPRETED:
+    import numpy as np  # nothing else here needs it
 
 TORCH_DTYPES = {
     tl.float8e4nv: torch.float8_e4m3fn,

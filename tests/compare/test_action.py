@@ -1,0 +1,113 @@
+"""The steps of ``action.yml`` on a simulated GPU: comment, summary and exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from command_line import fp8tune
+from places import ROOT
+
+SCRIPT = ROOT / ".github" / "scripts" / "gpu_check.py"
+
+
+class Comments(BaseHTTPRequestHandler):
+    """GitHub's comments of one pull request, and who asks for them."""
+
+    comments: list[dict[str, object]]
+
+    def do_GET(self) -> None:
+        self.answer(self.comments)
+
+    def do_POST(self) -> None:
+        self.comments.append({"id": len(self.comments), **self.read_body()})
+        self.answer({})
+
+    def do_PATCH(self) -> None:
+        self.comments[int(self.path.rpartition("/")[2])].update(self.read_body())
+        self.answer({})
+
+    def read_body(self) -> dict[str, object]:
+        return dict(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def answer(self, content: object) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 403)
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def comments() -> Iterator[tuple[str, list[dict[str, object]]]]:
+    handler = type("Comments", (Comments,), {"comments": [{"id": 0, "body": "Looks good."}]})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", handler.comments
+        server.shutdown()
+
+
+def check(folder: Path, url: str, **variables: str) -> tuple[int, str]:
+    """Run the step as the runner does; return its exit code and the job's summary."""
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin" / "fp8tune"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fp8tune "$@"\n')
+    program.chmod(0o755)
+    event, summary = folder / "event.json", folder / "summary.md"
+    event.write_text('{"pull_request": {"number": 7}}')
+    environment = {
+        **os.environ,
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
+        "GITHUB_STEP_SUMMARY": str(summary),
+        "GITHUB_OUTPUT": str(folder / "output"),
+        "GITHUB_EVENT_PATH": str(event),
+        "GITHUB_API_URL": url,
+        "GITHUB_REPOSITORY": "fp8tune/fp8tune",
+        "COMMENT": "true",
+        "TOKEN": "secret",
+        **variables,
+    }
+    done = subprocess.run([sys.executable, str(SCRIPT)], cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, summary.read_text() if summary.exists() else done.stderr
+
+
+def test_a_comparison_is_posted_once_and_updated(comments: tuple[str, list[dict[str, object]]], tmp_path: Path) -> None:
+    url, posted = comments
+    subprocess.run([sys.executable, str(ROOT / "docs" / "examples" / "pull_request.py")], cwd=tmp_path, check=True)
+    revisions = {"COMMAND": "compare", "BASE": "main", "HEAD": "larger-blocks"}
+    arguments = "--kernel project/kernel.py:SPEC --shapes project/shapes.toml --timer simulated:2"
+    code, summary = check(tmp_path, url, **revisions, ARGUMENTS=arguments)
+    assert code == 1
+    assert "REGRESSION" in summary
+    assert [item["body"] for item in posted] == ["Looks good.", f"<!-- fp8tune compare -->\n{summary}"]
+    assert (tmp_path / "output").read_text() == "exit-code=1\n"
+
+    code, _ = check(tmp_path, url, **{**revisions, "HEAD": "main"}, ARGUMENTS=arguments)
+    assert code == 0
+    assert len(posted) == 2
+    assert "REGRESSION" not in str(posted[1])
+
+
+def test_a_recheck_has_the_commands_exit_code_where_no_comment_can_be_written(
+    comments: tuple[str, list[dict[str, object]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, posted = comments
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, str(ROOT / "docs" / "examples" / "pull_request.py")], check=True)
+    simulated = {"FP8TUNE_TIMER": "simulated:1", "TOKEN": "of a fork"}
+    kernel = "--kernel project/kernel.py:SPEC"
+    before = (*kernel.split(), "--shapes", "project/shapes.toml", "--timer", "simulated:1", "--db", "fp8tune.db")
+    assert fp8tune("sweep", *before).returncode == 0
+    code, summary = check(tmp_path, url, **simulated, COMMAND="recheck", ARGUMENTS=kernel)
+    assert code == 0
+    assert "still best" in summary
+    assert len(posted) == 1
+    assert check(tmp_path, url, COMMAND="sweep")[0] == 2
