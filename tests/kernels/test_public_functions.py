@@ -233,3 +233,9 @@ def test_a_traced_tensor_on_a_gpu_has_no_address_to_check() -> None:
     with FakeTensorMode():
         traced = torch.empty(64, 64, device="cuda")
     grouped_tiles.check_addresses(a=traced)
+
+
+def test_help_of_an_operator_has_its_arguments_and_layouts() -> None:
+    text = fp8tune_kernels.quantize_rowwise_2d.__doc__
+    assert text.startswith("quantize_rowwise_2d(Tensor x, ")
+    assert "(M, K), row-major" in text

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -219,6 +220,8 @@ class Kernel(KernelSpec):
     """Arguments and results in the operator's schema."""
     functions: Mapping[str, Callable[..., Any]] | None = None
     """``gpu``, ``cpu`` and ``fake``: implementations of the operator. ``run``: ``gpu`` without checks."""
+    module: str = ""
+    """That of the kernel, whose docstring is the operator's."""
 
     def __call__(self, *inputs: Any, outputs: Tensors | None = None) -> Tensors:
         """Return the outputs on the current device, on inputs that were checked, without a dispatcher."""
@@ -238,7 +241,9 @@ class Kernel(KernelSpec):
         """
         functions = [self.functions[device] for device in ("gpu", "cpu", "fake")]  # type: ignore[index]
         name = name or f"quantize_{self.name.replace('-', '_')}"
-        return define(name + self.schema, *functions, makes_codes=True, replays=replays)
+        operator = define(name + self.schema, *functions, makes_codes=True, replays=replays)
+        operator.__doc__ = f"{name}{self.schema}\n\n{sys.modules[self.module].__doc__}"
+        return operator
 
 
 def kernel(
@@ -320,6 +325,7 @@ def kernel(
         constrain=constrain and (lambda values: constrain(call_of(None, *values))),
         schema=f"({schema}) -> " + ("Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"),
         functions={**scope, "cpu": on_cpu},
+        module=launch.__module__,
         **{**derived, **fields, "default": NamedInts(fields["default"])},
     )
     return spec
