@@ -236,6 +236,6 @@ def test_a_traced_tensor_on_a_gpu_has_no_address_to_check() -> None:
 
 
 def test_help_of_an_operator_has_its_arguments_and_layouts() -> None:
-    text = fp8tune_kernels.quantize_rowwise_2d.__doc__
+    text = kernels.quantize_rowwise_2d.__doc__
     assert text.startswith("quantize_rowwise_2d(Tensor x, ")
     assert "(M, K), row-major" in text
