@@ -11,11 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from triton.runtime import driver
-from triton.testing import do_bench
-
 from fp8tune.bench.operations import load
 from fp8tune.errors import Fp8tuneError
 from fp8tune.measure import tensor_cache
@@ -25,6 +20,7 @@ from fp8tune.measure.trial import failure
 from fp8tune.measure.worker import Poisoned
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import Status
+from fp8tune.replay.lazy import torch, triton
 from fp8tune_kernels.operations.operation import Call, Operation, Size, Unavailable
 
 # A longer step gets a block of five samples: most steps of real layers take longer.
@@ -116,7 +112,10 @@ def check(contender: Contender, torch_device: str = "cuda", *, is_profiled: bool
     """Compare a contender's outputs with the reference. Raises Poisoned if the process must not be used again."""
     logging.disable(logging.CRITICAL)  # compilers of others print the code that they refuse
     if torch.cuda.is_available():
-        driver.active.get_benchmarker = lambda: functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)
+        from triton.testing import do_bench
+
+        quick = functools.partial(do_bench, warmup=WARMUP_MS, rep=TUNING_MS)
+        triton.runtime.driver.active.get_benchmarker = lambda: quick
     try:
         with warnings.catch_warnings(action="ignore"):  # and advise on their own code
             return _check(contender, torch_device, is_profiled)
@@ -162,7 +161,7 @@ def profile(step: Callable[[], object]) -> tuple[Part, ...]:
         for _ in range(PROFILED_STEPS):
             step()
         torch.cuda.synchronize()
-    events = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
     count, rest = divmod(len(events), PROFILED_STEPS)
     steps = [events[start : start + count] for start in range(0, len(events), count or 1)]
@@ -186,5 +185,5 @@ def warm_up(contender: Contender, torch_device: str = "cuda") -> None:
 
     logging.disable(logging.CRITICAL)
     with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # fails again where it is timed
-        driver.active.get_benchmarker = lambda: launch_once
+        triton.runtime.driver.active.get_benchmarker = lambda: launch_once
         state_of(contender, torch_device).call(contender.name).step()

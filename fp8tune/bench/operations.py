@@ -6,9 +6,7 @@ import functools
 import importlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
@@ -18,11 +16,10 @@ from fp8tune.measure.comparing import Rule
 from fp8tune.records import Device, NamedInts
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.operations.operation import Call, Make, Operation, Size
-from fp8tune_kernels.operations.rivals import rivals
-from fp8tune_kernels.runtime import lookup
-from fp8tune_kernels.runtime.user_tables import of_kernel as rows_of
-from fp8tune_kernels.runtime.user_tables import overlay, user_table
 from fp8tune_kernels.spec import KernelSpec
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = "fp8tune"
 FAULT_CHARACTERS = 120
@@ -68,6 +65,8 @@ class KernelOperation(Operation):
 
     def compare(self, outputs: tuple[Any, ...], expected: tuple[Any, ...]) -> tuple[str, dict[str, float]]:
         """Return how the outputs differ from the reference, or an empty text. E8M0 scales may come as uint8."""
+        import torch
+
         rule = Rule.from_spec(self.spec)
         if len(outputs) != len(expected):
             return f"{len(outputs)} outputs, expected {len(expected)}", {}
@@ -87,17 +86,26 @@ def of_kernel(spec: KernelSpec) -> KernelOperation:
     """Return a kernel with the other implementations of it that are known."""
 
     def ours(inputs: _Inputs) -> Call:
+        from fp8tune_kernels.runtime.lookup import config_for
+
         outputs = spec.outputs(*inputs.values)
         if spec.unwritten is not None:
             spec.unwritten(inputs.values, outputs)
         tensors = Tensors(spec, inputs.size, inputs.values, outputs, ())
-        config = lookup.config_for(spec, tuple(spec.lookup_key(inputs.size).values()), inputs.device)
+        config = config_for(spec, tuple(spec.lookup_key(inputs.size).values()), inputs.device)
         return Call(tensors.launcher(NamedInts(config)), read=lambda _: tensors.written)
 
     def rival(name: str) -> Make:
-        return lambda inputs: rivals(spec)[name](inputs.values)
+        def make(inputs: _Inputs) -> Call:
+            from fp8tune_kernels.operations.rivals import rivals
+
+            return rivals(spec)[name](inputs.values)
+
+        return make
 
     def make_inputs(size: Size, torch_device: str) -> _Inputs:
+        import torch
+
         is_cuda = torch_device == "cuda"
         device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device(torch_device)
         return _Inputs(size, spec.inputs(size, torch_device), device)
@@ -123,6 +131,10 @@ def exported_config(operation: Operation, size: Size, device: Device) -> NamedIn
     """Return the config that a kernel's launch takes: the table's, else the default. None for other operations."""
     if not isinstance(operation, KernelOperation):
         return None
+    from fp8tune_kernels.runtime import lookup
+    from fp8tune_kernels.runtime.user_tables import of_kernel as rows_of
+    from fp8tune_kernels.runtime.user_tables import overlay, user_table
+
     spec = operation.spec
     table = overlay(rows_of(spec, user_table(device.arch)), lookup.table(device.arch))
     return NamedInts(lookup.pick(spec, spec.lookup_key(size), table, device.name))

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Table, inspect, select
 from fp8tune.errors import DatabaseError
 from fp8tune.store import schema as db
 from fp8tune.store.read import Reading
-from fp8tune.store.write import Writing
+from fp8tune.store.write import Writing, stored_command
 
 _OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
 """Tables of which each database has its own."""
@@ -70,6 +70,8 @@ def _translated(table: Table, row: Mapping[str, Any], ids: Ids) -> dict[str, Any
             if values[name] not in ids[target]:
                 raise DatabaseError(f"a row of {table.name} refers to a row that is missing; nothing was imported")
             values[name] = ids[target][values[name]]
+    if table is db.Sweeps:  # another program may have written it, with a password
+        values["command"] = stored_command(values["command"])
     return values
 
 

@@ -22,7 +22,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "operations", "torchtitan.py", 
 
 NAMESPACE = 'NAMESPACE = "fp8tune"\n'
 OF_THE_BUILD = 'NAMESPACE = add_op_namespace_prefix("").removesuffix("::")\n'
-IMPORT = "from .replay import replayed\n"
+IMPORT = "from .launching import replayed\n"
 
 OPS = '''\
 """Namespace of this build's operators."""
