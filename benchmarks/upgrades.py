@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.reference import table
+from benchmarks.tables import table
 from fp8tune.measure.simulated import KINSHIP, SimulatedClock, Upgrade
 from fp8tune.options import RecheckOptions, SweepOptions
 from fp8tune.rechecking import targets

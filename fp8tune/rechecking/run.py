@@ -204,7 +204,7 @@ class Recheck:
             return
         yield from self.time_known()
         if self.plan.options.budget_s is not None:
-            yield from self._sweep("lost", dict.fromkeys(item.target for item in self.results if item.needs_sweep))
+            yield from self.sweep_lost()
             yield from self._confirm("rest", [item for item in self.results if item.state is State.STILL_BEST])
         picks.keep_current(self.store)
 
@@ -252,6 +252,10 @@ class Recheck:
         more = {target: [*configs, *promoted[target]] for target, configs in known.items() if target in promoted}
         yield from self._sweep("promoted", more, quick=True)
         yield from self._confirm("contested", [item for item in self.results if (item.slowdown or 0.0) > CONTESTED])
+
+    def sweep_lost(self) -> Iterator[Event]:
+        """Sweep the sizes that the known configs do not decide."""
+        yield from self._sweep("lost", dict.fromkeys(item.target for item in self.results if item.needs_sweep))
 
     def _confirm(self, name: str, results: Iterable[Rechecked]) -> Iterator[Event]:
         """Time what is known of some sizes in fresh processes, unless that was done."""
