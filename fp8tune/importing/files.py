@@ -10,6 +10,7 @@ from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.importing import published
 from fp8tune.importing.published import LookupKey
 from fp8tune.records import Device, Row
+from fp8tune.store.merge import READABLE
 from fp8tune.store.read import Reading
 from fp8tune.store.results import Store
 
@@ -42,7 +43,7 @@ class Loaded:
     def store(self, store: Store, progress: Progress = lambda done, total: None) -> ImportReport:
         """Put it into an open store, all or nothing. Raises DatabaseError for a database that cannot be merged."""
         if self.is_database:
-            with Reading.open(str(self.path), writable=False) as database:
+            with Reading.open(str(self.path), writable=False, versions=READABLE) as database:
                 return ImportReport(*store.merge(database))
 
         def counted() -> Iterator[Row]:

@@ -20,13 +20,13 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import tenacity
-from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
-from fp8tune.store.schema import METADATA, VERSION, Meta
+from fp8tune.store.schema import METADATA, MIGRATIONS, VERSION, Meta
 
 BUSY_S = 60.0
 """Patience with another process that holds the lock of a file."""
@@ -56,17 +56,19 @@ _CONNECT = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval":
 
 _DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
 _FOREIGN = "is not a results database of this fp8tune: give another file with --db"
+_INVALID = "cannot hold this row, which is invalid and was not stored: see its values"
 _LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
 _STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
+_FULL = "could not grow, the disk is full: free some space; every row stored before is kept"
 _READ_ONLY = "cannot be written: get the right to write it (a file's folder, too), or give another one with --db"
 
 # Pattern in "PostgreSQL's code, space, text of the error" -> line. The first that fits counts.
 _LINES = {
-    "^23|constraint|cannot store": "cannot hold this row, which is invalid and was not stored: see its values",
+    "^23|constraint|cannot store": _INVALID,
     "^42p01|^42703|no such (table|column)": _FOREIGN,
     "^42501|^25006|readonly": _READ_ONLY,
-    "^53100|is full": "could not grow, the disk is full: free some space; every row stored before is kept",
+    "^53100|is full": _FULL,
     "^57p04": "was removed while it was in use: make the database with createdb",
     "^57p03|^53300": _STARTING,
     # A lock held longer than usual, a shutdown, IDLE_S, a lost connection, and what a server undoes by itself.
@@ -98,6 +100,10 @@ class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
 
 
+class OlderSchemaError(DatabaseError):
+    """The database has the tables of an older version that :meth:`Database.open` can bring up to date."""
+
+
 class ForeignLogError(DatabaseError):
     """A log beside the file belongs to another file: SQLite would write its pages into this one."""
 
@@ -113,9 +119,12 @@ class LostConnectionError(DatabaseError):
 class Database:
     """An SQLite file, or a database on a PostgreSQL server. A context manager; one thread at a time."""
 
-    def __init__(self, url: str, *, create: bool = False, writable: bool = True) -> None:
+    def __init__(
+        self, url: str, *, create: bool = False, writable: bool = True, versions: tuple[int, ...] = (VERSION,)
+    ) -> None:
         """Open a plain path or a URL, at once or not at all; see :meth:`open`."""
         parsed = parse(url)
+        self.version, self._versions = VERSION, versions
         self.label, self.path, self.writable = label(url), path_of(url), writable
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
@@ -144,11 +153,13 @@ class Database:
     def open(cls, url: str, *, wait: bool = False, **options: Any) -> Self:
         """Open a plain path or a database URL.
 
+        Tables of an older version are brought up to date first, in one transaction.
+
         Args:
             url: The database.
             wait: Wait for a server that this process has never reached.
             **options: ``create``: make a missing file, and the tables of an empty database. ``writable=False``: nothing
-                needs a right to write.
+                needs a right to write. ``versions``: versions of the schema that the caller can read.
 
         Raises:
             DatabaseError: The database cannot be used.
@@ -157,7 +168,15 @@ class Database:
         def is_passing(error: LostConnectionError) -> bool:
             return wait or error.is_starting or error.label in _reached
 
-        database = _repeated(lambda: cls(url, **options), is_passing, label(url))
+        def migrate() -> None:
+            with cls(url, versions=(*MIGRATIONS, VERSION)) as older:
+                older.run(older._migrate, write=True)
+
+        try:
+            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
+        except OlderSchemaError:
+            _repeated(migrate, is_passing, label(url))
+            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
         _reached.add(database.label)
         return database
 
@@ -283,11 +302,26 @@ class Database:
             if not {"meta", "trials"} <= tables:
                 raise DatabaseError(f"{self.label} {_FOREIGN}")
             text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
-        if text != str(VERSION):
-            line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
-            if text.isdecimal() and int(text) > VERSION:
-                line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
-            raise DatabaseError(f"{self.label} {line}")
+        self.version = int(text) if text.isdecimal() else 0
+        is_readable = "studies" in tables
+        if self.version in self._versions and is_readable:
+            return
+        if self.version in MIGRATIONS and is_readable:
+            raise OlderSchemaError(f"{self.label} was written by an older fp8tune")
+        line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
+        if self.version > VERSION:
+            line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
+        elif self.version and is_readable:  # all trials, as a release has them
+            line = "is an archive: read it with fp8tune db import, into another database"
+        raise DatabaseError(f"{self.label} {line}")
+
+    def _migrate(self) -> None:
+        """Bring the tables up to date, unless another process did so in the meantime."""
+        stored = select(Meta.c.value).where(Meta.c.name == "schema_version")
+        while (version := int(self._connection.scalar(stored) or VERSION)) in MIGRATIONS:
+            MIGRATIONS[version](self._connection)
+            new = update(Meta).where(Meta.c.name == "schema_version").values(value=str(version + 1))
+            self._connection.execute(new)
 
     def _check_still_there(self, path: Path) -> None:
         """Raise DatabaseError if the path has become another file: rows would go nowhere."""

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table, inspect, select
+from sqlalchemy import Connection, Table, select, text
 
 from fp8tune.errors import DatabaseError
+from fp8tune.records import NamedInts
 from fp8tune.store import schema as db
 from fp8tune.store.read import Reading
+from fp8tune.store.texts import parse_named_ints
 from fp8tune.store.write import Writing, stored_command
+
+FULL = 1
+"""Schema of the full set of trials of November 2026: a subset of the columns, with the same meanings."""
+
+READABLE = (db.VERSION, *db.MIGRATIONS, 21, FULL)
+"""Versions of the schema that can be merged; 21 had other columns of decisions."""
 
 _OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
 """Tables of which each database has its own."""
+
+_CHUNK = 2000
 
 Ids = Mapping[str, Mapping[int, int]]
 
@@ -28,8 +39,10 @@ class Merging(Writing):
         Raises:
             DatabaseError: A row of the other database is damaged.
         """
-        source.studies()  # checks all rows
-        source.programs()
+        if source.version != FULL:
+            source.studies()  # checks all rows
+        if source.version == db.VERSION:
+            source.programs()
         self._is_merging = True
         try:
             with source.transaction() as connection:
@@ -43,16 +56,16 @@ class Merging(Writing):
     def _merge(self, source: Connection) -> tuple[int, int]:
         ids: dict[str, dict[int, int]] = {}
         added = total = 0
-        tables = set(inspect(source).get_table_names())  # a database may be older than a table
         for table in db.METADATA.sorted_tables:
-            if table in _OWN or table.name not in tables:
+            if table in _OWN:
                 continue
-            query = select(*(column for column in table.c if column.name != "crc")).order_by(*table.primary_key)
-            for part in source.execute(query, execution_options={"yield_per": 2000}).mappings().partitions():
-                rows = [_translated(table, dict(row), ids) for row in part]
-                if "crc" in table.c:
-                    old = (row.get("id", 0) for row in part)
-                    ids.setdefault(table.name, {}).update(zip(old, self._ids(table, rows), strict=True))
+            translated = ((row.get("id", 0), _translated(table, row, ids)) for row in _rows(source, table))
+            while chunk := list(itertools.islice(translated, _CHUNK)):
+                rows = [row for _, row in chunk]
+                if "id" in table.c or "crc" in table.c:
+                    complete = [db.defaults(table) | row for row in rows]
+                    old_ids = (id for id, _ in chunk)
+                    ids.setdefault(table.name, {}).update(zip(old_ids, self._ids(table, complete), strict=True))
                 else:
                     stored = self._insert(table, rows)
                     if table is db.Trials:
@@ -62,16 +75,54 @@ class Merging(Writing):
         return added, total
 
 
+def _rows(source: Connection, table: Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table with the columns of this schema that they have, by their ids."""
+    columns, extra = set(table.c.keys()), list[str]()
+    if source.dialect.name == "sqlite":
+        stored = {row[1] for row in source.exec_driver_sql(f"PRAGMA table_info({table.name})")}
+        if not stored:  # the table is newer than the database
+            return
+        columns, extra = columns & stored, sorted(stored - columns)
+        if table is db.Problems and "flops" not in stored:  # the full set of trials has them in its studies
+            extra.append("(SELECT max(flops) FROM studies WHERE problem_id = problems.id) AS flops")
+    named = [column for column in table.c if column.name in columns - {"crc"}]
+    query = select(*named, *map(text, extra))
+    query = query.select_from(table).order_by(*(column for column in table.primary_key if column.name in columns))
+    for row in source.execute(query, execution_options={"yield_per": _CHUNK}).mappings():
+        yield _upgraded(table, dict(row))
+
+
+def _upgraded(table: Table, row: dict[str, Any]) -> dict[str, Any]:
+    """Add what the full set of trials does not say: columns that its schema did not have yet."""
+    if table is db.Sweeps:
+        row["command"] = stored_command(row["command"])
+    elif table is db.Devices and "timing" not in row and row["multiprocessors"]:
+        row |= {"timing": "events", "codegen": "fp_fusion=1"}
+    elif table is db.Configs:
+        row.setdefault("canonical", row["text"])
+    elif table is db.Problems and "canonical" not in row:
+        shape = parse_named_ints(row["shape"])
+        order = [name for name in ("M", "N", "K") if name in shape]
+        ordered = NamedInts({name: shape[name] for name in dict.fromkeys([*order, *shape])})
+        row |= {"canonical": row["shape"], "shape": str(ordered)}
+    elif table in (db.Trials, db.TrialDetails) and isinstance(row["stage"], str):
+        row["stage"] = ("coarse", "final", "control").index(row["stage"])
+    elif table is db.StudyRuns:
+        row["reference"] = row["reference"] or ""
+    elif table is db.Calibrations:
+        row.setdefault("created_at", float(row["sweep_id"]))
+    return row
+
+
 def _translated(table: Table, row: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
     """Return another database's row with our ids in place of its own."""
-    values = {name: value for name, value in row.items() if name != "id"}
+    values = {name: value for name, value in row.items() if name != "id" and name in table.c}
     for name, target in _targets(table).items():
-        if values[name] is not None:
-            if values[name] not in ids[target]:
+        value = values.get(name)
+        if value is not None:
+            if value not in ids[target]:
                 raise DatabaseError(f"a row of {table.name} refers to a row that is missing; nothing was imported")
-            values[name] = ids[target][values[name]]
-    if table is db.Sweeps:  # another program may have written it, with a password
-        values["command"] = stored_command(values["command"])
+            values[name] = ids[target][value]
     return values
 
 
@@ -80,9 +131,10 @@ def _targets(table: Table) -> dict[str, str]:
     """Return the tables that the columns of a table refer to, in the end."""
     targets = {}
     for column in table.c:
-        end = column
-        while end.foreign_keys:
-            end = next(iter(end.foreign_keys)).column
-        if end is not column and end.name == "id":
-            targets[column.name] = end.table.name
+        for key in column.foreign_keys:
+            end = key.column
+            while end.foreign_keys:
+                end = next(iter(end.foreign_keys)).column
+            if end.name == "id":
+                targets[column.name] = end.table.name
     return targets

@@ -567,7 +567,7 @@ def checked_rows(
         blocks: Blocks of each result, which its checksum covers.
         studies: Studies to read; None for all.
     """
-    names, others = [*db.checked_columns(table)], [name for name in ("id", "finished_at") if name in table.c]
+    names, others = db.checked_columns(table), [name for name in ("id", "finished_at") if name in table.c]
     texts = [(place, name) for place, name in enumerate(names) if isinstance(table.c[name].type, Text)]
     query = select(*(table.c[name] for name in (*names, "crc", *others))).order_by(*table.primary_key)
     if studies is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +22,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Connection,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -32,6 +33,8 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    insert,
+    select,
 )
 from sqlalchemy.sql.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
@@ -383,16 +386,37 @@ Units = _table(
 )
 
 
+def _with_programs(connection: Connection) -> None:
+    """Bring a database of schema 22 to 23: tables of machine code, and no columns and tables that nothing used."""
+    for name in ("shared_launches", "published_operations", "removed_trials"):
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
+    for table in (Codes, Units):
+        rows = [dict(row) for row in connection.execute(select(table)).mappings()]
+        table.drop(connection)
+        table.create(connection)
+        if rows:
+            connection.execute(insert(table), rows)
+    METADATA.create_all(connection, tables=[Compilers, Programs])
+
+
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {22: _with_programs}
+"""Schema version -> the step to the next one."""
+
+
 def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
     """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
-    values = [None if row[name] is None else plain(row[name]) for name, plain in checked_columns(table).items()]
+    values = [None if row[name] is None else plain(row[name]) for name, plain in _checked(table)]
     return zlib.crc32(repr((*values, *more)).encode())
 
 
+def checked_columns(table: Table) -> list[str]:
+    """Return the columns that a row's checksum covers."""
+    return [name for name, _ in _checked(table)]
+
+
 @functools.cache
-def checked_columns(table: Table) -> dict[str, type]:
-    """Return the columns that a row's checksum covers, with their types."""
-    return {c.name: c.type.python_type for c in table.c if c.name not in ("id", "crc", "finished_at")}
+def _checked(table: Table) -> list[tuple[str, type]]:
+    return [(c.name, c.type.python_type) for c in table.c if c.name not in ("id", "crc", "finished_at")]
 
 
 @functools.cache

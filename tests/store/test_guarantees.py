@@ -81,7 +81,7 @@ def test_1_killed_after_any_commit_the_same_sweep_ends_with_the_same_table(tmp_p
         sweep(tmp_path / "whole.db")
     expected, table = trials(tmp_path / "whole.db"), exported(tmp_path / "whole.db")
     assert count[0] > 30
-    for last in random.Random(0).sample(range(1, count[0]), 2):
+    for last in random.Random(0).sample(range(1, count[0]), 4):
 
         def work(index: int, last: int = last) -> None:
             with counted_commits(lambda number: os._exit(7) if number == last else None):

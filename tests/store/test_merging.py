@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_rows import H100, KERNEL, begin, config, end_finals, import_file, problem, row, subject, table_text
 
+from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Kind
 from fp8tune.stats.rank import competing
 from fp8tune.stats.study import Study
@@ -104,7 +107,7 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
         for name in names:
             import_file(store, tmp_path / f"{name}.db")
         outcomes.append(outcome(store))
-    for order in (("a", "b", "c"), ("b", "c", "a"), ("c", "b", "a")):
+    for order in itertools.permutations(names):
         target = tmp_path / f"{''.join(order)}.db"
         shutil.copy(tmp_path / f"{order[0]}.db", target)
         with opened(target) as store:
@@ -118,6 +121,46 @@ def outcome(store: Store) -> tuple[object, object]:
     """The picks and the table."""
     evidence = store.studies(keep=competing)
     return decided(evidence), table_text(evidence)
+
+
+ARCHIVED = {
+    "meta": "'schema_version' AS name, '1' AS value FROM (SELECT 1)",
+    "devices": "id, arch, name, uuid_hash, multiprocessors, driver, runtime, torch, triton FROM new.devices",
+    "configs": "id, canonical AS text FROM new.configs",
+    "problems": "id, kernel, canonical AS shape, routing, input_layout, in_dtype, fp8_dtype, scale_mode, seed "
+    "FROM new.problems",
+    "versions": "id, kernel, source_hash, default_id, axes, key FROM new.versions",
+    "sweeps": "id, uid, device_id, request, command, started_at, finished_at FROM new.sweeps",
+    "processes": "id, sweep_id, name, git_commit, started_at FROM new.processes",
+    "studies": "id, problem_id, version_id, device_id, kind, lookup_key, bytes_moved, 7 AS flops, timed_at "
+    "FROM new.studies",
+    "calibrations": "sweep_id, name, value FROM new.calibrations",
+    "study_runs": "study_id, sweep_id, planned, nullif(reference, '') AS reference, check_used, tie_band, keep_band, "
+    "floor_us FROM new.study_runs",
+    "results": "id, study_id, config_id, source, note, registers, spill_bytes, shared_bytes, compile_s "
+    "FROM new.results",
+    "trials": "result_id, CASE stage WHEN 0 THEN 'coarse' WHEN 1 THEN 'final' ELSE 'control' END AS stage, process_id, "
+    "round, position, status, reason, time_us FROM new.trials",
+}
+
+
+def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> None:
+    with opened(tmp_path / "new.db") as store:
+        sweep_with_finals(store, (100.0, 90.0, 110.0))
+        expected = winner(store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "full.db")) as archive:
+        archive.execute("ATTACH ? AS new", (str(tmp_path / "new.db"),))
+        for table, query in ARCHIVED.items():
+            archive.execute(f"CREATE TABLE {table} AS SELECT {query}")
+        archive.commit()
+    with pytest.raises(DatabaseError, match="is an archive: read it with fp8tune db import"):
+        Store.open(str(tmp_path / "full.db"), writable=False)
+    with opened(tmp_path / "again.db") as store:
+        report = import_file(store, tmp_path / "full.db")
+        assert (report.added, report.already_there) == (3 + 3 * 6 * 3, 0)
+        result = winner(store)
+        assert (result.pick.config, result.decision.verdict) == (expected.pick.config, expected.decision.verdict)
+        assert import_file(store, tmp_path / "full.db").added == 0
 
 
 def test_every_row_is_merged_once(tmp_path: Path) -> None:

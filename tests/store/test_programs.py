@@ -1,4 +1,4 @@
-"""Machine code of launches: kept by compiler, compared across versions of Triton."""
+"""Machine code of launches: kept by compiler, compared across versions of Triton, carried over from old schemas."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from database_rows import (
     config,
     evidence,
     finished_sweep,
+    import_file,
     only_study,
     problem,
     row,
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Compiler, Device, Facts, NamedInts
+from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
 from fp8tune.store.prune import FASTEST
@@ -30,6 +31,8 @@ from fp8tune.store.results import Store
 from fp8tune.studies import deciding_configs, is_stale, pick_of, read_studies
 
 OLD, NEW = (Compiler("sm_90", version, ptxas="12.8.93") for version in ("3.6.0", "3.9.0"))
+GFX = Device("gfx950", triton="3.7.1")
+CODE = Code(resident_warps=32, fp8_conversions=16)
 UPGRADED = replace(H100, triton="3.9.0")
 TIMES = {config(32): 100.0, config(64, 4, 2): 120.0, config(128): 110.0}
 PICK, DEFAULT, RUNNER_UP = TIMES
@@ -120,6 +123,53 @@ def test_code_is_merged_and_read_with_shipped_results(tmp_path: Path) -> None:
         for first, second in ((own, shipped), (shipped, own), (own, shipped)):
             first.merge(second)
             assert first.programs() == expected
+
+
+OLD_TABLES = """
+    DROP TABLE programs; DROP TABLE compilers;
+    ALTER TABLE codes ADD COLUMN code_hash TEXT NOT NULL DEFAULT '';
+    ALTER TABLE codes ADD COLUMN settings TEXT NOT NULL DEFAULT '';
+    ALTER TABLE units ADD COLUMN worth REAL NOT NULL DEFAULT 0;
+    UPDATE meta SET value = '22' WHERE name = 'schema_version';
+"""
+
+
+def of_schema_22(path: Path) -> None:
+    with opened(path) as store:
+        finished_sweep(store, {problem(): TIMES})
+        facts = Facts(40, 0, 0, 0.4, CODE)
+        store.add(begin(store, GFX), row(None, device=GFX, kind=Kind.STATIC, facts=facts))
+    with sqlite3.connect(path) as raw:
+        raw.executescript(OLD_TABLES)
+    raw.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"writable": False}, {"create": True}])
+def test_a_database_of_the_schema_before_is_brought_up_to_date(tmp_path: Path, options: dict[str, bool]) -> None:
+    of_schema_22(tmp_path / "a.db")
+    with Store.open(str(tmp_path / "a.db"), **options) as store:
+        assert store.integrity() == []
+        assert store.programs() == {}
+        assert [result.facts.code for study in store.studies(arch="gfx950") for result in study.results] == [CODE]
+        (study,) = read_studies(store)
+        assert study.choice.pick == PICK
+    with Store.open(str(tmp_path / "a.db")) as store:  # now it can hold code
+        store.keep_programs(OLD, code(pick="a1"))
+        assert len(store.programs()) == 1
+
+
+def test_a_database_of_the_schema_before_can_be_imported_and_one_that_is_read_only_says_so(tmp_path: Path) -> None:
+    of_schema_22(tmp_path / "a.db")
+    with opened(tmp_path / "b.db") as store:
+        assert import_file(store, tmp_path / "a.db")
+        assert len(store.studies()) == 2
+    assert sqlite3.connect(tmp_path / "a.db").execute("SELECT value FROM meta").fetchone() == ("22",)
+    with sqlite3.connect(tmp_path / "a.db") as raw:
+        raw.execute("DROP TABLE units")
+    raw.close()
+    with pytest.raises(DatabaseError):  # nothing is half done
+        Store.open(str(tmp_path / "a.db"))
+    assert sqlite3.connect(tmp_path / "a.db").execute("SELECT value FROM meta").fetchone() == ("22",)
 
 
 def test_a_changed_hash_is_noticed(tmp_path: Path) -> None:
