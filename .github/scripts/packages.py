@@ -57,7 +57,7 @@ def build(folder: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", *map(str, packages))
     for path in packages:
         print(f"{path.stat().st_size:>10,} bytes  {path.name}")
-        check_wheel(path) if path.suffix == ".whl" else check_sdist(path)
+        (check_wheel if path.suffix == ".whl" else check_sdist)(path)
 
 
 def check_wheel(path: Path) -> None:
