@@ -218,7 +218,7 @@ class Tensors:
         return [self.rule.comparison(*pair) for pair in zip(self.written, self.expected, strict=True)]
 
     def _spoilers(self) -> list[Callable[[int], object]]:
-        """Return functions that spoil the outputs, and those that the last launch returned, which are freed with them."""
+        """Return functions that spoil the outputs and what the last launch returned, which is freed with them."""
         outputs = self.outputs
         if self.returned is not None and self._malformed_returns() is None:
             outputs = (*self.returned, *self.outputs)
