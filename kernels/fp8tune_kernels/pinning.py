@@ -41,23 +41,6 @@ from .tuners import (
     tuning_key,
 )
 
-__all__ = [
-    "MODES",
-    "VARIABLE",
-    "PinError",
-    "Table",
-    "TunedConfigs",
-    "is_of",
-    "keys_of",
-    "pin",
-    "pin_from_environment",
-    "pin_report",
-    "pin_to",
-    "tables_of",
-    "unpin",
-    "watch",
-]
-
 MODES = ("off", "strict", "nearest", "tune")
 
 VARIABLE = "FP8TUNE_PIN"

@@ -26,8 +26,6 @@ from ..runtime.checks import IN_DTYPES, fp8_dtype_for
 from .grouped_tiles import are_multiples
 from .quantized_weights import check_recipe, outputs_for, requantize_into
 
-__all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
-
 
 def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> list[str]:
     """Prepare the expert weights of a module and of those below it, before ``fully_shard``; returns their names.

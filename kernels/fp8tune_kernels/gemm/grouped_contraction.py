@@ -54,8 +54,6 @@ from .grouped_tiles import (
     store_masked,
 )
 
-__all__ = ["ALIGNMENT", "SPEC", "contract_rows"]
-
 ALIGNMENT = 128
 """Rows at whose multiples groups of codes begin: the largest BLOCK_SIZE_K, so that no piece is masked."""
 

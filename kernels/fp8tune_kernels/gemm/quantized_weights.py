@@ -28,16 +28,6 @@ from ..runtime.checks import check_weights, fp8_dtype_for
 from ..runtime.ops import define
 from .grouped_tiles import check_multiples
 
-__all__ = [
-    "Fingerprint",
-    "QuantizedWeights",
-    "as_stored",
-    "check_recipe",
-    "outputs_for",
-    "quantize_weights",
-    "snapshot",
-]
-
 Codes = tuple[Tensor, Tensor]
 """FP8 values and scales."""
 

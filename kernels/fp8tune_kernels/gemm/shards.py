@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["PLAIN", "local_shard", "on_shards", "range_of_shard"]
-
 P = ParamSpec("P")
 
 PLAIN = (Tensor, Parameter)

@@ -38,8 +38,6 @@ from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, NamedInts, Problem
 from . import shifted_transpose_3d
 
-__all__ = ["SPEC", "cast_and_transpose"]
-
 STRIPE = 4
 """Tiles of rows of a unit that is no whole expert."""
 

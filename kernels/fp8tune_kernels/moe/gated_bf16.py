@@ -29,8 +29,6 @@ from ..quantize.gated import (
 from ..runtime.launching import launch_kernel
 from ..runtime.ops import is_traced
 
-__all__ = ["activate", "activation_gradient"]
-
 CONFIG = {"ROWS": 4, "WIDTH": 512, "num_warps": 4}
 
 

@@ -34,8 +34,6 @@ from ..spec import DeviceLimits, Problem
 from .expert_sort import TOP_K
 from .gathered_rows import TOKEN_OF_ROW, random_tokens
 
-__all__ = ["SPEC", "transpose_gathered_codes"]
-
 HELD = "HELD_MIB"
 """Axis: of the tokens, what programs that run together read. They read all rows in a slab of columns before the next
 one: a token is read once for each of its experts, and but for the first time from L2."""

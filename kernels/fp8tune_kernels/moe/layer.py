@@ -28,8 +28,6 @@ from .expert_weights import ExpertWeights, check_stored, of_gathered
 from .fp8_steps import Maybe, Order, Rows, Weights
 from .shards import layer_on_shards
 
-__all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
-
 RECOMPUTE = ("none", "h", "gate-up")
 
 Saved = dict[str, Maybe]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["choose_on_shards", "layer_on_shards"]
-
 P = ParamSpec("P")
 TOKENS = ("x", "topk_ids", "topk_weights")
 WEIGHTS = ("w13", "w2", "b13", "b2")

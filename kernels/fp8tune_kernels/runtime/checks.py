@@ -14,8 +14,6 @@ from .. import interpreter
 from ..arches import default_fp8_dtype
 from .lookup import running_arch
 
-__all__ = ["check_alignment", "check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
-
 IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
 

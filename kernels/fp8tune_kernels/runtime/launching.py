@@ -29,8 +29,6 @@ from triton.runtime import driver
 
 from .lookup import caches
 
-__all__ = ["launch_kernel", "replayed"]
-
 _REMEMBERS = torch.version.cuda is not None
 """On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from ..spec import KernelSpec
 from ..tables import Row, Table, table
 
-__all__ = ["FOLDER_VARIABLE", "folder", "installed", "of_kernel", "overlay", "parsed", "user_table"]
-
 FOLDER_VARIABLE = "FP8TUNE_TABLES"
 """The environment variable that names the folder; if it is set and empty, there is none."""
 

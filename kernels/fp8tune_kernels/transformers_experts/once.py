@@ -17,8 +17,6 @@ from ..gemm.gathered_weights import GatheredWeights, multipliable
 from ..gemm.quantized_weights import Fingerprint, as_stored, cast_dtype, change_message, snapshot
 from ..moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
 
-__all__ = ["Block", "layer_weights_of", "weights_of"]
-
 ATTRIBUTE = "_fp8tune_weights_once"
 
 LAYER = "layer"
