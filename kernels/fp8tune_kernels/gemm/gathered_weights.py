@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from ..runtime.checks import IN_DTYPES, fp8_dtype_for
+from ..catalog import RECIPES
+from ..runtime.checks import IN_DTYPES, check_choice, fp8_dtype_for
 from .grouped_tiles import are_multiples
-from .quantized_weights import check_recipe, outputs_for, requantize_into
+from .quantized_weights import outputs_for, requantize_into
 
 
 def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> list[str]:
@@ -36,7 +37,7 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
     """
     from torch.distributed.tensor import DTensor
 
-    check_recipe(recipe)
+    check_choice("recipe", recipe, RECIPES)
     answer = []
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):

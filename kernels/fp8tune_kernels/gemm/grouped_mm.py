@@ -44,7 +44,7 @@ from torch import Tensor
 from ..catalog import RECIPES
 from ..quantize import colwise, colwise_dual, rowwise_colwise, rowwise_factored, transposed_codes
 from ..quantize.row_shifts import shifts_and_scales
-from ..runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
+from ..runtime.checks import check_choice, check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for, refuse
 from ..runtime.ops import differentiable_once, is_traced, step
 from . import passes
 from .grouped_contraction import ALIGNMENT
@@ -128,10 +128,8 @@ def _recipe(
     recipe: str | None, precision: str, keep_fp8: Collection[str], A: Tensor, B_t: Tensor, is_quantized: bool
 ) -> str:
     """Return ``default``, ``folded`` or ``bf16``."""
-    if recipe not in (None, *RECIPES):
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
+    check_choice("recipe", "default" if recipe is None else recipe, RECIPES)
+    check_choice("precision", precision, PRECISIONS)
     if recipe == "folded":
         if precision != "fp8":
             raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
@@ -351,18 +349,13 @@ def checked_operands(
     if offs.shape[0] != E:
         raise ValueError(f"offs has {offs.shape[0]} groups, wanted {E}: one for each expert of B_t")
     if A.shape[1] != K:
-        raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
+        refuse("A", A, f"(M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
     if out_dtype not in (None, *OUT_DTYPES):
         raise ValueError(f"out_dtype is {out_dtype}, wanted None, {', '.join(map(str, OUT_DTYPES))}")
-    if bias is not None:
-        if bias.shape != (E, N):
-            raise ValueError(f"bias has shape {tuple(bias.shape)}, wanted ({E}, {N}): a row for each expert of B_t")
-        if not bias.is_floating_point():
-            raise ValueError(f"bias is {bias.dtype}, wanted a floating-point dtype")
-        if bias.device != B_t.device:
-            raise ValueError(f"bias is on {bias.device}, wanted {B_t.device} as B_t")
+    if bias is not None and (bias.shape != (E, N) or not bias.is_floating_point() or bias.device != B_t.device):
+        refuse("bias", bias, f"floating-point values ({E}, {N}) on {B_t.device}: a row for each expert of B_t")
     return A, B_t, offs
 
 
