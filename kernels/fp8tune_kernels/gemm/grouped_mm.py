@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from ..catalog import RECIPES
-from ..quantize import colwise, colwise_dual, rowwise_colwise, rowwise_factored, transposed_codes
+from ..quantize import colwise, colwise_dual, rowwise_2d, rowwise_colwise, rowwise_factored, transposed_codes
 from ..quantize.row_shifts import shifts_and_scales
 from ..runtime.checks import check_choice, check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for, refuse
 from ..runtime.ops import differentiable_once, is_traced, step
@@ -227,7 +227,7 @@ def _run_forward(
         rows = both[:2]
         held += both[2:]
     else:
-        rows = passes.quantize_rows(A, dtype)
+        rows = rowwise_2d.SPEC(A, dtype, True)
         held += rows if keeps_a else ()
     if len(codes_B):
         weights = tuple(codes_B)
@@ -273,7 +273,7 @@ def _run_gradients(
         del both
     if wants_A:
         weights: Any = of_B if len(of_B) == 2 else passes.quantize_stored(B, dtype)
-        gradients.append(passes.multiply(rows or passes.quantize_rows(grad, dtype), weights, offs))
+        gradients.append(passes.multiply(rows or rowwise_2d.SPEC(grad, dtype, True), weights, offs))
         del rows, weights  # or the other gradient has them beside its own
     if wants_B:
         aligned = dtype, True, ALIGNMENT
