@@ -250,7 +250,7 @@ def check_dh(dh: torch.Tensor, M: int, N: int, device: torch.device) -> None:
         refuse("dh", dh, f"row-major ({M}, {N}) of torch.bfloat16 on {device}")
 
 
-GPT_OSS = {"layout": 1, "activation": 1}
+GPT_OSS: Any = {"layout": 1, "activation": 1}
 
 SPEC = declare.kernel(
     name="swiglu-gradient",

@@ -238,7 +238,7 @@ class _Recorder(TorchDispatchMode):
     def _allocated(self, tensor: torch.Tensor) -> int:
         """Give a slot to a tensor that the call allocated: a replay does so, if anything uses it."""
         slot = self._new_slot(tensor, is_argument=False)
-        options = {"dtype": tensor.dtype, "device": tensor.device}
+        options: Any = {"dtype": tensor.dtype, "device": tensor.device}
         empty = functools.partial(torch.empty_strided, tuple(tensor.shape), tensor.stride(), **options)
 
         def allocate(slots: Slots, _: int) -> None:
