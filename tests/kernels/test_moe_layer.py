@@ -434,7 +434,7 @@ def test_wrong_operands_are_refused_by_name_in_one_line() -> None:
         (torch.zeros(E), 1),
         (torch.zeros(1, 4096), 1),
     ):
-        with pytest.raises(ValueError, match="^(top_k|logits) must"):
+        with pytest.raises(ValueError, match=r"^(top_k|logits) must"):
             choose_experts(logits, top_k)
 
 
