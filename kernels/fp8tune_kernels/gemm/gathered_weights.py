@@ -67,8 +67,6 @@ class Multipliable(NamedTuple):
     codes: tuple[Tensor, ...]
     float8_dtype: torch.dtype
     recipe: str
-    layout: str = "ENK"
-    """How the parameter lies: see :func:`.quantize_weights`."""
 
 
 def multipliable(weights: Tensor) -> Any:
@@ -142,17 +140,13 @@ class ShardedWeights(Tensor):
     @staticmethod
     def __new__(cls, data: Tensor, recipe: str) -> ShardedWeights:
         """A tensor without memory of its own."""
-        made: ShardedWeights = Tensor._make_wrapper_subclass(
-            cls,
-            data.size(),
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=data.dtype,
-            layout=data.layout,
-            device=data.device,
-            pin_memory=data.is_pinned(),
-            requires_grad=data.requires_grad,
-        )
+        memory: Any = {
+            "strides": data.stride(),
+            "storage_offset": data.storage_offset(),
+            "pin_memory": data.is_pinned(),
+        }
+        kind: Any = {name: getattr(data, name) for name in ("dtype", "layout", "device", "requires_grad")}
+        made: ShardedWeights = Tensor._make_wrapper_subclass(cls, data.size(), **memory, **kind)
         made.data_of_shard, made.recipe = data, recipe
         return made
 

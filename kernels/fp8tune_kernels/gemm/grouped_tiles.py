@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import interpreter
 from ..arches import ARCHES
 from ..inputs import dtype_named
+from ..quantize.factors import random_powers
 from ..runtime.checks import FP8_DTYPES, check_values
 from ..runtime.lookup import running_arch
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, Problem
@@ -388,16 +389,9 @@ def random_scales(problem: Problem, shapes: Sequence[int | tuple[int, ...]], dev
     """Powers of two from 1/8 to 8, float32, of each shape; None beside operands that are not FP8."""
     if dtype_named(problem.in_dtype) not in FP8_DTYPES:
         return [None] * len(shapes)
-    answer: list[torch.Tensor | None] = []
-    for number, shape in enumerate(shapes, 2):
-        sizes = (shape,) if isinstance(shape, int) else shape
-        if torch.device(device).type == "meta":
-            answer.append(torch.empty(sizes, device=device))
-            continue
-        generator = torch.Generator(device).manual_seed(problem.seed + number)
-        exponents = torch.randint(-3, 4, (math.prod(sizes),), device=device, generator=generator)
-        answer.append(torch.exp2(exponents.float()).view(sizes))
-    return answer
+    sizes = [(shape,) if isinstance(shape, int) else shape for shape in shapes]
+    seeds = [replace(problem, seed=problem.seed + 1 + number) for number in range(len(sizes))]
+    return [random_powers(seed, shape, device, -3, 3) for seed, shape in zip(seeds, sizes, strict=True)]
 
 
 def check_products(
