@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_tables import table_of
+from test_lookup import table_of
 from wrappers import public_wrapper
 
 from fp8tune_kernels import catalog
