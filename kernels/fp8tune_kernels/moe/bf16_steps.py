@@ -106,16 +106,13 @@ def activation_gradient_kernel(
 
 def activate(y: Tensor, weights: Tensor, offs: Tensor, activation: str, layout: str) -> Tensor:
     """Return ``h``, (M, N), bfloat16; without a dispatcher, for operators that launch several kernels."""
-    M, N = y.shape[0], y.shape[1] // 2
-    number = ACTIVATIONS.index(activation)
-    if is_traced(y):
-        return y.new_empty(M, N)
-    if y.is_cpu and not interpreter.INTERPRETED:
+    M, N, number = y.shape[0], y.shape[1] // 2, ACTIVATIONS.index(activation)
+    if y.is_cpu and not interpreter.INTERPRETED and not is_traced(y):
         h = reference_gated(*split(y, layout), number) * weights[:, None]
         return _cleared(h.to(torch.bfloat16), offs)
     h = y.new_empty(M, N)
-    if programs := -(-M // CONFIG["ROWS"]):
-        constants = (number, layout == "interleaved")
+    if not is_traced(y) and M:
+        constants, programs = (number, layout == "interleaved"), -(-M // CONFIG["ROWS"])
         launch_kernel(activate_kernel, programs, (y, weights, offs, h), (M, N, len(offs)), constants, CONFIG)
     return h
 
@@ -124,12 +121,8 @@ def activation_gradient(
     y: Tensor, dh: Tensor, weights: Tensor, offs: Tensor, activation: str, layout: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``(dy, h, d_weights)``: (M, 2N) and (M, N), bfloat16, and (M,), float32; without a dispatcher."""
-    M, N = dh.shape
-    number = ACTIVATIONS.index(activation)
-    dy = torch.empty_like(y)
-    if is_traced(y):
-        return dy, torch.empty_like(dh), torch.empty_like(weights)
-    if y.is_cpu and not interpreter.INTERPRETED:
+    (M, N), number, dy = dh.shape, ACTIVATIONS.index(activation), torch.empty_like(y)
+    if y.is_cpu and not interpreter.INTERPRETED and not is_traced(y):
         wide = _cleared(dh.float(), offs)
         d_gate, d_up, h = reference_gated_gradient(*split(y, layout), wide * weights[:, None], number)
         for half, of_it in zip(split(dy, layout), (d_gate, d_up), strict=True):
@@ -137,9 +130,9 @@ def activation_gradient(
         weighted = _cleared((h * weights[:, None]).to(torch.bfloat16), offs)
         return _cleared(dy, offs), weighted, _cleared((wide * h).sum(1), offs)
     h, d_weights = torch.empty_like(dh), torch.empty_like(weights)
-    if programs := -(-M // CONFIG["ROWS"]):
-        tensors = (y, dh, weights, offs, dy, h, d_weights)
-        constants = (number, layout == "interleaved")
+    if not is_traced(y) and M:
+        tensors, constants = (y, dh, weights, offs, dy, h, d_weights), (number, layout == "interleaved")
+        programs = -(-M // CONFIG["ROWS"])
         launch_kernel(activation_gradient_kernel, programs, tensors, (M, N, len(offs)), constants, CONFIG)
     return dy, h, d_weights
 
