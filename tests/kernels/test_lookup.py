@@ -31,8 +31,8 @@ def key(**sizes: int) -> Key:
     return tuple(sorted(sizes.items()))
 
 
-def row(warps: int, of: Key | None, device: str = "", kernel: str = "colwise") -> Row:
-    return kernel, device, of, (("num_warps", warps),)
+def row(warps: int, own_key: Key | None, device: str = "", kernel: str = "colwise") -> Row:
+    return kernel, device, own_key, (("num_warps", warps),)
 
 
 def table_of(*rows: Row, nearest: tuple[str, ...] = ()) -> str:
@@ -110,12 +110,12 @@ some_rows = st.builds(row, st.sampled_from([2, 4, 8]), keys, st.sampled_from([""
 
 @given(keys, st.lists(some_rows, min_size=1, max_size=8), st.randoms(use_true_random=False))
 @example(NEAR, [row(2, key(G=1, K=2**62, M_bucket=1)), row(4, key(G=1, K=2**62 + 1, M_bucket=1))], random.Random(0))
-def test_none_is_nearer_whatever_the_order_of_rows(wanted: Key, rows: list[Row], generator: random.Random) -> None:
-    result = nearest(wanted, rows)
-    assert nearest(wanted, generator.sample(rows, len(rows))) == result
+def test_none_is_nearer_whatever_the_order_of_rows(expected: Key, rows: list[Row], generator: random.Random) -> None:
+    result = nearest(expected, rows)
+    assert nearest(expected, generator.sample(rows, len(rows))) == result
     assert result is not None
     assert result[2] is not None
-    assert all(distance(wanted, result[2]) <= distance(wanted, own) for _, _, own, _ in rows if own is not None)
+    assert all(distance(expected, result[2]) <= distance(expected, own) for _, _, own, _ in rows if own is not None)
     for _, _, own, _ in rows:  # also where ratios of large sizes round to 1
         assert own is not None
         assert (own_nearest := nearest(own, rows)) is not None
@@ -130,7 +130,7 @@ def tile(size: int, *columns: int) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rows", "place"),
+    ("expected", "rows", "place"),
     [
         pytest.param(14336, [tile(8192, 8192), tile(5120, 1024)], 1, id="the next that suits"),
         pytest.param(14336, [tile(8192, 4096), tile(5120, 1024)], 0, id="it read twice where measured"),
@@ -140,14 +140,14 @@ def tile(size: int, *columns: int) -> Row:
         pytest.param(8193, [tile(8192)], None, id="an axis left out has the default's value"),
     ],
 )
-def test_a_row_in_one_piece_is_not_taken_for_a_longer_row(wanted: int, rows: list[Row], place: int | None) -> None:
+def test_a_row_in_one_piece_is_not_taken_for_a_longer_row(expected: int, rows: list[Row], place: int | None) -> None:
     """Sizes as ``rowwise-2d`` has them: on an H200 the row of 8192 lost 28 % at 14336."""
-    result = nearest(key(K=wanted), rows, Span("BLOCK_SIZE_ITER", "K"), {"BLOCK_SIZE_ITER": 8192})
+    result = nearest(key(K=expected), rows, Span("BLOCK_SIZE_ITER", "K"), {"BLOCK_SIZE_ITER": 8192})
     assert result == (None if place is None else rows[place])
 
 
 @pytest.mark.parametrize(
-    ("wanted", "warps", "measured", "suits"),
+    ("expected", "warps", "measured", "suits"),
     [
         *((14336, 4, 8192, False), (14336, 8, 8192, True), (8192, 4, 2048, True), (8193, 4, 2048, False)),
         *((14336, 4, 14336, True), (1408, 4, 14336, True)),  # what was measured is the key's own, or longer
@@ -155,19 +155,19 @@ def test_a_row_in_one_piece_is_not_taken_for_a_longer_row(wanted: int, rows: lis
     ],
 )
 def test_no_thread_has_more_of_a_longer_row_in_registers(
-    wanted: int, warps: int, measured: int | None, suits: bool
+    expected: int, warps: int, measured: int | None, suits: bool
 ) -> None:
     """The gradient of 14,336 columns took 779 us on an H200 with the config of shorter rows."""
     span = Span(None, "N", values_a_thread=64)
-    assert span.suits({"num_warps": warps}, {} if measured is None else {"N": measured}, {"N": wanted}) == suits
+    assert span.suits({"num_warps": warps}, {} if measured is None else {"N": measured}, {"N": expected}) == suits
 
 
 @pytest.mark.parametrize(("columns", "step"), [(8192, Step.FALLBACK), (14336, Step.DEFAULT)])
 def test_a_fallback_row_that_does_not_suit_gives_way_to_the_default(columns: int, step: Step) -> None:
     spec = catalog.load("swiglu-gradient")
     fallback: Row = (spec.name, "", None, (("BLOCK_SIZE_M", 16), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)))
-    wanted = {"M_bucket": 8192, "N": columns, "G": 8, DTYPE_FLAG: 3}
-    assert taken(spec, wanted, Table((fallback,)), "")[0] == step
+    expected = {"M_bucket": 8192, "N": columns, "G": 8, DTYPE_FLAG: 3}
+    assert taken(spec, expected, Table((fallback,)), "")[0] == step
 
 
 # A user's table over the shipped one
@@ -182,8 +182,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lookup.forget()
 
 
-def looked_up(of: Key = NEAR) -> int:
-    config = lookup.config_for(SPEC, tuple(dict(of)[name] for name in SPEC.key), torch.device("cpu"))
+def looked_up(own_key: Key = NEAR) -> int:
+    config = lookup.config_for(SPEC, tuple(dict(own_key)[name] for name in SPEC.key), torch.device("cpu"))
     return config["num_warps"]
 
 
