@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-__all__ = ["Facts", "Ranks", "code_hash", "differences", "hashed", "ranks", "versions"]
-
 Facts = Mapping[str, str]
 """Thing to agree on -> its hash or version."""
 

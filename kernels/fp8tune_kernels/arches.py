@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 from .spec import DeviceLimits
 
-__all__ = ["ARCHES", "DEFAULT_FP8_DTYPE", "MXFP8_GEMM_ARCHES", "REGISTER_UNIT", "SIMDS", "Arch", "default_fp8_dtype"]
-
 KIB = 1024
 SIMDS = 4
 """Of every SM and CU listed here: each schedules its own warps from its own registers."""

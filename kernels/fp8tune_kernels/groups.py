@@ -12,8 +12,6 @@ from random import Random
 
 from .spec import ROUTINGS
 
-__all__ = ["ALIGNMENT", "group_ends", "padded_rows", "taken_rows"]
-
 ALIGNMENT = 16
 """Of the ``jagged`` layout's groups: what a grouped GEMM asks of its operands."""
 

@@ -26,8 +26,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "TORCH_DTYPES", "install", "quiet"]
-
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether kernels of this process run on the interpreter; Triton decides it when a kernel is decorated."""
 

@@ -41,23 +41,6 @@ from .tuners import (
     tuning_key,
 )
 
-__all__ = [
-    "MODES",
-    "VARIABLE",
-    "PinError",
-    "Table",
-    "TunedConfigs",
-    "is_of",
-    "keys_of",
-    "pin",
-    "pin_from_environment",
-    "pin_report",
-    "pin_to",
-    "tables_of",
-    "unpin",
-    "watch",
-]
-
 MODES = ("off", "strict", "nearest", "tune")
 
 VARIABLE = "FP8TUNE_PIN"
@@ -497,25 +480,21 @@ class _Pinned(TunedConfigs):
         line = f"{self.name}: {self.table.source} has no config for the key {key!s:.100}"
         if self.mode == "strict":
             raise PinError(f"{line}: run {_tuning_command(self.table.kernel or self.name)}")
-        if self.mode == "tune":
-            self._log_once(f"{line}: Triton tunes it, and any other such key")
-            return None
-        distances = ((_distance(key, known), repr(known), known) for known in self._rows)
-        for _, _, known in sorted(item for item in distances if item[0] < math.inf):
-            if self._is_allowed(self._rows[known]):
-                self._log_once(f"{line}: launched with that of {known}; other such keys alike")
-                return known
-        raise PinError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
-
-    def _log_once(self, line: str) -> None:
-        """Log the first key that is unknown: others would repeat it."""
-        if not self._has_logged:
+        answer, effect = None, "Triton tunes it, and any other such key"
+        if self.mode == "nearest":
+            prune = self.target.early_config_prune if self._looks_up else None
+            distances = ((_distance(key, known), repr(known), known) for known in self._rows)
+            for _, _, known in sorted(item for item in distances if item[0] < math.inf):
+                config = self._rows[known]
+                if not prune or config in prune([config], self.target.nargs, **self._launching.kwargs):
+                    answer, effect = known, f"launched with that of {known}; other such keys alike"
+                    break
+            else:
+                raise PinError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
+        if not self._has_logged:  # further keys would repeat it
             self._has_logged = True
-            _logger.warning("%s", line)
-
-    def _is_allowed(self, config: Any) -> bool:
-        prune = self.target.early_config_prune if self._looks_up else None
-        return not prune or config in prune([config], self.target.nargs, **self._launching.kwargs)
+            _logger.warning("%s: %s", line, effect)
+        return answer
 
 
 _pins: dict[int, _Pinned] = {}

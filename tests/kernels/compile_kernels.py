@@ -12,13 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
 from triton.backends.amd.compiler import HIPBackend
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
+from fp8tune.measure.compiling import recording
 from fp8tune.measure.edges import meta_inputs
 from fp8tune_kernels import catalog, quantize_colwise
 from fp8tune_kernels.arches import ARCHES
@@ -36,66 +34,31 @@ ON_AMD = ("rowwise-2d", "colwise", "mxfp8-dim1", "transposed-codes", "swiglu-row
 """Kernels that are compiled for AMD, too: with the GEMMs one for each kind of load and store."""
 
 
-class TargetDriver(DriverBase):
-    """Knows what to compile for, and nothing else."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("meta")
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        raise NotImplementedError
-
-    def get_benchmarker(self) -> Any:
-        raise NotImplementedError
-
-
 def compile_for(arch: str) -> dict[str, Any]:
     """Kernel -> how many sets of binaries launches on :data:`ROWS` take, and the assembly of the first launch.
 
     The labels are those of :func:`variants`.
     """
-    record = ARCHES[arch]
-    target = arch if record.backend == "hip" else int(arch.removeprefix("sm_"))
-    triton.runtime.driver.set_active(TargetDriver(GPUTarget(record.backend, target, record.warp_size)))
-    run, compiled = JITFunction.run, []
+    record, forms = ARCHES[arch], {}
     CUDABackend.make_cubin = HIPBackend.make_hsaco = lambda *_: b""  # a fifth of the time, and the assembly is read
-    JITFunction.run = lambda self, *args, grid, warmup, **options: compiled.append(
-        run(self, *args, grid=grid, warmup=True, **options)
-    )
-    forms = {}
     for name in catalog.KERNELS if arch == "sm_90" else (*ON_AMD, *catalog.GEMMS):
         spec = catalog.load(name)
+        own = record.fp8_dtype if record.fp8_dtype in spec.in_dtypes else spec.in_dtypes[0]
         for label, (layout, config) in variants(spec, arch).items():
             launches = []
             for row in ROWS:
-                compiled.clear()
-                own = record.fp8_dtype if record.fp8_dtype in spec.in_dtypes else spec.in_dtypes[0]
                 shape = next(spec.problems(row))
                 problem = Problem(name, shape, input_layout=layout, in_dtype=own, fp8_dtype=record.fp8_dtype)
                 inputs = spec.inputs(replace(problem, routing="jagged" if spec.routed else "none"), "meta")
-                spec.launch(config, inputs, spec.outputs(*inputs))
-                launches.append([*compiled])
+                with recording(arch) as compiled:
+                    spec.launch(config, inputs, spec.outputs(*inputs))
+                launches.append([launch.kernel for launch in compiled])
             texts = [kernel.asm["amdgcn" if record.backend == "hip" else "ptx"] for kernel in launches[0]]
             binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
             forms[label] = {"binaries": len(binaries), "assembly": "\n".join(texts)}
             if arch == "sm_90":  # one arch: what fails is Triton's reading of the code
-                forms[label]["edges"] = [*edges_that_fail(spec, problem, config)]
+                with recording(arch):
+                    forms[label]["edges"] = [*edges_that_fail(spec, problem, config)]
     return forms
 
 

@@ -22,7 +22,7 @@ MOST_ROWS = 20_000
 
 def problem_of(spec: KernelSpec, layout: str = "", in_dtype: str = "", **fields: str) -> Problem:
     """The problem whose edges are checked: ragged groups, and the first layout, dtype and scale mode of the spec."""
-    given = {
+    usual = {
         "routing": "ragged" if spec.routed else "none",
         "input_layout": layout or spec.input_layouts[0],
         "in_dtype": in_dtype or spec.in_dtypes[0],
@@ -30,7 +30,7 @@ def problem_of(spec: KernelSpec, layout: str = "", in_dtype: str = "", **fields:
         **fields,
     }
     *_, shape = spec.problems(ROW)
-    return spec.scaled_down(Problem(spec.name, shape, **given))
+    return spec.scaled_down(Problem(spec.name, shape, **usual))
 
 
 @functools.lru_cache(maxsize=4)
@@ -78,8 +78,8 @@ def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts, from_lar
             yield wrong
 
 
-def assert_same_bits(found: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
+def assert_same_bits(result: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> None:
     """Equal dtype, shape, strides and bits; a NaN scale may have any payload."""
-    for one, other in zip(found, right, strict=True):
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-        assert EXACT.difference(one, other) is None
+    for first, second in zip(result, right, strict=True):
+        assert (first.dtype, first.shape, first.stride()) == (second.dtype, second.shape, second.stride())
+        assert EXACT.difference(first, second) is None

@@ -41,12 +41,12 @@ def planted(title: str, folder: Path, *changes: str) -> KernelSpec:
 
 def load(file: Path) -> Any:
     """Import a file under its own name."""
-    found = importlib.util.spec_from_file_location(file.stem, file)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    result = importlib.util.spec_from_file_location(file.stem, file)
+    assert result is not None
+    assert result.loader is not None
+    module = importlib.util.module_from_spec(result)
     sys.modules[file.stem] = module
-    found.loader.exec_module(module)
+    result.loader.exec_module(module)
     return module
 
 
@@ -64,9 +64,9 @@ def plant_foreign(title: str, fault: Sequence[str], folder: Path) -> tuple[str, 
 
 def full_name(module: str) -> str:
     """The dotted name of a module of the kernels' package, whichever folder it lies in."""
-    [found] = Path(fp8tune_kernels.__file__).parent.rglob(f"{module}.py")
+    [result] = Path(fp8tune_kernels.__file__).parent.rglob(f"{module}.py")
     return ".".join(
-        ["fp8tune_kernels", *found.relative_to(Path(fp8tune_kernels.__file__).parent).with_suffix("").parts]
+        ["fp8tune_kernels", *result.relative_to(Path(fp8tune_kernels.__file__).parent).with_suffix("").parts]
     )
 
 
@@ -88,13 +88,13 @@ def faulty(text: str, right: str, wrong: str) -> str:
     return text.replace(right, wrong) if right else text
 
 
-def importing(text: str, module: str, other: str) -> str:
+def importing(text: str, module: str, second: str) -> str:
     """The text with another module in the place of a sibling: its names, and the sibling by its own name."""
     package = full_name(module).rpartition(".")[0]
-    text = text.replace(f"from {package}.{module} import", f"from {other} import")
+    text = text.replace(f"from {package}.{module} import", f"from {second} import")
     line = re.search(rf"^from {package} import (.*\b{module}\b.*)$", text, re.MULTILINE)
     if line is None:
         return text
     rest = [name for name in line[1].split(", ") if name != module]
-    kept = f"from {package} import {', '.join(rest)}\n" if rest else ""
-    return text.replace(line[0], f"{kept}import {other} as {module}")
+    remaining = f"from {package} import {', '.join(rest)}\n" if rest else ""
+    return text.replace(line[0], f"{remaining}import {second} as {module}")

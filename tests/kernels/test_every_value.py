@@ -93,9 +93,9 @@ def test_the_kernel_of_shifts_gives_the_references_bits(
     scales[:2], others[1:2] = 0, float("nan")
     shifts, least = reference_shifts(scales, others, offs)
     column_scales = torch.exp2(torch.randint(-9, 9, (len(sizes), 1, 2064), generator=generator)).to(device)
-    wanted = shifts, (least[:, None] / column_scales.view(len(sizes), -1)).view(-1), least.new_ones(len(sizes) * 48)
-    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 2064, 48), wanted)
+    expected = shifts, (least[:, None] / column_scales.view(len(sizes), -1)).view(-1), least.new_ones(len(sizes) * 48)
+    assert_same_bits(shifts_and_scales(scales, others, offs, column_scales, 2064, 48), expected)
     tokens = torch.randperm(M, generator=generator).to(device, torch.int32)
     by_token = torch.empty_like(others).scatter_(0, tokens.long(), others)
-    wanted = shifts, least.repeat_interleave(96), wanted[2]
-    assert_same_bits(shifts_and_scales(scales, by_token, offs, None, 96, 48, tokens), wanted)
+    expected = shifts, least.repeat_interleave(96), expected[2]
+    assert_same_bits(shifts_and_scales(scales, by_token, offs, None, 96, 48, tokens), expected)

@@ -38,7 +38,7 @@ def sizes(layer: NamedInts, in_dtype: str) -> NamedInts:
 
 def left(kernel: str, shape: NamedInts, limits=HOPPER) -> list[NamedInts]:
     spec = catalog.load(kernel)
-    return [each for each in spec.configs if each != DEFAULT and spec.invalid(each, shape, limits) is None]
+    return [item for item in spec.configs if item != DEFAULT and spec.invalid(item, shape, limits) is None]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -51,7 +51,7 @@ def test_what_won_on_an_h200_is_tried(layer: str) -> None:
 
 def of_sets() -> list[tuple[str, Problem]]:
     rows = [row for name in ("grouped-mm", "models", "bench-models") for row in shapes.load(name).rows]
-    return [(kernel, each) for kernel in catalog.GEMMS for each in plan.problems(catalog.load(kernel), rows)]
+    return [(kernel, item) for kernel in catalog.GEMMS for item in plan.problems(catalog.load(kernel), rows)]
 
 
 def test_few_configs_are_left_on_each_shape() -> None:
@@ -71,22 +71,22 @@ def test_few_configs_are_left_on_each_shape() -> None:
 def test_every_arch_has_configs_to_try_and_each_fits(kernel: str, arch: str) -> None:
     limits = ARCHES[arch].limits()
     for in_dtype in (FP8, BF16):
-        found = left(kernel, sizes(LAYERS["Llama 4"], in_dtype), limits)
+        result = left(kernel, sizes(LAYERS["Llama 4"], in_dtype), limits)
         if arch == "sm_80" and in_dtype == FP8:
-            assert found == []
+            assert result == []
             reason = catalog.load(kernel).invalid(DEFAULT, sizes(LAYERS["Llama 4"], FP8), limits)
             assert reason == "FP8: sm_80 has no tensor cores for it, and Triton compiles none"
             continue
-        assert found
+        assert result
         has_descriptors = arch in ("sm_90", "sm_100", "sm_120")
-        assert {bool(each["DESCRIPTORS"]) for each in found} == {has_descriptors}
+        assert {bool(item["DESCRIPTORS"]) for item in result} == {has_descriptors}
 
 
 @pytest.mark.parametrize(("in_dtype", "size"), [(FP8, 1), (BF16, 2)])
 def test_bytes_and_operations_are_those_of_rows_that_groups_have(in_dtype: str, size: int) -> None:
     M, N, K, G = (LAYERS["Kimi-K2"][dim] for dim in "MNKG")
-    wanted = {ROWS: size * (M * K + G * N * K) + 2 * M * N, CONTRACTION: size * M * (N + K) + 2 * G * N * K}
-    for kernel, moved in wanted.items():
+    expected = {ROWS: size * (M * K + G * N * K) + 2 * M * N, CONTRACTION: size * M * (N + K) + 2 * G * N * K}
+    for kernel, moved in expected.items():
         spec = catalog.load(kernel)
         assert spec.bytes_of(Problem(kernel, LAYERS["Kimi-K2"], "jagged", in_dtype=in_dtype)) == moved
         assert spec.flops is not None

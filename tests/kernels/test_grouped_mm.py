@@ -197,16 +197,13 @@ def test_rows_of_no_group_come_out_as_zeros_and_are_in_no_result(way: str, devic
     assert not grad_w.any()
 
 
-def test_a_nan_stays_in_its_row(device: str) -> None:
+def test_a_nan_stays_in_its_row_and_folded_a_weight_spoils_the_gradient_of_its_rows(device: str) -> None:
     layer = random_layer("balanced", device)
-    layer.A[5, 3] = float("nan")
-    out = fp8_grouped_mm(layer.A, layer.B_t, layer.offs)
+    spoiled = layer.A.clone()
+    spoiled[5, 3] = float("nan")
+    out = fp8_grouped_mm(spoiled, layer.B_t, layer.offs)
     assert out.isnan().all(1).nonzero().tolist() == [[5]]
     assert int(out.isnan().sum()) == N
-
-
-def test_folded_an_infinite_or_undefined_weight_spoils_the_gradient_of_its_rows(device: str) -> None:
-    layer = random_layer("balanced", device)
     for value in (float("nan"), float("inf")):
         weights = layer.weights.clone()
         weights[0, 3, 5] = value
@@ -403,58 +400,49 @@ def test_a_bias_is_added_to_the_rows_of_its_expert_and_out_dtype_is_a_cast(multi
 # Refusals
 
 
-def refused() -> list[tuple[tuple[Any, ...], dict[str, Any], str]]:
+@both
+def test_wrong_arguments_are_refused_by_name_in_one_line(multiply: Any) -> None:
     A = torch.zeros(M, K, dtype=torch.bfloat16)
     B_t = torch.zeros(E, 32, K, dtype=torch.bfloat16).mT
     offs, bias = torch.tensor([32, 64, 96, M], dtype=torch.int32), torch.zeros(E, 32)
-    return [
-        ((A.view(E, M // E, K), B_t, offs), {}, r"^A has shape .*two dimensions"),
-        ((A.t(), B_t, offs), {}, "^A has strides"),
-        ((A[:, :32].contiguous(), B_t, offs), {}, r"^A has shape \(192, 32\)"),
-        ((A, A.t(), offs), {}, r"^B_t has shape .*three dimensions"),
-        ((A, B_t[:, ::2], offs), {}, r"^B_t has strides .*; or row-major"),
-        ((A, B_t[:, :, :24].mT.contiguous().mT, offs), {}, "^B_t has K=64 and N=24, wanted multiples of"),
-        ((A, B_t), {}, r"^offs is None, wanted \(E,\)"),
-        ((A, B_t, offs.long()), {}, r"^offs is torch\.int64"),
-        ((A, B_t, torch.tensor([-16, 32, 64, 96], dtype=torch.int32)), {}, "group 0 at row -16, before"),
-        ((A, B_t, offs.flip(0).contiguous()), {"pad_token_groups": True}, "group 1 at row 96, before"),
-        ((A, B_t, offs, bias[0]), {}, r"^bias has shape \(32,\), wanted \(4, 32\)"),
-        ((A, B_t, offs, bias.int()), {}, r"^bias is torch\.int32"),
-        ((A, B_t, offs, None, torch.float64), {}, r"^out_dtype is torch\.float64"),
+    cases: list[tuple[str, tuple[Any, ...]]] = [
+        ("A", (A.view(E, M // E, K), B_t, offs)),
+        ("A", (A.t(), B_t, offs)),
+        ("A", (A[:, :32].contiguous(), B_t, offs)),
+        ("B_t", (A, A.t(), offs)),
+        ("B_t", (A, B_t[:, ::2], offs)),
+        ("B_t", (A, B_t[:, :, :24].mT.contiguous().mT, offs)),
+        ("offs", (A, B_t)),
+        ("offs", (A, B_t, offs.long())),
+        ("offs", (A, B_t, torch.tensor([-16, 32, 64, 96], dtype=torch.int32))),
+        ("offs", (A, B_t, offs.flip(0).contiguous())),
+        ("bias", (A, B_t, offs, bias[0])),
+        ("bias", (A, B_t, offs, bias.int())),
+        ("out_dtype", (A, B_t, offs, None, torch.float64)),
     ]
+    for name, arguments in cases:
+        with pytest.raises(ValueError, match=f"^{name} (is|has|ends)[^\n]*$"):
+            multiply(*arguments)
 
 
-@both
-def test_wrong_arguments_are_refused_in_one_line(multiply: Any) -> None:
-    for arguments, options, message in refused():
-        with pytest.raises(ValueError, match=message) as refusal:
-            multiply(*arguments, **options)
-        assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("multiply", "options", "message"),
-    [
-        (fp8_grouped_mm, {"float8_dtype": torch.float8_e5m2}, "^float8_dtype is"),
-        (fp8_grouped_mm, {"precision": "fp4"}, "^precision is 'fp4'"),
-        (fp8_grouped_mm, {"recipe": "linen"}, "^recipe is 'linen', wanted 'default' or 'folded'"),
-        (fp8_grouped_mm, {"recipe": "folded", "precision": "auto"}, "^precision is 'auto', wanted 'fp8'"),
-        (fp8_grouped_mm, {"recipe": "folded", "keep_fp8": ("A",)}, "^keep_fp8 has names, wanted none"),
-        (fp8_grouped_mm, {"keep_fp8": ("grad", "A", "B")}, "^keep_fp8 has 'B', 'grad', wanted 'A' and 'B_t'"),
-        (mxfp8_grouped_mm, {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
-    ],
-)
-def test_wrong_options_are_refused(multiply: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        multiply(*in_32s("cpu"), **options)
-
-
-def test_the_folded_recipe_wants_its_own_weights(device: str) -> None:
-    layer = random_layer("balanced", device)
-    with pytest.raises(ValueError, match=r"^recipe is 'default', wanted 'folded': B_t was quantized for it"):
-        fp8_grouped_mm(layer.A, quantize_weights(layer.weights, recipe="folded"), layer.offs, recipe="default")
-    with pytest.raises(ValueError, match=r"^B_t is row-major, wanted weights"):
-        fp8_grouped_mm(layer.A, layer.B_t.contiguous(), layer.offs, recipe="folded")
+def test_wrong_options_are_refused(device: str) -> None:
+    layer = random_layer("balanced", device, columns=32)
+    folded = quantize_weights(layer.weights, recipe="folded")
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        ("float8_dtype", layer.B_t, {"float8_dtype": torch.float8_e5m2}),
+        ("precision", layer.B_t, {"precision": "fp4"}),
+        ("recipe", layer.B_t, {"recipe": "linen"}),
+        ("precision", layer.B_t, {"recipe": "folded", "precision": "auto"}),
+        ("keep_fp8", layer.B_t, {"recipe": "folded", "keep_fp8": ("A",)}),
+        ("keep_fp8", layer.B_t, {"keep_fp8": ("grad", "A", "B")}),
+        ("recipe", folded, {"recipe": "default"}),
+        ("B_t", layer.B_t.contiguous(), {"recipe": "folded"}),
+    ]
+    for name, B_t, options in cases:
+        with pytest.raises(ValueError, match=f"^{name} (is|has)"):
+            fp8_grouped_mm(layer.A, B_t, layer.offs, **options)
+    with pytest.raises(ValueError, match=r"^scale_mode is 'ceil'"):
+        mxfp8_grouped_mm(layer.A, layer.B_t, layer.offs, scale_mode="ceil")
 
 
 @pytest.mark.parametrize("ends", [(30, 64, 96, M), (0, 64, 96, M), (40, 80, 96, M)])

@@ -11,13 +11,13 @@ from fp8tune_kernels.spec import ROUTINGS
 @given(st.integers(0, 200_000), st.integers(1, 300), st.integers(0, 2**32))
 def test_each_layout_is_what_its_name_says(M: int, G: int, seed: int) -> None:
     ends = {routing: group_ends(routing, M, G, seed) for routing in ROUTINGS}
-    for routing, found in ends.items():
-        assert len(found) == G
-        assert found[-1] == (M - M // 8 if routing == "empty" else M)
-        assert found == sorted(found)
-        assert found[0] >= 0
+    for routing, result in ends.items():
+        assert len(result) == G
+        assert result[-1] == (M - M // 8 if routing == "empty" else M)
+        assert result == sorted(result)
+        assert result[0] >= 0
     sizes = {
-        routing: [end - start for start, end in itertools.pairwise([0, *found])] for routing, found in ends.items()
+        routing: [end - start for start, end in itertools.pairwise([0, *result])] for routing, result in ends.items()
     }
     assert max(sizes["balanced"]) - min(sizes["balanced"]) <= 1
     assert all(end % ALIGNMENT == 0 for end in ends["jagged"][:-1])

@@ -13,7 +13,7 @@ from fp8tune_kernels.imports import AfterImport
 
 
 def test_two_finders_of_one_module_both_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a program is recorded while ``FP8TUNE_PIN`` pins its kernels."""
+    """A program may be recorded while ``FP8TUNE_PIN`` pins its kernels."""
     (tmp_path / "imported_once.py").write_text("NUMBER = 7\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     acted: list[tuple[str, ModuleType]] = []

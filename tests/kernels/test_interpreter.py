@@ -52,30 +52,6 @@ def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, 
     assert (same.all(1) | (result.float().isnan() & right.float().isnan())).all()
 
 
-@pytest.mark.parametrize("triton_dtype", [tl.float8e4nv, tl.float8e5])
-def test_the_repair_is_still_needed(triton_dtype: tl.dtype) -> None:
-    """Fails when Triton has mended its cast: then drop the repair for the versions that have the mended one."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    unrepaired = tritons._convert_float.__wrapped__
-    values = FINITE[FINITE.abs() <= 448]
-    theirs = unrepaired(values.numpy(), tl.float32, triton_dtype, tritons._ir.ROUNDING_MODE.RTNE)
-    right = values.to(interpreter.TORCH_DTYPES[triton_dtype]).view(torch.uint8)
-    assert not torch.equal(torch.from_numpy(theirs), right)
-
-
-def test_the_repair_of_bfloat16_is_still_needed() -> None:
-    """Fails when Triton widens subnormals right: then drop the repair for the versions that do."""
-    from triton.runtime import interpreter as tritons
-
-    interpreter.install()
-    subnormals = EVERY_BFLOAT16[(EVERY_BFLOAT16 != 0) & (EVERY_BFLOAT16.abs() < 2.0**-126)]
-    bits = subnormals.view(torch.int16).numpy().view("uint16")
-    theirs = tritons._convert_float.__wrapped__(bits, tl.bfloat16, tl.float32, None)
-    assert not torch.equal(torch.from_numpy(theirs.view("float32")), subnormals.float())
-
-
 def test_infinities_in_a_kernel_do_not_warn() -> None:
     with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")

@@ -50,7 +50,7 @@ class FakeKernel:
         def own_way(*arguments: Any, **config: int) -> Any:
             self.own.append((grid, *arguments, config))
             return SimpleNamespace(
-                function="function", packed_metadata="packed", run=lambda *given: self.again.append(given)
+                function="function", packed_metadata="packed", run=lambda *values: self.again.append(values)
             )
 
         return own_way
@@ -82,7 +82,7 @@ def test_the_second_launch_runs_the_binary_of_the_first(kernel: FakeKernel) -> N
 
 
 @pytest.mark.parametrize(
-    "other",
+    "second",
     [
         pytest.param({"x": FakeTensor(4096 + 8)}, id="a pointer that is no multiple of 16"),
         pytest.param({"x": FakeTensor(4096, torch.float32)}, id="another dtype"),
@@ -94,11 +94,11 @@ def test_the_second_launch_runs_the_binary_of_the_first(kernel: FakeKernel) -> N
         pytest.param({"num_warps": 8}, id="another option"),
     ],
 )
-def test_what_triton_specializes_on_is_another_binary(kernel: FakeKernel, other: dict[str, Any]) -> None:
+def test_what_triton_specializes_on_is_another_binary(kernel: FakeKernel, second: dict[str, Any]) -> None:
     launch(kernel)
-    launch(kernel, **other)
+    launch(kernel, **second)
     assert (len(kernel.own), len(kernel.again)) == (2, 0)
-    launch(kernel, **other)
+    launch(kernel, **second)
     assert (len(kernel.own), len(kernel.again)) == (2, 1)
 
 
@@ -110,7 +110,7 @@ def test_rows_that_never_repeat_run_one_binary_and_fill_no_memory(
         launch(kernel, M=rows)
     assert (len(kernel.own), len(kernel.again)) == (1, 39)
     assert len(launching._launches) <= 8
-    assert [given[11] for given in kernel.again] == list(range(176, 160 + 16 * 40, 16))
+    assert [values[11] for values in kernel.again] == list(range(176, 160 + 16 * 40, 16))
 
 
 def test_profilers_debuggers_and_tensors_elsewhere_go_tritons_own_way(
@@ -144,11 +144,11 @@ def kinds(tensors: list[FakeTensor]) -> list[Any]:
 
 @given(*[st.tuples(st.lists(TENSORS, min_size=2, max_size=2), st.lists(SIZES, min_size=2, max_size=2))] * 2)
 def test_arguments_that_triton_tells_apart_have_different_keys(
-    one: tuple[list[FakeTensor], list[int]], other: tuple[list[FakeTensor], list[int]]
+    single: tuple[list[FakeTensor], list[int]], second: tuple[list[FakeTensor], list[int]]
 ) -> None:
     keys = [
         launching._specialization(SimpleNamespace(fn=0), kinds(tensors), tuple(sizes), (), {})
-        for tensors, sizes in (one, other)
+        for tensors, sizes in (single, second)
     ]
-    if chosen_by_triton(*one) != chosen_by_triton(*other):
+    if chosen_by_triton(*single) != chosen_by_triton(*second):
         assert keys[0] != keys[1]

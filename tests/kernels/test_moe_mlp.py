@@ -88,15 +88,11 @@ def test_weights_quantized_before_give_the_same_bytes(recompute: str) -> None:
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"offs": torch.zeros(4, dtype=torch.int32)}, "offs has 4 groups, wanted 3: one for each expert of w13"),
-        ({"offs": torch.tensor([5, 3, 9], dtype=torch.int32)}, "offs ends group 1 at row 3, before its start at 5"),
-        ({"row_weights": torch.zeros(156)}, r"row_weights is torch.float32 of shape \(156,\) on cpu, wanted"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_operands_that_do_not_fit_are_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        fp8_moe_mlp(**{**operands(), "offs": ends("ragged"), **change})
+def test_operands_that_do_not_fit_are_refused() -> None:
+    for name, wrong in (
+        ("offs", torch.zeros(4, dtype=torch.int32)),
+        ("offs", torch.tensor([5, 3, 9], dtype=torch.int32)),
+        ("row_weights", torch.zeros(156)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} (is|has|ends)"):
+            fp8_moe_mlp(**{**operands(), "offs": ends("ragged"), name: wrong})

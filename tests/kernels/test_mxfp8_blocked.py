@@ -18,20 +18,20 @@ def blocked_slowly(matrix: list[list[int]]) -> list[int]:
     """The layout as cuBLAS documents it, one element after the other."""
     rows, columns = len(matrix), len(matrix[0]) if matrix else 0
     across = -(-columns // 4)
-    found = [0] * (-(-rows // 128) * across * 512)
+    result = [0] * (-(-rows // 128) * across * 512)
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
             tile = row // 128 * across + column // 4
-            found[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = value
-    return found
+            result[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4] = value
+    return result
 
 
 def as_groups(blocked: torch.Tensor, groups: list[torch.Tensor]) -> None:
     """The groups' tiles one after the other, then zeros."""
-    wanted = [value for group in groups for value in blocked_slowly(group.tolist())]
-    found = blocked.view(torch.uint8).flatten().tolist()
-    assert found[: len(wanted)] == wanted
-    assert not any(found[len(wanted) :])
+    expected = [value for group in groups for value in blocked_slowly(group.tolist())]
+    result = blocked.view(torch.uint8).flatten().tolist()
+    assert result[: len(expected)] == expected
+    assert not any(result[len(expected) :])
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

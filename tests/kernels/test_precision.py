@@ -77,8 +77,8 @@ def operands(rows: int, device: str) -> dict[str, Any]:
 @pytest.mark.usefixtures("rule_here", "quantizers_in_plain_torch")
 @pytest.mark.parametrize(("rows", "taken"), [(18, "bf16"), (20, "fp8"), (40, "fp8")])
 def test_a_layer_takes_what_the_rule_says(rows: int, taken: str, device: str) -> None:
-    given = operands(rows, device)
-    results = {name: moe_layer(**given, precision=name) for name in ("fp8", "bf16", "auto")}
+    chosen = operands(rows, device)
+    results = {name: moe_layer(**chosen, precision=name) for name in ("fp8", "bf16", "auto")}
     assert not torch.equal(results["fp8"], results["bf16"])
     assert torch.equal(results["auto"], results[taken])
 
@@ -94,9 +94,9 @@ def test_one_number_of_rows_parts_compiled_layers(device: str) -> None:
 
     compiles = []
     for rows in (24, 12, 30, 16, 48, 8):
-        given = {**operands(rows, device), "w13": weights["w13"], "w2": weights["w2"]}
-        out = compiled(given["x"], given["topk_ids"], given["topk_weights"])
+        chosen = {**operands(rows, device), "w13": weights["w13"], "w2": weights["w2"]}
+        out = compiled(chosen["x"], chosen["topk_ids"], chosen["topk_weights"])
         out.sum().backward()
-        assert torch.equal(out, moe_layer(**given, precision="fp8" if rows >= 20 else "bf16"))
+        assert torch.equal(out, moe_layer(**chosen, precision="fp8" if rows >= 20 else "bf16"))
         compiles.append(counter.frame_count)
     assert compiles[1:] == [compiles[1]] * 5  # one for each precision, whatever the number of tokens

@@ -125,13 +125,8 @@ def test_offsets_that_cut_no_groups_are_refused_on_a_cpu(kernel: str) -> None:
 @each_quantizer
 def test_other_matrices_and_dtypes_are_refused_by_every_quantizer(kernel: str) -> None:
     first, *rest = arguments_of(kernel)
-    for message, x in {
-        "has shape": first[0],
-        "is torch.float64": first.double(),
-        "is torch.int32": first.to(torch.int32),
-        "has strides": first[..., ::2],
-    }.items():
-        with pytest.raises(ValueError, match=f"^[xwy] {message}.*wanted"):
+    for x in (first[0], first.double(), first.to(torch.int32), first[..., ::2]):
+        with pytest.raises(ValueError, match=f"^[xwy] is {x.dtype} of shape .*, wanted"):
             outputs_of(kernel, (x, *rest))
     with pytest.raises(ValueError, match=r"^float8_dtype is torch\.float16, wanted one of torch\.float8_e4m3fn"):
         outputs_of(kernel, (first, *rest), float8_dtype=torch.float16)
@@ -144,73 +139,72 @@ ROWS, Q, ONES = torch.zeros(6, 16).bfloat16(), torch.zeros(64, 32).to(torch.floa
 W = torch.zeros(2, 24, 24).to(torch.float8_e4m3fn).mT
 A, B = torch.zeros(5, 32).bfloat16(), torch.zeros(3, 16, 32).bfloat16()
 
-REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
-    (kernels.quantize_colwise, (X, OFFS.long()), {}, "^offs is torch.int64, wanted"),
-    (kernels.quantize_colwise, (X, OFFS.to("meta")), {}, "^offs is on meta"),
-    (kernels.quantize_colwise_dual, (X, Y[1:], OFFS), {}, "^y has M=63, wanted M=64 as x$"),
-    (kernels.quantize_colwise_3d, (W.float().contiguous(),), {}, r"^w has strides \(576, 24, 1\), wanted"),
-    (kernels.quantize_mxfp8_dim0, (X,), {"scale_mode": "ceil"}, "^scale_mode is 'ceil', wanted floor or rceil$"),
-    (kernels.quantize_rowwise_factored, (X, OFFS, ONES), {}, "^column_scales is torch.float32 of shape"),
-    (kernels.transpose_codes, (X, OFFS), {}, r"^q is torch.bfloat16 of shape \(64, 32\)"),
-    (kernels.transpose_codes, (Q, OFFS, ONES[:3]), {}, "^shifts is torch.float32 of shape"),
-    (kernels.transpose_codes_3d, (W,), {}, "^q has N=24, wanted a multiple of 16"),
-    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"activation": "gelu"}, "^activation is 'gelu', wanted"),
-    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"layout": "thirds"}, "^layout is 'thirds', wanted"),
-    (kernels.quantize_swiglu_rowwise, (X[:, :3], OFFS), {}, r"^x has shape \(64, 3\) .* wanted row-major"),
-    (kernels.quantize_swiglu_rowwise, (X.float(), OFFS), {}, "^x is torch.float32, wanted torch.bfloat16 or FP8"),
-    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"bias": ONES}, "^bias is torch.float32 of shape .* wanted"),
-    (kernels.quantize_swiglu_rowwise, (X, OFFS), {"weights": ONES[1:]}, "^weights is .* wanted 64 contiguous"),
-    (kernels.sort_by_expert, (torch.zeros(3, 2), torch.zeros(3, 2), 4), {}, "^topk_ids must be contiguous int32 or"),
-    (kernels.sort_by_expert, (ROW_OF, torch.zeros(3, 2), 0), {}, "^experts must be at least 1, got 0"),
-    (kernels.sum_rows_of_tokens, (ROWS.float(), ROW_OF), {}, "^rows must be row-major"),
-    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS), {}, "^bias, ids and weights must be given together"),
-    (kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS[:, :8], ROW_OF, torch.zeros(3, 2)), {}, "^bias must be row-major"),
-    (kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS.long()), {}, "^token_of_row must be contiguous int32"),
-    (kernels.transpose_gathered_codes, (Q, OFFS, TOKENS, torch.zeros(5)), {}, "^shifts is torch.float32"),
-    (kernels.transpose_codes_to_one_scale, (Q, torch.zeros(5)), {}, "^q is torch.float8_e4m3fn of shape"),
+REFUSED: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
+    ("offs", kernels.quantize_colwise, (X, OFFS.long()), {}),
+    ("offs", kernels.quantize_colwise, (X, OFFS.to("meta")), {}),
+    ("y", kernels.quantize_colwise_dual, (X, Y[1:], OFFS), {}),
+    ("w", kernels.quantize_colwise_3d, (W.float().contiguous(),), {}),
+    ("scale_mode", kernels.quantize_mxfp8_dim0, (X,), {"scale_mode": "ceil"}),
+    ("column_scales", kernels.quantize_rowwise_factored, (X, OFFS, ONES), {}),
+    ("q", kernels.transpose_codes, (X, OFFS), {}),
+    ("shifts", kernels.transpose_codes, (Q, OFFS, ONES[:3]), {}),
+    ("q", kernels.transpose_codes_3d, (W,), {}),
+    ("activation", kernels.quantize_swiglu_rowwise, (X, OFFS), {"activation": "gelu"}),
+    ("layout", kernels.quantize_swiglu_rowwise, (X, OFFS), {"layout": "thirds"}),
+    ("x", kernels.quantize_swiglu_rowwise, (X[:, :3], OFFS), {}),
+    ("x", kernels.quantize_swiglu_rowwise, (X.float(), OFFS), {}),
+    ("bias", kernels.quantize_swiglu_rowwise, (X, OFFS), {"bias": ONES}),
+    ("weights", kernels.quantize_swiglu_rowwise, (X, OFFS), {"weights": ONES[1:]}),
+    ("topk_ids", kernels.sort_by_expert, (torch.zeros(3, 2), torch.zeros(3, 2), 4), {}),
+    ("experts", kernels.sort_by_expert, (ROW_OF, torch.zeros(3, 2), 0), {}),
+    ("rows", kernels.sum_rows_of_tokens, (ROWS.float(), ROW_OF), {}),
+    ("bias, ids and weights", kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS), {}),
+    ("bias", kernels.sum_rows_of_tokens, (ROWS, ROW_OF, ROWS[:, :8], ROW_OF, torch.zeros(3, 2)), {}),
+    ("token_of_row", kernels.multiply_gathered_rows, (A, B, OFFS, TOKENS.long()), {}),
+    ("shifts", kernels.transpose_gathered_codes, (Q, OFFS, TOKENS, torch.zeros(5)), {}),
+    ("q", kernels.transpose_codes_to_one_scale, (Q, torch.zeros(5)), {}),
 ]
 
 A_AT, B_AT, OFFS_AT, SCALE_A_AT, SCALE_B_AT, ALIGNMENT_AT, ADDED_AT = range(7)
 
-REFUSED_BY_GEMMS: list[tuple[str, str, int, Any, str]] = [
+REFUSED_BY_GEMMS: list[tuple[str, str, str, int, Any]] = [
     *[
-        (kernel, dtype, place, change, message)
+        (name, kernel, dtype, place, change)
         for kernel in ("grouped-rows", "grouped-contraction")
-        for dtype, place, change, message in (
-            (FP8, A_AT, lambda a: a.float(), "^a is torch.float32, wanted torch.bfloat16, torch.float8_e4m3fn or"),
-            (FP8, B_AT, lambda b: b.to(torch.bfloat16), "^b is torch.bfloat16, wanted torch.float8_e4m3fn as a"),
-            (FP8, OFFS_AT, lambda offs: offs.long(), "^offs is torch.int64, wanted torch.int32"),
-            (FP8, SCALE_A_AT, lambda _: None, r"^scale_a is None, wanted \d+ scales beside torch.float8_e4m3fn"),
-            (FP8, SCALE_B_AT, lambda scale: scale.double(), "^scale_b is torch.float64 of shape .* wanted"),
-            (FP8, SCALE_A_AT, lambda scale: torch.stack([scale, scale], 1)[:, 0], r"^scale_a .* strides \(2,\)"),
-            (BF16, SCALE_A_AT, lambda _: torch.ones(64), "^scale_a is a tensor, wanted None: bfloat16 has no scales"),
+        for name, dtype, place, change in (
+            ("a", FP8, A_AT, lambda a: a.float()),
+            ("b", FP8, B_AT, lambda b: b.to(torch.bfloat16)),
+            ("offs", FP8, OFFS_AT, lambda offs: offs.long()),
+            ("scale_a", FP8, SCALE_A_AT, lambda _: None),
+            ("scale_b", FP8, SCALE_B_AT, lambda scale: scale.double()),
+            ("scale_a", FP8, SCALE_A_AT, lambda scale: torch.stack([scale, scale], 1)[:, 0]),
+            ("scale_a", BF16, SCALE_A_AT, lambda _: torch.ones(64)),
         )
     ],
-    ("grouped-rows", FP8, A_AT, lambda a: a.t(), "^a has shape .* wanted row-major"),
-    ("grouped-rows", FP8, A_AT, lambda a: a[:, :16].contiguous(), "^b has K=32, wanted K=16 as a"),
-    ("grouped-rows", FP8, B_AT, lambda b: b.mT, r"^b has shape .* wanted row-major \(E, N, K\)"),
-    ("grouped-rows", FP8, B_AT, lambda b: b[:2], "^offs has G=3, wanted G=2 as a"),
-    ("grouped-rows", FP8, B_AT, lambda b: b[:, :24].contiguous(), "^b has N=24 and K=32, wanted positive multiples"),
-    ("grouped-contraction", FP8, A_AT, lambda a: a.contiguous(), "^a has shape .* wanted column-major codes"),
-    ("grouped-contraction", BF16, B_AT, lambda b: b.t().contiguous().t(), "^b has shape .* row-major bfloat16"),
-    ("grouped-contraction", BF16, B_AT, lambda b: b[1:].contiguous(), "^b has P=63, wanted P=64 as a"),
-    ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 24, "^alignment is 24, wanted 1 or, of codes, a power of two"),
-    ("grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 1024, "rows, wanted a multiple of alignment=1024"),
-    ("grouped-contraction", BF16, ALIGNMENT_AT, lambda _: 128, "^alignment is 128, wanted 1 or"),
-    ("grouped-contraction", FP8, ADDED_AT, lambda _: torch.zeros(3, 48, 32).half(), "^added must be row-major"),
+    ("a", "grouped-rows", FP8, A_AT, lambda a: a.t()),
+    ("b", "grouped-rows", FP8, A_AT, lambda a: a[:, :16].contiguous()),
+    ("b", "grouped-rows", FP8, B_AT, lambda b: b.mT),
+    ("offs", "grouped-rows", FP8, B_AT, lambda b: b[:2]),
+    ("b", "grouped-rows", FP8, B_AT, lambda b: b[:, :24].contiguous()),
+    ("a", "grouped-contraction", FP8, A_AT, lambda a: a.contiguous()),
+    ("b", "grouped-contraction", BF16, B_AT, lambda b: b.t().contiguous().t()),
+    ("b", "grouped-contraction", BF16, B_AT, lambda b: b[1:].contiguous()),
+    ("alignment", "grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 24),
+    ("a", "grouped-contraction", FP8, ALIGNMENT_AT, lambda _: 1024),
+    ("alignment", "grouped-contraction", BF16, ALIGNMENT_AT, lambda _: 128),
+    ("added", "grouped-contraction", FP8, ADDED_AT, lambda _: torch.zeros(3, 48, 32).half()),
 ]
 
 
-def test_wrong_operands_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_operands_are_refused_by_name_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [*REFUSED]
-    for kernel, in_dtype, place, change, message in REFUSED_BY_GEMMS:
+    for name, kernel, in_dtype, place, change in REFUSED_BY_GEMMS:
         operands = [*inputs_of(kernel, in_dtype)]
         operands[place] = change(operands[place])
-        calls.append((public_wrapper(catalog.load(kernel)), tuple(operands), {}, message))
-    for function, arguments, options, message in calls:
-        with pytest.raises(ValueError, match=message) as refusal:
+        calls.append((name, public_wrapper(catalog.load(kernel)), tuple(operands), {}))
+    for name, function, arguments, options in calls:
+        with pytest.raises(ValueError, match=f"^{name} (is|has|begins|must)[^\n]*$"):
             function(*arguments, **options)
-        assert "\n" not in str(refusal.value)
     monkeypatch.setattr(interpreter, "INTERPRETED", True)
     a, b, _, *rest = inputs_of("grouped-contraction", BF16)
     with pytest.raises(ValueError, match=r"^offs has 4096 groups, wanted fewer than 4096"):

@@ -125,8 +125,8 @@ def quantize_blocks(values: list[float], dtype: str, scale_mode: str) -> tuple[l
 def test_scale_of_every_amax(name: str, power_of_two: bool) -> None:
     amax = EVERY_BFLOAT16.abs().float().unique()
     scales = reference_scale(amax, getattr(torch, name), power_of_two)
-    wanted = torch.tensor([scale_of([value], name, power_of_two) for value in amax.tolist()])
-    assert torch.equal(scales.nan_to_num(-1), wanted.nan_to_num(-1))
+    expected = torch.tensor([scale_of([value], name, power_of_two) for value in amax.tolist()])
+    assert torch.equal(scales.nan_to_num(-1), expected.nan_to_num(-1))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -157,8 +157,8 @@ def boundaries() -> torch.Tensor:
 def test_scales_of_blocks_at_every_boundary_of_float32(fp8_dtype: str, scale_mode: str) -> None:
     amax = boundaries()
     _, scales = reference_blocks(amax[:, None], getattr(torch, fp8_dtype), scale_mode)
-    wanted = [e8m0_of([value], fp8_dtype, scale_mode) for value in amax.tolist()]
-    assert scales.view(torch.uint8)[:, 0].tolist() == wanted
+    expected = [e8m0_of([value], fp8_dtype, scale_mode) for value in amax.tolist()]
+    assert scales.view(torch.uint8)[:, 0].tolist() == expected
 
 
 # Kernels
@@ -188,7 +188,7 @@ def slices_of(kernel: str, x: torch.Tensor, ends: list[int]) -> list[torch.Tenso
         return [x.t()]
     if kernel in ("mxfp8-dim0", "rowwise-2d"):
         return [x]
-    return [each.t() for each in x]
+    return [item.t() for item in x]
 
 
 @pytest.mark.parametrize("kernel", SLICES)
@@ -196,7 +196,7 @@ def slices_of(kernel: str, x: torch.Tensor, ends: list[int]) -> list[torch.Tenso
 def test_codes_and_scales_are_those_of_the_formulas(kernel: str, fp8_dtype: str) -> None:
     """Check each content in each scale mode, with the group layouts in turn."""
     spec = catalog.load(kernel)
-    cases = itertools.product(spec.scale_modes, [each for each in CONTENTS if each != "integers"])
+    cases = itertools.product(spec.scale_modes, [item for item in CONTENTS if item != "integers"])
     for number, (mode, content) in enumerate(cases):
         routing, layout = (
             ROUTINGS[number % 6] if spec.routed else "none",
@@ -208,15 +208,15 @@ def test_codes_and_scales_are_those_of_the_formulas(kernel: str, fp8_dtype: str)
         fill(x, content)
         q, scales = spec.reference(*inputs)
         values = x.transpose(1, 2) if kernel.startswith("transpose-3d") else x  # as its codes lie
-        found = [line.view(torch.uint8).tolist() for each in slices_of(kernel, q, ends) for line in each]
-        lines = [line.double().tolist() for each in slices_of(kernel, values, ends) for line in each]
+        result = [line.view(torch.uint8).tolist() for item in slices_of(kernel, q, ends) for line in item]
+        lines = [line.double().tolist() for item in slices_of(kernel, values, ends) for line in item]
         if kernel.startswith("mxfp8"):
             pairs = [quantize_blocks(line, fp8_dtype, mode) for line in lines]
-            assert found == [pair[0] for pair in pairs], (mode, content)
+            assert result == [pair[0] for pair in pairs], (mode, content)
             assert scales.flatten(0, -2).view(torch.uint8).tolist() == [pair[1] for pair in pairs], (mode, content)
             continue
-        wanted, of_lines = quantize_slices(lines, fp8_dtype, mode == "power-of-two")
-        assert found == wanted, (mode, content)
+        expected, of_lines = quantize_slices(lines, fp8_dtype, mode == "power-of-two")
+        assert result == expected, (mode, content)
         right = torch.tensor(of_lines, dtype=torch.float32)
         assert torch.equal(scales.flatten().nan_to_num(-1), right.nan_to_num(-1)), (mode, content)
         if ends:  # rows of no group
@@ -248,7 +248,7 @@ def test_aligned_groups_begin_where_they_must_with_zeros_between(sizes: list[int
     ends = list(itertools.accumulate(sizes))
     x = torch.randn(ends[-1] + beyond, 3, generator=torch.Generator().manual_seed(sum(sizes))) + 8
     inputs = x, torch.tensor(ends, dtype=torch.int32), torch.float8_e5m2, True
-    plain, aligned = (catalog.load("colwise").reference(*inputs, each) for each in (1, alignment))
+    plain, aligned = (catalog.load("colwise").reference(*inputs, item) for item in (1, alignment))
     assert aligned[0].shape == (padded_rows(len(x), len(sizes), alignment), 3)
     assert aligned[0].stride() == (1, len(aligned[0]))
     assert torch.equal(plain[1], aligned[1])
@@ -277,11 +277,11 @@ def exact_gate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.T
 def test_activations_and_their_gradients_are_autograds_to_bfloat16(activation: int) -> None:
     generator = torch.Generator().manual_seed(0)
     gate, up = ((4 * torch.randn(4096, generator=generator)).bfloat16() for _ in range(2))
-    leaves = [each.double().requires_grad_() for each in (gate, up)]
+    leaves = [item.double().requires_grad_() for item in (gate, up)]
     right = exact_gate(*leaves, ACTIVATIONS[activation])
     torch.testing.assert_close(reference_gated(gate, up, activation).double(), right.detach(), rtol=2**-8, atol=1e-5)
-    found = reference_gated_gradient(gate, up, torch.ones_like(gate), activation)
-    for mine, exact in zip(found, torch.autograd.grad(right.sum(), leaves), strict=False):
+    result = reference_gated_gradient(gate, up, torch.ones_like(gate), activation)
+    for mine, exact in zip(result, torch.autograd.grad(right.sum(), leaves), strict=False):
         torch.testing.assert_close(mine.double(), exact, rtol=2**-7, atol=1e-4)
 
 
@@ -324,10 +324,10 @@ def test_a_shift_changes_the_exponent_alone_until_codes_are_subnormal() -> None:
     q, offs = codes.view(torch.float8_e4m3fn), torch.tensor([16], dtype=torch.int32)
     shifts = torch.exp2(-torch.arange(16.0))
     (shifted,) = catalog.load("transposed-codes").reference(q, offs, shifts)
-    wanted = q.float() * shifts[:, None]
-    normal = wanted.abs() >= 2.0**-6
-    assert torch.equal(shifted[:16].float()[normal], wanted[normal])
-    assert bool((shifted[:16].float() - wanted).abs().max() <= 2.0**-10)
+    expected = q.float() * shifts[:, None]
+    normal = expected.abs() >= 2.0**-6
+    assert torch.equal(shifted[:16].float()[normal], expected[normal])
+    assert bool((shifted[:16].float() - expected).abs().max() <= 2.0**-10)
     assert torch.equal(transpose_codes(q, offs)[:16].float(), q.float())
 
 
@@ -352,17 +352,17 @@ def test_products_of_groups_are_those_of_what_codes_stand_for(in_dtype: str) -> 
         )
 
     def assert_close(kernel: str, inputs: tuple, right: torch.Tensor) -> torch.Tensor:
-        (found,) = catalog.load(kernel).reference(*inputs)
+        (result,) = catalog.load(kernel).reference(*inputs)
         atol = 1e-5 * float(right.abs().max())  # float32's rounding, where terms cancel
-        torch.testing.assert_close(found.double(), right, rtol=2**-8, atol=atol)
-        return found
+        torch.testing.assert_close(result.double(), right, rtol=2**-8, atol=atol)
+        return result
 
     inputs = operands("grouped-rows")
     a, b, offs, scale_a, scale_b = inputs
     x, w = a.double(), b.double()
     if scale_a is not None:
         x, w = x / scale_a[:, None].double(), w / scale_b[:, :, None].double()
-    groups = [slice(*each) for each in itertools.pairwise([0, *offs.tolist()])]
+    groups = [slice(*item) for item in itertools.pairwise([0, *offs.tolist()])]
     assert_close("grouped-rows", inputs, torch.cat([x[rows] @ w[group].t() for group, rows in enumerate(groups)]))
 
     *inputs, _ = operands("grouped-contraction")
@@ -379,5 +379,5 @@ def test_products_of_groups_are_those_of_what_codes_stand_for(in_dtype: str) -> 
     assert torch.equal(sums.bfloat16(), plain)
     for dtype in (torch.bfloat16, torch.float32):  # added before it is rounded
         added = torch.randn(3, 32, 48).to(dtype)
-        (found,) = catalog.load("grouped-contraction").reference(*inputs, added)
-        assert torch.equal(found, (added.float() + sums).to(dtype))
+        (result,) = catalog.load("grouped-contraction").reference(*inputs, added)
+        assert torch.equal(result, (added.float() + sums).to(dtype))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_tables import table_of
+from test_lookup import table_of
 from wrappers import public_wrapper
 
 from fp8tune_kernels import catalog
@@ -68,8 +68,8 @@ def test_dozens_of_configs_are_worth_trying_and_not_thousands(spec: KernelSpec, 
 def test_the_lookup_key_never_holds_the_exact_number_of_rows(spec: KernelSpec, problem: Problem) -> None:
     assert "M" not in spec.key
     if "M" in problem.shape:
-        other = replace(problem, shape=NamedInts({**problem.shape, "M": problem.shape["M"] + 16}))
-        assert spec.lookup_key(problem) == spec.lookup_key(other)
+        second = replace(problem, shape=NamedInts({**problem.shape, "M": problem.shape["M"] + 16}))
+        assert spec.lookup_key(problem) == spec.lookup_key(second)
 
 
 @pytest.mark.parametrize("kernel", catalog.KERNELS)
@@ -106,9 +106,9 @@ def test_the_wrapper_looks_up_the_key_that_the_table_is_written_by(
 @for_every_kernel
 def test_inputs_are_seeded_and_never_constant(spec: KernelSpec, problem: Problem) -> None:
     small = spec.scaled_down(problem)
-    first, again, other = (spec.inputs(each, DEVICE)[0] for each in (small, small, replace(small, seed=1)))
+    first, again, second = (spec.inputs(item, DEVICE)[0] for item in (small, small, replace(small, seed=1)))
     assert torch.equal(first.float(), again.float())
-    assert not torch.equal(first.float(), other.float())
+    assert not torch.equal(first.float(), second.float())
     assert first.float().std() > 0.5
 
 
@@ -139,9 +139,9 @@ def test_the_llama4_sizes_scale_down_to_few_problems(spec: KernelSpec, problem: 
         for shape in spec.problems({**ROW, "E": groups})
         for routing in (ROUTINGS[:1] if spec.routed else ("none",))
     ]
-    small = {spec.scaled_down(each) for each in full}
+    small = {spec.scaled_down(item) for item in full}
     assert len(small) <= (4 if spec.name == "cast-transpose-3d" else 2)  # with a scale per row, and with one
-    assert all(spec.scaled_down(each) == each for each in small)
+    assert all(spec.scaled_down(item) == item for item in small)
 
 
 M, N, K, G = 800, 256, 512, 4
@@ -169,13 +169,13 @@ MOVED: dict[str, tuple[dict[str, int], int]] = {
 @for_every_kernel
 def test_bytes_moved_are_those_of_inputs_and_outputs(spec: KernelSpec, problem: Problem) -> None:
     if spec.name in BYTES:
-        given = [x for x in spec.inputs(problem, "meta") if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        elements = sum(matrix.numel() for matrix in given if matrix.dtype != torch.float32)  # scales
+        fields = [x for x in spec.inputs(problem, "meta") if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        elements = sum(matrix.numel() for matrix in fields if matrix.dtype != torch.float32)  # scales
         scales = elements // 32 if spec.name.startswith("mxfp8") else 0  # of MXFP8 a byte for every 32
         assert spec.bytes_moved(problem.shape) == BYTES[spec.name] * elements + scales
     elif spec.name in MOVED:
-        shape, wanted = MOVED[spec.name]
-        assert spec.bytes_of(Problem(spec.name, NamedInts(shape), in_dtype=spec.in_dtypes[0])) == wanted
+        shape, target = MOVED[spec.name]
+        assert spec.bytes_of(Problem(spec.name, NamedInts(shape), in_dtype=spec.in_dtypes[0])) == target
 
 
 def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
@@ -190,8 +190,8 @@ def test_bytes_and_small_problems_are_derived_where_a_spec_gives_none() -> None:
     assert catalog.load("colwise").bytes_moved({"M": 8, "K": 8, "G": 0}) == 0
     assert spec.scaled_down(problem).shape == NamedInts(M=29, K=8)
     assert replace(spec, interpreted={"K": 3}).scaled_down(problem).shape == NamedInts(M=157, K=3)
-    given = replace(spec, bytes_moved=lambda shape: 7, scaled_down=lambda problem: problem)
-    assert (given.bytes_moved(problem.shape), given.scaled_down(problem)) == (7, problem)
+    fields = replace(spec, bytes_moved=lambda shape: 7, scaled_down=lambda problem: problem)
+    assert (fields.bytes_moved(problem.shape), fields.scaled_down(problem)) == (7, problem)
 
 
 def test_arches_know_their_fp8_format() -> None:

@@ -22,11 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from ..runtime.checks import IN_DTYPES, fp8_dtype_for
+from ..catalog import RECIPES
+from ..runtime.checks import IN_DTYPES, check_choice, fp8_dtype_for
 from .grouped_tiles import are_multiples
-from .quantized_weights import check_recipe, outputs_for, requantize_into
-
-__all__ = ["GatheredWeights", "multipliable", "quantize_after_all_gather"]
+from .quantized_weights import outputs_for, requantize_into
 
 
 def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> list[str]:
@@ -38,7 +37,7 @@ def quantize_after_all_gather(module: nn.Module, *, recipe: str = "default") -> 
     """
     from torch.distributed.tensor import DTensor
 
-    check_recipe(recipe)
+    check_choice("recipe", recipe, RECIPES)
     answer = []
     for prefix, owner in module.named_modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
@@ -68,8 +67,6 @@ class Multipliable(NamedTuple):
     codes: tuple[Tensor, ...]
     float8_dtype: torch.dtype
     recipe: str
-    layout: str = "ENK"
-    """How the parameter lies: see :func:`.quantize_weights`."""
 
 
 def multipliable(weights: Tensor) -> Any:
@@ -143,17 +140,13 @@ class ShardedWeights(Tensor):
     @staticmethod
     def __new__(cls, data: Tensor, recipe: str) -> ShardedWeights:
         """A tensor without memory of its own."""
-        made: ShardedWeights = Tensor._make_wrapper_subclass(
-            cls,
-            data.size(),
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=data.dtype,
-            layout=data.layout,
-            device=data.device,
-            pin_memory=data.is_pinned(),
-            requires_grad=data.requires_grad,
-        )
+        memory: Any = {
+            "strides": data.stride(),
+            "storage_offset": data.storage_offset(),
+            "pin_memory": data.is_pinned(),
+        }
+        kind: Any = {name: getattr(data, name) for name in ("dtype", "layout", "device", "requires_grad")}
+        made: ShardedWeights = Tensor._make_wrapper_subclass(cls, data.size(), **memory, **kind)
         made.data_of_shard, made.recipe = data, recipe
         return made
 

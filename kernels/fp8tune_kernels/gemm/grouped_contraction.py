@@ -36,7 +36,7 @@ from ..edges import at_most, edge
 from ..groups import padded_rows, taken_rows
 from ..inputs import dtype_named, random_matrix
 from ..runtime import declare
-from ..runtime.checks import FP8_DTYPES, check_columns
+from ..runtime.checks import FP8_DTYPES, check_columns, refuse
 from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, NamedInts, Problem
 from . import grouped_tiles
@@ -53,8 +53,6 @@ from .grouped_tiles import (
     scaled,
     store_masked,
 )
-
-__all__ = ["ALIGNMENT", "SPEC", "contract_rows"]
 
 ALIGNMENT = 128
 """Rows at whose multiples groups of codes begin: the largest BLOCK_SIZE_K, so that no piece is masked."""
@@ -308,8 +306,7 @@ def check(
     if added is not None:
         is_right = added.dtype in (torch.bfloat16, torch.float32) and added.is_contiguous() and added.device == a.device
         if not is_right or added.shape != (G, N, K):
-            layout = f"{added.dtype} of shape {tuple(added.shape)} and strides {added.stride()} on {added.device}"
-            raise ValueError(f"added must be row-major bfloat16 or float32 {(G, N, K)} on {a.device}, got {layout}")
+            refuse("added", added, f"row-major bfloat16 or float32 {(G, N, K)} on {a.device}")
 
 
 SPEC = declare.kernel(

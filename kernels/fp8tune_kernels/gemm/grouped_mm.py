@@ -42,16 +42,17 @@ import torch
 from torch import Tensor
 
 from ..catalog import RECIPES
-from ..runtime.checks import check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for
+from ..quantize import colwise, colwise_dual, rowwise_2d, rowwise_colwise, rowwise_factored, transposed_codes
+from ..quantize.row_shifts import shifts_and_scales
+from ..runtime.checks import check_choice, check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for, refuse
 from ..runtime.ops import differentiable_once, is_traced, step
 from . import passes
+from .grouped_contraction import ALIGNMENT
 from .precision import PRECISIONS, is_fp8_product
 from .shards import on_shards
 
 if TYPE_CHECKING:
     from .quantized_weights import QuantizedWeights
-
-__all__ = ["checked_operands", "fp8_grouped_mm"]
 
 GEMM_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """What scaled grouped GEMMs multiply: the first on NVIDIA and gfx950, the second on gfx942."""
@@ -127,10 +128,8 @@ def _recipe(
     recipe: str | None, precision: str, keep_fp8: Collection[str], A: Tensor, B_t: Tensor, is_quantized: bool
 ) -> str:
     """Return ``default``, ``folded`` or ``bf16``."""
-    if recipe not in (None, *RECIPES):
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, wanted {' or '.join(map(repr, PRECISIONS))}")
+    check_choice("recipe", "default" if recipe is None else recipe, RECIPES)
+    check_choice("precision", precision, PRECISIONS)
     if recipe == "folded":
         if precision != "fp8":
             raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
@@ -224,13 +223,14 @@ def _run_forward(
         return [passes.multiply_bf16(A, B_t, offs)]
     dtype, held = fp8_dtype_for(A.device, float8_dtype), list[Tensor]()
     if keeps_a and recipe == "default":
-        rows, columns = passes.quantize_rows_and_columns(A, offs, dtype)
-        held += columns
+        both = rowwise_colwise.SPEC(A, offs, dtype, True, ALIGNMENT)
+        rows = both[:2]
+        held += both[2:]
     else:
-        rows = passes.quantize_rows(A, dtype)
+        rows = rowwise_2d.SPEC(A, dtype, True)
         held += rows if keeps_a else ()
     if len(codes_B):
-        weights = codes_B[0], codes_B[1]
+        weights = tuple(codes_B)
     elif keeps_b and recipe == "default":
         weights, transposed = passes.quantize_both_ways(B_t.mT, dtype)
         held += transposed
@@ -266,20 +266,24 @@ def _run_gradients(
             gradients.append(passes.contract_bf16(*_ordered(grad, of_A[0], is_row_major), offs=offs))
         return gradients
     dtype = fp8_dtype_for(grad.device, float8_dtype)
-    rows, columns = None, None
+    rows, columns = tuple[Tensor, ...](), tuple[Tensor, ...]()
     if len(of_A) == 2 and wants_A and wants_B:
-        rows, columns = passes.quantize_rows_and_columns(grad, offs, dtype)
+        both = rowwise_colwise.SPEC(grad, offs, dtype, True, ALIGNMENT)
+        rows, columns = both[:2], both[2:]
+        del both
     if wants_A:
         weights: Any = of_B if len(of_B) == 2 else passes.quantize_stored(B, dtype)
-        gradients.append(passes.multiply(rows or passes.quantize_rows(grad, dtype), weights, offs))
+        gradients.append(passes.multiply(rows or rowwise_2d.SPEC(grad, dtype, True), weights, offs))
         del rows, weights  # or the other gradient has them beside its own
     if wants_B:
-        if len(of_A) == 1:
-            columns, columns_A = passes.quantize_both_columns(grad, of_A[0], offs, dtype)
-        else:
-            columns, columns_A = columns or passes.quantize_columns(grad, offs, dtype), (of_A[0], of_A[1])
-        first, second = _ordered(columns, columns_A, is_row_major)
-        gradients.append(passes.contract(first, second, offs, grad.shape[0]))
+        aligned = dtype, True, ALIGNMENT
+        if len(of_A) == 1 and of_A[0].dtype == grad.dtype:
+            both = colwise_dual.SPEC(grad, of_A[0], offs, *aligned)
+            columns, columns_A = both[:2], both[2:]
+        else:  # float32 is quantized from float32
+            columns_A = tuple(of_A) if len(of_A) == 2 else colwise.SPEC(of_A[0], offs, *aligned)
+            columns = columns or colwise.SPEC(grad, offs, *aligned)
+        gradients.append(passes.contract(*_ordered(columns, columns_A, is_row_major), offs, grad.shape[0]))
     return gradients
 
 
@@ -295,10 +299,10 @@ def _folded_gradients(
     codes = next(codes for codes in (*of_A[:1], transposed_B, q_B) if codes is not None)
     (M, N), E = grad.shape, offs.shape[0]
     K = codes.shape[2] if codes is transposed_B else codes.shape[1]
-    q, scales = passes.quantize_folded(grad, offs, scales_B, codes.dtype)
+    q, scales = rowwise_factored.SPEC(grad, offs, scales_B, codes.dtype, True)
     gradients = []
     if wants_B:
-        shifts, of_columns, ones = passes.shifts_of(scales, of_A[1], offs, scales_B, N, K)
+        shifts, of_columns, ones = shifts_and_scales(scales, of_A[1], offs, scales_B, N, K)
     else:
         ones = torch.ones(E * K, device=grad.device)  # a GEMM of codes takes scales of both operands
     if wants_A:
@@ -308,8 +312,7 @@ def _folded_gradients(
         gradients.append(passes.multiply((q, scales), (transposed_B, ones.view(E, 1, K)), offs))
         del transposed_B  # what the other gradient would have beside its own
     if wants_B:
-        shifted = passes.transpose_rows(q, offs, shifts)
-        columns_A = passes.transpose_rows(of_A[0], offs, None)
+        (shifted,), (columns_A,) = transposed_codes.SPEC(q, offs, shifts), transposed_codes.SPEC(of_A[0], offs, None)
         gradients.append(passes.contract((shifted, of_columns), (columns_A, ones), offs, M))
     return gradients
 
@@ -346,18 +349,13 @@ def checked_operands(
     if offs.shape[0] != E:
         raise ValueError(f"offs has {offs.shape[0]} groups, wanted {E}: one for each expert of B_t")
     if A.shape[1] != K:
-        raise ValueError(f"A has shape {tuple(A.shape)}, wanted (M, {K}): K of B_t, which is {tuple(B_t.shape)}")
+        refuse("A", A, f"(M, {K}): K of B_t, which is {tuple(B_t.shape)}")
     if K % multiple or N % multiple or not K or not N:
         raise ValueError(f"B_t has K={K} and N={N}, wanted multiples of {multiple}")
     if out_dtype not in (None, *OUT_DTYPES):
         raise ValueError(f"out_dtype is {out_dtype}, wanted None, {', '.join(map(str, OUT_DTYPES))}")
-    if bias is not None:
-        if bias.shape != (E, N):
-            raise ValueError(f"bias has shape {tuple(bias.shape)}, wanted ({E}, {N}): a row for each expert of B_t")
-        if not bias.is_floating_point():
-            raise ValueError(f"bias is {bias.dtype}, wanted a floating-point dtype")
-        if bias.device != B_t.device:
-            raise ValueError(f"bias is on {bias.device}, wanted {B_t.device} as B_t")
+    if bias is not None and (bias.shape != (E, N) or not bias.is_floating_point() or bias.device != B_t.device):
+        refuse("bias", bias, f"floating-point values ({E}, {N}) on {B_t.device}: a row for each expert of B_t")
     return A, B_t, offs
 
 

@@ -32,8 +32,6 @@ from ..runtime.ops import define, differentiable_once
 from .grouped_mm import checked_operands, finished
 from .shards import on_shards
 
-__all__ = ["mxfp8_grouped_mm", "mxfp8_path"]
-
 Tensors = tuple[Tensor, ...]
 
 

@@ -46,8 +46,6 @@ from .grouped_tiles import (
     store_masked,
 )
 
-__all__ = ["SPEC", "multiply_rows", "zero_rows"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step: neither may recompile anything
 def grouped_rows_kernel(

@@ -21,8 +21,9 @@ Measured on an H200, in FP8: no tile is faster than 1,333 TFLOP/s (M=131072 N=20
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import interpreter
 from ..arches import ARCHES
 from ..inputs import dtype_named
-from ..runtime.checks import FP8_DTYPES
+from ..quantize.factors import random_powers
+from ..runtime.checks import FP8_DTYPES, check_values
 from ..runtime.lookup import running_arch
 from ..spec import DTYPE_FLAG, DTYPES, DeviceLimits, NamedInts, Problem
 
@@ -197,35 +199,16 @@ _TILES = (
 )
 """Rows, columns, warps and programs a multiprocessor."""
 
+_OTHERS = ("BLOCK_SIZE_K", "BAND", "DESCRIPTORS", "num_stages")
+
 CONFIGS = tuple(
-    NamedInts(
-        BLOCK_SIZE_M=rows,
-        BLOCK_SIZE_N=columns,
-        BLOCK_SIZE_K=depth,
-        BAND=band,
-        DESCRIPTORS=descriptors,
-        PROGRAMS=programs,
-        num_warps=warps,
-        num_stages=stages,
-    )
+    NamedInts(dict(zip(AXES, (rows, columns, depth, band, descriptors, programs, warps, stages), strict=True)))
     for rows, columns, warps, programs in _TILES
-    for depth in AXES["BLOCK_SIZE_K"]
-    for band in AXES["BAND"]
-    for descriptors in AXES["DESCRIPTORS"]
-    for stages in AXES["num_stages"]
+    for depth, band, descriptors, stages in itertools.product(*map(AXES.__getitem__, _OTHERS))
 )
 """The grid."""
 
-DEFAULT = NamedInts(
-    BLOCK_SIZE_M=128,
-    BLOCK_SIZE_N=128,
-    BLOCK_SIZE_K=64,
-    BAND=8,
-    DESCRIPTORS=0,
-    PROGRAMS=1,
-    num_warps=8,
-    num_stages=2,
-)
+DEFAULT = NamedInts(dict(zip(AXES, (128, 128, 64, 8, 0, 1, 8, 2), strict=True)))
 """What any GPU takes, and what is launched where the table has nothing."""
 
 WITHOUT_FP8 = ("sm_80", "sm_86", "sm_87")
@@ -276,7 +259,10 @@ def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str 
     unfit = _unfit(config, work.element_size, limits)
     if unfit or config == DEFAULT:
         return unfit
-    return _idle(config, work, limits) or _wasteful(NamedInts(config), work, limits)
+    if reason := _idle(config, work, limits):
+        return reason
+    ratio = estimate(config, work) / _least(work, limits)
+    return f"its tiles take {ratio:.2f} times the best estimate: reads and waste" if ratio > WORSE else None
 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
@@ -335,12 +321,6 @@ def _of_group(work: Work, name: str) -> int:
     """A size of a group; the mean of one that differs."""
     size: int = getattr(work, name)
     return max(1, size // work.groups) if work.ragged == name else size
-
-
-def _wasteful(config: NamedInts, work: Work, limits: DeviceLimits) -> str | None:
-    """Return the reason if another config is estimated to take much less time."""
-    ratio = estimate(config, work) / _least(work, limits)
-    return f"its tiles take {ratio:.2f} times the best estimate: reads and waste" if ratio > WORSE else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -409,16 +389,9 @@ def random_scales(problem: Problem, shapes: Sequence[int | tuple[int, ...]], dev
     """Powers of two from 1/8 to 8, float32, of each shape; None beside operands that are not FP8."""
     if dtype_named(problem.in_dtype) not in FP8_DTYPES:
         return [None] * len(shapes)
-    answer: list[torch.Tensor | None] = []
-    for number, shape in enumerate(shapes, 2):
-        sizes = (shape,) if isinstance(shape, int) else shape
-        if torch.device(device).type == "meta":
-            answer.append(torch.empty(sizes, device=device))
-            continue
-        generator = torch.Generator(device).manual_seed(problem.seed + number)
-        exponents = torch.randint(-3, 4, (math.prod(sizes),), device=device, generator=generator)
-        answer.append(torch.exp2(exponents.float()).view(sizes))
-    return answer
+    sizes = [(shape,) if isinstance(shape, int) else shape for shape in shapes]
+    seeds = [replace(problem, seed=problem.seed + 1 + number) for number in range(len(sizes))]
+    return [random_powers(seed, shape, device, -3, 3) for seed, shape in zip(seeds, sizes, strict=True)]
 
 
 def check_products(
@@ -433,8 +406,20 @@ def check_products(
     """Raise ValueError unless a grouped GEMM can multiply operands of these shapes, with so many scales."""
     check_dtypes(a, b)
     check_multiples("b", **sizes)
-    check_scales(a, scale_a, scale_b, count_a, count_b)
+    for name, scale, count in (("scale_a", scale_a, count_a), ("scale_b", scale_b, count_b)):
+        if (scale is None) != (a.dtype == torch.bfloat16):
+            expected = "None: bfloat16 has no scales" if scale is not None else f"{count} scales beside {a.dtype}"
+            raise ValueError(f"{name} is {'None' if scale is None else 'a tensor'}, wanted {expected}")
+        if scale is not None:
+            check_values(name, scale, count, torch.float32, a.device)
     check_addresses(a=a, b=b)
+
+
+def check_addresses(**tensors: torch.Tensor) -> None:
+    """Raise ValueError unless each tensor on a GPU begins at a multiple of 16 bytes; a traced one has no address."""
+    for name, tensor in tensors.items():
+        if tensor.is_cuda and not isinstance(tensor, FakeTensor) and (past := tensor.data_ptr() % ADDRESS_BYTES):
+            raise ValueError(f"{name} begins {past} bytes past a multiple of 16: copy it")
 
 
 def check_dtypes(a: torch.Tensor, b: torch.Tensor) -> None:
@@ -469,33 +454,6 @@ def check_multiples(name: str, **sizes: int) -> None:
     if not are_multiples(*sizes.values()):
         layout = " and ".join(f"{dim}={size}" for dim, size in sizes.items())
         raise ValueError(f"{name} has {layout}, wanted positive multiples of {ADDRESS_BYTES}")
-
-
-def check_scales(
-    a: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, of_a: int, of_b: int
-) -> None:
-    """Raise ValueError unless scales are float32, contiguous and as many as wanted, and there just beside FP8."""
-    for name, scale, count in (("scale_a", scale_a, of_a), ("scale_b", scale_b, of_b)):
-        if scale is None:
-            if a.dtype != torch.bfloat16:
-                raise ValueError(f"{name} is None, wanted {count} scales beside {a.dtype}")
-            continue
-        if a.dtype == torch.bfloat16:
-            raise ValueError(f"{name} is a tensor, wanted None: bfloat16 has no scales")
-        if scale.dtype != torch.float32 or scale.numel() != count or not scale.is_contiguous():
-            layout = f"{scale.dtype} of shape {tuple(scale.shape)} and strides {scale.stride()}"
-            raise ValueError(f"{name} is {layout}, wanted {count} contiguous values of torch.float32")
-        if scale.device != a.device:
-            raise ValueError(f"{name} is on {scale.device}, wanted {a.device} as a")
-
-
-def check_addresses(**tensors: torch.Tensor) -> None:
-    """Raise ValueError unless each tensor on a GPU begins at a multiple of 16 bytes."""
-    for name, tensor in tensors.items():
-        if isinstance(tensor, FakeTensor):  # of a traced call: it has no address
-            continue
-        if tensor.is_cuda and tensor.data_ptr() % ADDRESS_BYTES:
-            raise ValueError(f"{name} begins {tensor.data_ptr() % ADDRESS_BYTES} bytes past a multiple of 16: copy it")
 
 
 DECLARED: dict[str, Any] = {

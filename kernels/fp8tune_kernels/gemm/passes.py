@@ -16,28 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import interpreter
-from ..quantize import (
-    colwise,
-    colwise_3d,
-    colwise_dual,
-    colwise_transpose_3d,
-    rowwise_2d,
-    rowwise_colwise,
-    rowwise_factored,
-    transpose_3d_atomic,
-    transposed_codes,
-    transposed_codes_3d,
-)
-from ..quantize.row_shifts import shifts_and_scales
+from ..quantize import colwise_3d, colwise_transpose_3d, rowwise_2d, transpose_3d_atomic, transposed_codes_3d
 from ..runtime.launching import launch_kernel
 from ..runtime.lookup import running_arch
 from ..runtime.ops import is_traced
 from . import grouped_contraction, grouped_rows
 from .grouped_contraction import ALIGNMENT
 
-__all__ = ["Quantized", "add_bias", "contract", "contract_bf16", "multiply", "multiply_bf16", "rows_of_experts"]
-
-Quantized = tuple[Tensor, Tensor]
+Quantized = tuple[Tensor, ...]
 """FP8 values and scales."""
 
 _ZEROS_EMPTY_GROUPS = ("sm_90",)
@@ -55,34 +41,7 @@ interpreter.install()
 
 def quantize_rows(x: Tensor, float8_dtype: torch.dtype) -> Quantized:
     """Return FP8 values of a matrix with a scale per row."""
-    q, scales = rowwise_2d.SPEC(x, float8_dtype, True)
-    return q, scales
-
-
-def quantize_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> Quantized:
-    """Return FP8 values of rows with a scale per column of each group, as :func:`contract` takes them."""
-    q, scales = colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
-    return q, scales
-
-
-def quantize_both_columns(a: Tensor, b: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
-    """Return :func:`quantize_columns` of two matrices, of one dtype by one launch."""
-    if a.dtype != b.dtype:  # float32 is quantized from float32
-        return quantize_columns(a, offs, float8_dtype), quantize_columns(b, offs, float8_dtype)
-    q_a, scales_a, q_b, scales_b = colwise_dual.SPEC(a, b, offs, float8_dtype, True, ALIGNMENT)
-    return (q_a, scales_a), (q_b, scales_b)
-
-
-def quantize_rows_and_columns(x: Tensor, offs: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
-    """Return :func:`quantize_rows` and :func:`quantize_columns`, by one read."""
-    q, scales, of_columns, column_scales = rowwise_colwise.SPEC(x, offs, float8_dtype, True, ALIGNMENT)
-    return (q, scales), (of_columns, column_scales)
-
-
-def quantize_folded(grad: Tensor, offs: Tensor, scales_b: Tensor, float8_dtype: torch.dtype) -> Quantized:
-    """Return :func:`quantize_rows` of a gradient that is multiplied by the scales of weights (E, 1, N) first."""
-    q, scales = rowwise_factored.SPEC(grad, offs, scales_b, float8_dtype, True)
-    return q, scales
+    return rowwise_2d.SPEC(x, float8_dtype, True)
 
 
 def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
@@ -91,40 +50,20 @@ def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
     Weights lie row-major, or are ``.mT`` of row-major weights; the values lie as :func:`multiply` takes them.
     """
     if w.is_contiguous():
-        q, scales = colwise_3d.SPEC(w.mT, float8_dtype, True)
-    else:
-        # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64
-        # small ones
-        q, scales = transpose_3d_atomic.SPEC(w, float8_dtype, True)
-    return q, scales
+        return colwise_3d.SPEC(w.mT, float8_dtype, True)
+    # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small
+    return transpose_3d_atomic.SPEC(w, float8_dtype, True)
 
 
 def quantize_both_ways(w: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
     """Return :func:`quantize_stored` of weights and of ``w.mT``, by one read."""
-    view = w.mT if w.is_contiguous() else w
-    q, scales, transposed, scales_transposed = colwise_transpose_3d.SPEC(view, float8_dtype, True)
-    both = (q, scales), (transposed, scales_transposed)
-    return both if w.is_contiguous() else both[::-1]
+    both = colwise_transpose_3d.SPEC(w.mT if w.is_contiguous() else w, float8_dtype, True)
+    return (both[:2], both[2:]) if w.is_contiguous() else (both[2:], both[:2])
 
 
 def transpose_stored(q: Tensor) -> Tensor:
     """Return the FP8 values of :func:`quantize_stored`, transposed in memory; their scales stay those of rows."""
     return transposed_codes_3d.SPEC(q)[0]
-
-
-def transpose_rows(q: Tensor, offs: Tensor, shifts: Tensor | None) -> Tensor:
-    """Return FP8 values of rows, each shifted, as :func:`contract` takes them."""
-    return transposed_codes.SPEC(q, offs, shifts)[0]
-
-
-def shifts_of(
-    scales: Tensor, others: Tensor, offs: Tensor, column_scales: Tensor | None, N: int, K: int, *tokens: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return shifts of rows to one scale per group, and the scales of both operands: see :mod:`..row_shifts`."""
-    if is_traced(scales):
-        G = offs.shape[0]
-        return scales.new_empty(scales.numel()), scales.new_empty(G * N), scales.new_empty(G * K)
-    return shifts_and_scales(scales, others, offs, column_scales, N, K, *tokens)
 
 
 # Products
@@ -137,7 +76,7 @@ def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
 
 
 def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Tensor | None = None) -> Tensor:
-    """Return the product over rows of what :func:`quantize_columns` returns of ``rows`` rows.
+    """Return the product over rows of what ``colwise`` makes of ``rows`` rows, groups aligned to ALIGNMENT.
 
     ``out``: bfloat16 or float32 to add the product to, and to return.
     """

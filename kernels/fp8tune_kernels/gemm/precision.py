@@ -24,8 +24,6 @@ import torch
 
 from ..runtime.lookup import running_arch
 
-__all__ = ["LAYER", "PRECISIONS", "PRODUCT", "Costs", "Rule", "is_fp8_layer", "is_fp8_product", "least_fp8_rows"]
-
 PRECISIONS = ("fp8", "bf16", "auto")
 
 NEVER = 2**62

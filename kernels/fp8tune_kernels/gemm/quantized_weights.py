@@ -24,22 +24,9 @@ from torch.autograd.graph import increment_version
 
 from ..catalog import RECIPES
 from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
-from ..runtime.checks import check_weights, fp8_dtype_for
+from ..runtime.checks import check_choice, check_weights, fp8_dtype_for
 from ..runtime.ops import define
 from .grouped_tiles import check_multiples
-
-__all__ = [
-    "Fingerprint",
-    "QuantizedWeights",
-    "as_stored",
-    "check_recipe",
-    "outputs_for",
-    "quantize_weights",
-    "snapshot",
-]
-
-Codes = tuple[Tensor, Tensor]
-"""FP8 values and scales."""
 
 SAMPLES = 2**16
 """Elements of a weight that are compared, at least 256 of each expert. In bfloat16 a small step of an optimizer changes
@@ -73,9 +60,8 @@ def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: s
     """Quantize weights that messages call ``name``. Raises what :func:`quantize_weights` raises."""
     if float8_dtype not in (None, torch.float8_e4m3fn, torch.float8_e4m3fnuz):
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None, torch.float8_e4m3fn or torch.float8_e4m3fnuz")
-    check_recipe(recipe)
-    if layout not in ("ENK", "EKN"):
-        raise ValueError(f"layout is {layout!r}, wanted 'ENK' or 'EKN'")
+    check_choice("recipe", recipe, RECIPES)
+    check_choice("layout", layout, ("ENK", "EKN"))
     if layout == "EKN" and recipe == "folded":
         raise ValueError("recipe is 'folded', wanted 'default' for layout 'EKN': no kernel folds their scales")
     if layout == "EKN" and w.dim() == 3 and not w.is_contiguous():
@@ -84,29 +70,20 @@ def snapshot(w: Tensor, float8_dtype: torch.dtype | None, recipe: str, layout: s
     return QuantizedWeights(w, fp8_dtype_for(w.device, float8_dtype), recipe, layout, name)
 
 
-def check_recipe(recipe: str) -> None:
-    """Raise ValueError for no recipe of ``fp8_grouped_mm``."""
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe is {recipe!r}, wanted {' or '.join(map(repr, RECIPES))}")
-
-
 class Fingerprint:
-    """Sampled elements of weights, the version that torch counts, and the dtype that the weights were cast to."""
+    """Sampled elements of weights (E, N, K), row-major or their transposed view, and the version that torch counts."""
 
-    name: str
-    """Name of the weights in messages."""
     dtype: torch.dtype
     """Dtype they were quantized from: that of the weights, or of the autocast region."""
 
     def __init__(self, w: Tensor, name: str) -> None:
-        """Take the fingerprint of weights (E, N, K) that lie row-major, or of their transposed view."""
+        """``name``: that of the weights in messages."""
         self.name, self._w, self._sampled = name, w, w.new_empty(0)
         self.renew()
 
     def renew(self) -> None:
         """Take the fingerprint of the weights as they are now, into the same memory."""
-        self.dtype, self._kind = cast_dtype(self._w), _kind(self._w)
-        self._identity = self._w._version, self._w.data_ptr()
+        self.dtype, self._kind, self._identity = cast_dtype(self._w), self._kind_now(), self._identity_now()
         with torch.no_grad(), torch.inference_mode(False):
             sampled = self._sample()
             if (sampled.dtype, sampled.shape) != (self._sampled.dtype, self._sampled.shape):  # the weights were cast
@@ -120,7 +97,7 @@ class Fingerprint:
     def changed(self) -> Tensor:
         """Return a boolean on the device: sampled elements differ from those of the fingerprint."""
         with torch.inference_mode(False):
-            if self._kind != _kind(self._w):
+            if self._kind != self._kind_now():
                 return torch.ones((), dtype=torch.bool, device=self._w.device)
             return (self._sample() != self._sampled).any()
 
@@ -129,8 +106,14 @@ class Fingerprint:
         if (dtype := cast_dtype(self._w)) != self.dtype:
             made = f"{self.name} was quantized from {self.dtype} and would be cast to {dtype} here"
             raise RuntimeError(f"{made}: quantize it in that autocast region, or give weights_once that dtype")
-        if not torch.compiler.is_compiling() and (self._w._version, self._w.data_ptr()) != self._identity:
+        if not torch.compiler.is_compiling() and self._identity_now() != self._identity:
             raise RuntimeError(change_message([self.name]))
+
+    def _kind_now(self) -> tuple[Any, ...]:
+        return self._w.shape, self._w.dtype, self._w.device
+
+    def _identity_now(self) -> tuple[int, int]:
+        return self._w._version, self._w.data_ptr()
 
     def _sample(self) -> Tensor:
         """Return elements of every expert at equal distances, as integers: bits are compared, NaN is a value."""
@@ -156,10 +139,6 @@ def cast_dtype(w: Tensor) -> torch.dtype:
     return w.dtype
 
 
-def _kind(w: Tensor) -> tuple[Any, ...]:
-    return w.shape, w.dtype, w.device
-
-
 class QuantizedWeights:
     """FP8 values of weights for the forward pass and for the input gradient. Made by :func:`quantize_weights`.
 
@@ -173,8 +152,6 @@ class QuantizedWeights:
     """Recipe of ``fp8_grouped_mm`` that they were quantized for."""
     fingerprint: Fingerprint
     """Fingerprint of the weights at the time of quantization."""
-    nbytes: int
-    """Size of all values and scales: about 2 bytes an element."""
     layout: str
     """``ENK``, or ``EKN`` where the weights lie as (E, K, N)."""
 
@@ -183,7 +160,6 @@ class QuantizedWeights:
         with torch.inference_mode(False):  # autograd saves the values
             self._tensors = outputs_for(recipe, self._view().detach(), float8_dtype)
         self.fingerprint = Fingerprint(w, name)
-        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
         self.requantize()
 
     @property
@@ -192,39 +168,17 @@ class QuantizedWeights:
         return self._view() if self.layout == "ENK" else self._w
 
     @property
-    def forward(self) -> Codes:
-        """FP8 values (E, K, N) and scales (E, 1, N), as ``colwise-3d`` makes them."""
-        return self.codes[0], self.codes[1]
-
-    @property
-    def transposed(self) -> Codes:
-        """FP8 values (E, N, K) and scales (E, 1, K), as ``transpose-3d`` makes them.
-
-        For the folded recipe, the values of the forward pass, transposed, and their scales (E, 1, N).
-        """
-        return self.codes[2], self.codes[1 if self.recipe == "folded" else 3]
-
-    @property
     def codes(self) -> tuple[Tensor, ...]:
-        """FP8 values and scales of both passes; for the folded recipe the scales once.
+        """FP8 values (E, K, N) and scales (E, 1, N) as ``colwise-3d`` makes them, then those of ``transpose-3d``.
 
-        Raises RuntimeError where the weights are known to have changed, or are cast to another dtype here.
+        For the folded recipe the third is the values of the first, transposed, and the last. Raises RuntimeError where
+        the weights are known to have changed, or are cast to another dtype here.
         """
         if not self._tensors:
-            raise RuntimeError(f"{self.name} is used after its with block ended: quantize it anew")
+            raise RuntimeError(f"{self.fingerprint.name} is used after its with block ended: quantize it anew")
         self.fingerprint.check_use()
         # weights that lie as (E, K, N) are quantized by their transposed view
         return self._tensors if self.layout == "ENK" else (*self._tensors[2:], *self._tensors[:2])
-
-    @property
-    def name(self) -> str:
-        """Name of the weights in messages."""
-        return self.fingerprint.name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype they were quantized from: that of the weights, or of the autocast region."""
-        return self.fingerprint.dtype
 
     def check(self) -> None:
         """Raise RuntimeError if sampled elements of the weights differ from when they were quantized.
@@ -232,20 +186,19 @@ class QuantizedWeights:
         Waits for the device.
         """
         if self.fingerprint.changed().item():
-            raise RuntimeError(change_message([self.name]))
+            raise RuntimeError(change_message([self.fingerprint.name]))
 
     @_disable_dynamo
     def requantize(self) -> None:
         """Quantize the weights as they are now into the same memory: a CUDA graph reads the new values."""
-        tensors = self._tensors
-        w = self._view().detach()
-        if w.shape != tensors[0].shape or w.device != tensors[0].device:
-            before = f"{tuple(tensors[0].shape)} on {tensors[0].device}"
-            raise RuntimeError(f"{self.name} is {tuple(w.shape)} on {w.device} now, was {before}: quantize it anew")
+        w, (q, *_) = self._view().detach(), self._tensors
+        if w.shape != q.shape or w.device != q.device:
+            now = f"{self.fingerprint.name} is {tuple(w.shape)} on {w.device} now"
+            raise RuntimeError(f"{now}, was {tuple(q.shape)} on {q.device}: quantize it anew")
         self.fingerprint.renew()
         with torch.no_grad(), torch.inference_mode(False):
-            requantize_into(self.recipe, w.to(self.dtype), tensors)
-            increment_version(tensors)  # a backward pass that saved the old values raises
+            requantize_into(self.recipe, w.to(self.fingerprint.dtype), self._tensors)
+            increment_version(self._tensors)  # a backward pass that saved the old values raises
 
     def __enter__(self) -> Self:
         return self
@@ -262,10 +215,10 @@ class QuantizedWeights:
         return self._w.transpose(1, 2) if self._w.is_contiguous() else self._w
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout, self.name))
+        return (QuantizedWeights, (self._w, self.float8_dtype, self.recipe, self.layout, self.fingerprint.name))
 
     def __repr__(self) -> str:
-        return f"QuantizedWeights({self.name}, {tuple(self._w.shape)}, {self.float8_dtype})"
+        return f"QuantizedWeights({self.fingerprint.name}, {tuple(self._w.shape)}, {self.float8_dtype})"
 
 
 def as_stored(w: Tensor) -> Tensor:
@@ -313,16 +266,9 @@ def _run_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> Non
     transposed_codes_3d.SPEC(q, outputs=(transposed,))
 
 
-_requantize: Callable[..., None] = define(
-    "requantize_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed, "
-    "Tensor(d!) scales_transposed) -> ()",
-    _run,
-    _run,
-    lambda *_: None,
-)
+_FOLDED = "Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed"
+_SCHEMA = f"requantize_weights({_FOLDED}, Tensor(d!) scales_transposed) -> ()"
+_requantize: Callable[..., None] = define(_SCHEMA, _run, _run, lambda *_: None)
 _requantize_folded: Callable[..., None] = define(
-    "requantize_folded_weights(Tensor w, Tensor(a!) q, Tensor(b!) scales, Tensor(c!) q_transposed) -> ()",
-    _run_folded,
-    _run_folded,
-    lambda *_: None,
+    f"requantize_folded_weights({_FOLDED}) -> ()", _run_folded, _run_folded, lambda *_: None
 )

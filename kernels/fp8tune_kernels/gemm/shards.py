@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["PLAIN", "local_shard", "on_shards", "range_of_shard"]
-
 P = ParamSpec("P")
 
 PLAIN = (Tensor, Parameter)
@@ -65,13 +63,13 @@ def on_shards(multiply: Callable[P, Tensor]) -> Callable[P, Tensor]:
     def either(A: Tensor, B_t: Any, *rest: Any, **options: Any) -> Tensor:
         if type(A) in PLAIN and (type(B_t) in PLAIN or not isinstance(B_t, Tensor)):
             return any_multiply(A, B_t, *rest, **options)
-        return _either(any_multiply, A, B_t, *rest, **options)
+        return _on_shards(any_multiply, A, B_t, *rest, **options)
 
     return cast(Callable[P, Tensor], either)
 
 
-def _either(multiply: Callable[..., Tensor], A: Tensor, B_t: Any, *rest: Any, **options: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
+def _on_shards(multiply: Callable[..., Tensor], A: Any, B_t: Any, *rest: Any, **options: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(A, DTensor) and not isinstance(B_t, DTensor):
         return multiply(A, B_t, *rest, **options)
@@ -80,19 +78,9 @@ def _either(multiply: Callable[..., Tensor], A: Tensor, B_t: Any, *rest: Any, **
         raise ValueError(f"{names[0]} is a DTensor and {names[1]} is not: wanted both as DTensors, or both to_local()")
     if options.get("bias") is not None or (len(rest) > 1 and rest[1] is not None):
         raise ValueError("bias is a tensor, wanted None beside DTensors: add it to the result")
-    offs = rest[0] if rest else options.pop("offs", None)
+    offs, *rest_ = rest or (options.pop("offs", None),)
     if offs is None:
         raise ValueError("offs is None, wanted (E,): the end row of each expert's group")
-
-    def of_shards(A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
-        return multiply(A, B_t, offs, *rest[1:], **options)
-
-    return _multiplied(of_shards, A, B_t, offs)
-
-
-def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor, B_t: DTensor, offs: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor, Replicate
-
     mesh, rows, (E, _, N) = B_t.device_mesh, A.shape[0], B_t.shape
     if A.device_mesh != mesh:
         raise ValueError(f"A is on {A.device_mesh}, wanted {mesh} as B_t")
@@ -110,9 +98,10 @@ def _multiplied(multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: DTensor
         first, count = range_of_shard(rows, mesh, by_row)
         offs = (offs - first).clamp(0, count).to(offs.dtype)
     if by_expert and not are_own:
-        out = _of_experts(multiply, local_A, local_B_t, offs, *range_of_shard(E, mesh, by_expert))
+        of_experts = range_of_shard(E, mesh, by_expert)
+        out = _of_experts(multiply, local_A, local_B_t, offs, of_experts, *rest_, **options)
     else:
-        out = multiply(local_A, local_B_t, offs)
+        out = multiply(local_A, local_B_t, offs, *rest_, **options)
     placements = [rule.out for rule in rules]
     return DTensor.from_local(out, mesh, placements, run_check=False, shape=torch.Size((rows, N)), stride=(N, 1))
 
@@ -165,15 +154,22 @@ def range_of_shard(size: int, mesh: DeviceMesh, dims: Sequence[int]) -> tuple[in
 
 
 def _of_experts(
-    multiply: Callable[[Tensor, Tensor, Tensor], Tensor], A: Tensor, B_t: Tensor, offs: Tensor, first: int, count: int
+    multiply: Callable[..., Tensor],
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    experts: tuple[int, int],
+    *rest: Any,
+    **options: Any,
 ) -> Tensor:
-    """The rows of some experts among the rows of all, zeros in others.
+    """Multiply the rows of some experts, the first and how many, among the rows of all; zeros in others.
 
     The rows are turned until those of the first expert are on top, and the result back: where they begin is known on
     the device alone.
     """
+    first, count = experts
     begin = offs[first - 1] if first else offs.new_zeros(())
-    places = torch.arange(A.shape[0], device=A.device)
-    rows = max(A.shape[0], 1)
-    out = multiply(A.index_select(0, (places + begin) % rows), B_t, offs[first : first + count] - begin)
+    places, rows = torch.arange(A.shape[0], device=A.device), max(A.shape[0], 1)
+    turned = A.index_select(0, (places + begin) % rows)
+    out = multiply(turned, B_t, offs[first : first + count] - begin, *rest, **options)
     return out.index_select(0, (places - begin) % rows)

@@ -32,13 +32,11 @@ from ..quantize import colwise_3d, transposed_codes_3d
 from ..quantize.arithmetic import magnitude, magnitude_to_float32, quantize, scale_of
 from ..quantize.factors import random_powers
 from ..quantize.limits import MOST_VALUES, idle_columns, wrong_tile
-from ..quantize.words import shifted_bytes, words_of_bytes
+from ..quantize.transposed_codes import shifted_bytes, words_of_bytes
 from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, NamedInts, Problem
 from . import shifted_transpose_3d
-
-__all__ = ["SPEC", "cast_and_transpose"]
 
 STRIPE = 4
 """Tiles of rows of a unit that is no whole expert."""

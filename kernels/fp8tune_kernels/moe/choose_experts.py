@@ -21,8 +21,6 @@ from ..runtime.launching import launch_kernel
 from ..runtime.ops import differentiable_once, is_traced, step
 from .shards import choose_on_shards
 
-__all__ = ["choose_experts"]
-
 interpreter.install()
 
 CONFIG = {"ROWS": 8, "num_warps": 4}

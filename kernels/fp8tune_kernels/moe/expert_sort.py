@@ -26,8 +26,6 @@ from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, Problem
 
-__all__ = ["SPEC", "TOP_K", "check_choice", "sort_by_expert"]
-
 interpreter.install()
 
 TOP_K = 8

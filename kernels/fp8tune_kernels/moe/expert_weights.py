@@ -11,8 +11,6 @@ from ..gemm.gathered_weights import GatheredWeights, multipliable
 from ..runtime.checks import check_weights, fp8_dtype_for
 from .fp8_steps import quantized_both_ways
 
-__all__ = ["ExpertWeights", "check_stored", "of_gathered", "quantize_down", "quantize_gate_up"]
-
 
 @dataclass(frozen=True)
 class ExpertWeights:

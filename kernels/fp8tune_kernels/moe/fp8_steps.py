@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..gemm import passes
-from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_rows, transpose_stored
-from ..quantize import swiglu_rowwise
+from ..gemm.passes import Quantized, quantize_rows, quantize_stored, transpose_stored
+from ..quantize import swiglu_rowwise, transposed_codes
+from ..quantize.row_shifts import shifts_and_scales
 from ..runtime.checks import fp8_dtype_for
 from ..runtime.launching import replayed
 from ..runtime.ops import on_its_device, step
@@ -76,8 +77,7 @@ def quantized_both_ways(w: Tensor, one_scale: bool, dtype: torch.dtype) -> tuple
 
 def transposed_to_one_scale(q: Tensor, scales: Tensor) -> Quantized:
     """Return FP8 values of ``quantize_stored``, transposed in memory, with one scale per expert."""
-    result, of_columns = shifted_transpose_3d.SPEC(q, scales)
-    return result, of_columns
+    return shifted_transpose_3d.SPEC(q, scales)
 
 
 def sum_of_rows(rows: Tensor, row_of: Tensor, bias: Maybe = None, ids: Maybe = None, weights: Maybe = None) -> Tensor:
@@ -111,8 +111,7 @@ def _activated(
 ) -> tuple[Tensor, ...]:
     """Return FP8 values and scales of the activation, and of gate and up."""
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-    inputs = y, order.offs, scales_y, bias, order.row_weights, *gate, keeps_y, dtype
-    return swiglu_rowwise.SPEC(*inputs)
+    return swiglu_rowwise.SPEC(y, order.offs, scales_y, bias, order.row_weights, *gate, keeps_y, dtype)
 
 
 def _columns_of_tokens(q: Tensor, order: Rows, shifts: Maybe) -> Tensor:
@@ -155,13 +154,11 @@ def _forward(
 
 def _new_weights(w: Weights, transposes: bool, one_scale: bool, dtype: torch.dtype, new: list[Tensor]) -> Quantized:
     """Return FP8 values and scales of weights; add to ``new`` what the layer keeps of those that it makes."""
-    if w.codes is not None and w.scales is not None:
-        return w.codes, w.scales
+    if w.codes is not None or not transposes:
+        of_w = _codes(w, dtype)
+        new += of_w if w.codes is None else ()
+        return of_w
     assert w.plain is not None
-    if not transposes:
-        q, scales = quantize_stored(w.plain, dtype)
-        new += q, scales
-        return q, scales
     q, scales, *both = quantized_both_ways(w.plain, one_scale, dtype)
     new += both[0], scales, *(both[1:] if one_scale else ())
     return q, scales
@@ -221,9 +218,9 @@ def _down_weight_gradient(
 ) -> Tensor:
     """Return the gradient of w2, (E, K, N) or (E, N, K), from the output's by token and the activation by row."""
     order, sizes = Rows(*rows_), (q.shape[1], q_h.shape[1])
-    shifts, of_columns, ones = passes.shifts_of(scales_h, scales, order.offs, None, *sizes, order.token_of_row)
+    shifts, of_columns, ones = shifts_and_scales(scales_h, scales, order.offs, None, *sizes, order.token_of_row)
     grad = _columns_of_tokens(q, order, shifts), of_columns
-    rows = transpose_rows(q_h, order.offs, None), ones
+    rows = transposed_codes.SPEC(q_h, order.offs, None)[0], ones
     return _contracted(grad, rows, order, is_transposed, buffer)
 
 
@@ -257,8 +254,8 @@ def _gate_up_weight_gradient(
 ) -> Tensor:
     """Return the gradient of w13, (E, 2N, K) or (E, K, 2N), from that of gate and up by row and x by token."""
     order, sizes = Rows(*rows_), (q.shape[1], q_x.shape[1])
-    shifts, of_columns, ones = passes.shifts_of(scales, scales_x, order.offs, scales_13, *sizes, order.token_of_row)
-    grad = transpose_rows(q, order.offs, shifts), of_columns
+    shifts, of_columns, ones = shifts_and_scales(scales, scales_x, order.offs, scales_13, *sizes, order.token_of_row)
+    grad = transposed_codes.SPEC(q, order.offs, shifts)[0], of_columns
     rows = _columns_of_tokens(q_x, order, None), ones
     return _contracted(grad, rows, order, is_transposed, buffer)
 

@@ -30,8 +30,6 @@ from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, Problem
 from .expert_sort import TOP_K
 
-__all__ = ["SPEC", "sum_rows_of_tokens"]
-
 interpreter.install()
 
 DEFAULT = {"BLOCK_SIZE_T": 1, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 1}

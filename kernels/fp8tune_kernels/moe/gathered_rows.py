@@ -39,8 +39,6 @@ from ..runtime.declare import Call, Config, Shape
 from ..spec import Problem
 from .expert_sort import TOP_K
 
-__all__ = ["SPEC", "TOKEN_OF_ROW", "multiply_gathered_rows", "random_tokens"]
-
 
 @triton.jit(do_not_specialize=["M", "G"])  # both change every step and must not cause a recompilation
 def gathered_rows_kernel(

@@ -26,15 +26,12 @@ from ..quantize import transposed_codes
 from ..quantize.arithmetic import FP8_MAX
 from ..quantize.factors import random_powers
 from ..quantize.tiles import stride_of_columns
-from ..quantize.transposed_codes import check_codes, random_codes, rows_at
-from ..quantize.words import shifted_bytes, words_of_bytes
+from ..quantize.transposed_codes import check_codes, random_codes, rows_at, shifted_bytes, words_of_bytes
 from ..runtime import declare
 from ..runtime.declare import Call, Config, Shape
 from ..spec import DeviceLimits, Problem
 from .expert_sort import TOP_K
 from .gathered_rows import TOKEN_OF_ROW, random_tokens
-
-__all__ = ["SPEC", "transpose_gathered_codes"]
 
 HELD = "HELD_MIB"
 """Axis: of the tokens, what programs that run together read. They read all rows in a slab of columns before the next

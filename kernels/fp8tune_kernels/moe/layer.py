@@ -20,15 +20,13 @@ from ..gemm.passes import rows_of_experts
 from ..gemm.precision import PRECISIONS, is_fp8_layer
 from ..quantize.gated import ACTIVATIONS, LAYOUTS
 from ..quantize.swiglu_gradient import quantize_swiglu_gradient
-from ..runtime.checks import check_ends, check_matrix, check_offsets
+from ..runtime.checks import check_choice, check_ends, check_matrix, check_offsets, refuse
 from ..runtime.ops import differentiable_once
 from . import bf16_steps, fp8_steps
-from .expert_sort import check_choice
+from .expert_sort import check_choice as check_experts
 from .expert_weights import ExpertWeights, check_stored, of_gathered
 from .fp8_steps import Maybe, Order, Rows, Weights
 from .shards import layer_on_shards
-
-__all__ = ["RECOMPUTE", "fp8_moe_mlp", "moe_layer"]
 
 RECOMPUTE = ("none", "h", "gate-up")
 
@@ -44,36 +42,25 @@ class _Options(NamedTuple):
     keeps_weights: bool
     float8_dtype: torch.dtype | None
     precision: str
-    is_13_transposed: bool = False
-    is_2_transposed: bool = False
+    are_transposed: tuple[bool, bool] = False, False
+    """Whether w13 and w2 are the views of row-major weights."""
 
 
 class _Operands(NamedTuple):
-    """Operands that may get gradients."""
+    """Operands that may get gradients; or bools, True for those that do."""
 
-    x: Tensor
-    w13: Tensor
-    w2: Tensor
-    b13: Maybe
-    b2: Maybe
-    weights: Tensor
+    x: Any
+    w13: Any
+    w2: Any
+    b13: Any
+    b2: Any
+    weights: Any
     """One per token and choice."""
-
-
-class _Needs(NamedTuple):
-    """Operands that get gradients."""
-
-    x: bool
-    w13: bool
-    w2: bool
-    b13: bool
-    b2: bool
-    weights: bool
 
     @property
     def through_h(self) -> bool:
         """True if the gradient of the activation is needed."""
-        return self.x or self.w13 or self.b13 or self.weights
+        return bool(self.x or self.w13 or self.b13 or self.weights)
 
 
 @layer_on_shards
@@ -123,7 +110,7 @@ def moe_layer(
     Raises ValueError, before any launch, naming the argument.
     """
     choice = topk_ids.contiguous(), topk_weights.contiguous()
-    check_choice(*choice)
+    check_experts(*choice)
     options = _Options((activation, layout), recompute, keep_weights, float8_dtype, precision)
     return _run(x, (w13, w2), choice, (b13, b2), (grad_w13, grad_w2), options)
 
@@ -163,8 +150,7 @@ def fp8_moe_mlp(
         raise ValueError(f"offs has {offs.shape[0]} groups, wanted {experts}: one for each expert of w13")
     weights = x.new_ones(x.shape[0], dtype=torch.float32) if row_weights is None else row_weights.contiguous()
     if weights.shape != x.shape[:1] or not weights.is_floating_point() or weights.device != x.device:
-        problem = f"{weights.dtype} of shape {tuple(weights.shape)} on {weights.device}"
-        raise ValueError(f"row_weights is {problem}, wanted floating-point values ({x.shape[0]},) on {x.device}")
+        refuse("row_weights", weights, f"floating-point values ({x.shape[0]},) on {x.device}")
     ids = offs
     if b2 is not None:  # its gradients need the expert of each row
         rows = torch.arange(x.shape[0], dtype=offs.dtype, device=offs.device)
@@ -183,17 +169,18 @@ def _run(
     options: _Options,
 ) -> Tensor:
     """Run a layer whose ids and weights were checked; ids of one dim: see :func:`.fp8_steps.sorted_by_expert`."""
-    ids, weights = choice
-    _check_choices(activation=(options.gate[0], ACTIVATIONS), layout=(options.gate[1], LAYOUTS))
-    _check_choices(precision=(options.precision, PRECISIONS), recompute=(options.recompute, RECOMPUTE))
+    (ids, weights), (activation, layout) = choice, options.gate
+    check_choice("activation", activation, ACTIVATIONS)
+    check_choice("layout", layout, LAYOUTS)
+    check_choice("precision", options.precision, PRECISIONS)
+    check_choice("recompute", options.recompute, RECOMPUTE)
     (w13, *codes_13), (w2, *codes_2) = _unpacked("w13", both[0]), _unpacked("w2", both[1])
-    float8_dtype, is_quantized = options.float8_dtype, False
+    float8_dtype, precision, is_quantized = options.float8_dtype, options.precision, False
     for name, q in (("w13", codes_13[0]), ("w2", codes_2[0])):
-        if q is None:
-            continue
-        if float8_dtype not in (None, q.dtype):
+        if q is not None and float8_dtype not in (None, q.dtype):
             raise ValueError(f"float8_dtype must be {q.dtype}, to which {name} was quantized, got {float8_dtype}")
-        float8_dtype, is_quantized = q.dtype, True
+        if q is not None:
+            float8_dtype, is_quantized = q.dtype, True
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
@@ -202,22 +189,16 @@ def _run(
     _check_operands(x, w13, w2, ids, *biases)
     _check_buffer("grad_w13", buffers[0], w13)
     _check_buffer("grad_w2", buffers[1], w2)
-    precision = options.precision
     if precision == "auto":
         (T, K), (E, _, N) = x.shape, w2.shape
-        is_fp8 = is_quantized or is_fp8_layer(T, K, N, E, ids.shape[1], x.device)
-        precision = "fp8" if is_fp8 else "bf16"
+        precision = "fp8" if is_quantized or is_fp8_layer(T, K, N, E, ids.shape[1], x.device) else "bf16"
     if precision == "bf16" and is_quantized:
         raise ValueError("precision must be 'fp8' for weights that were quantized before, got 'bf16'")
-    options = options._replace(
-        float8_dtype=float8_dtype,
-        precision=precision,
-        is_13_transposed=not w13.is_contiguous(),
-        is_2_transposed=not w2.is_contiguous(),
-    )
+    are_transposed = not w13.is_contiguous(), not w2.is_contiguous()
+    options = options._replace(float8_dtype=float8_dtype, precision=precision, are_transposed=are_transposed)
     operands = _Operands(x, w13, w2, *biases, weights)
     is_recorded = torch.is_grad_enabled()
-    needs = _Needs(*[is_recorded and operand is not None and operand.requires_grad for operand in operands])
+    needs = _Operands(*[is_recorded and operand is not None and operand.requires_grad for operand in operands])
     return _apply(*operands, ids, *buffers, options, needs, *codes_13, *codes_2)
 
 
@@ -287,7 +268,7 @@ _FIELDS_2 = tuple(f"{field}_2" for field in Weights._fields)
 
 
 def _fp8_forward(
-    operands: _Operands, ids: Tensor, codes: Sequence[Maybe], options: _Options, needs: _Needs
+    operands: _Operands, ids: Tensor, codes: Sequence[Maybe], options: _Options, needs: _Operands
 ) -> tuple[Tensor, list[Tensor], Saved]:
     """Return the output, the order of rows, and what is held."""
     gate, recompute, keeps_weights, float8_dtype = options[:4]
@@ -341,7 +322,7 @@ def _fp8_backward(
     order: Order,
     saved: Saved,
     options: _Options,
-    needs: _Needs,
+    needs: _Operands,
     buffers: tuple[Maybe, Maybe],
 ) -> None:
     """Set all gradients but that of b2."""
@@ -360,7 +341,7 @@ def _fp8_backward(
     q, scales, *dh = fp8_steps.down_gradient(grad, rows, w2, needs.through_h, float8_dtype)
     del w2, grad
     if needs.w2:
-        of_w2 = q, scales, q_h, scales_h, rows, options.is_2_transposed
+        of_w2 = q, scales, q_h, scales_h, rows, options.are_transposed[1]
         grads["w2"] = fp8_steps.down_weight_gradient(*of_w2, buffer=buffers[1])
         del of_w2
     del q_h, q
@@ -377,7 +358,7 @@ def _fp8_backward(
         grads["x"] = fp8_steps.input_gradient(q, scales, (order.offs, order.row_of), w13)
     del w13
     if needs.w13:
-        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), rows, options.is_13_transposed
+        of_w13 = q, scales, scales_13, saved.pop("q_x"), saved.pop("scales_x"), rows, options.are_transposed[0]
         grads["w13"] = fp8_steps.gate_up_weight_gradient(*of_w13, buffer=buffers[0])
 
 
@@ -385,7 +366,7 @@ def _fp8_backward(
 
 
 def _bf16_forward(
-    operands: _Operands, ids: Tensor, _: Sequence[Maybe], options: _Options, needs: _Needs
+    operands: _Operands, ids: Tensor, _: Sequence[Maybe], options: _Options, needs: _Operands
 ) -> tuple[Tensor, list[Tensor], Saved]:
     """Return the output, the order of rows, and what is held."""
     x, w13, w2 = (operand.to(torch.bfloat16) for operand in operands[:3])
@@ -408,7 +389,7 @@ def _bf16_backward(
     order: Order,
     saved: dict[str, Any],
     options: _Options,
-    needs: _Needs,
+    needs: _Operands,
     buffers: tuple[Maybe, Maybe],
 ) -> None:
     """Set all gradients but that of b2."""
@@ -438,7 +419,7 @@ def _added(gradient: Tensor, buffer: Maybe) -> Maybe:
     return None
 
 
-def _bias_gradients(grads: Saved, grad: Tensor, saved: Saved, needs: _Needs) -> Maybe:
+def _bias_gradients(grads: Saved, grad: Tensor, saved: Saved, needs: _Operands) -> Maybe:
     """Set the gradient of b2, and return what b2 adds to the gradient of the routing weights."""
     ids, weights, b2 = saved["ids"], saved["weights"], saved["b2"]
     if b2 is None or ids is None or weights is None:
@@ -458,12 +439,6 @@ def _bias_gradients(grads: Saved, grad: Tensor, saved: Saved, needs: _Needs) -> 
 # Checks
 
 
-def _check_choices(**arguments: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, choices) in arguments.items():
-        if value not in choices:
-            raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
-
-
 def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Maybe, b2: Maybe) -> None:
     """Raise ValueError, naming the argument, unless the operands are those of one layer."""
     check_matrix("x", x)
@@ -474,13 +449,12 @@ def _check_operands(x: Tensor, w13: Tensor, w2: Tensor, ids: Tensor, b13: Maybe,
         raise ValueError(f"w13 must be (E, 2N, K) with N and K multiples of 16, got {tuple(w13.shape)} and K={K} of x")
     for name, w, shape in (("w13", w13, (E, C, K)), ("w2", w2, (E, K, C // 2))):
         if tuple(w.shape) != shape or w.device != x.device:
-            raise ValueError(f"{name} must have shape {shape} on {x.device}, got {tuple(w.shape)} on {w.device}")
+            refuse(name, w, f"shape {shape} on {x.device}")
     if ids.shape[0] != (T if ids.dim() == 2 else E) or ids.device != x.device:
-        raise ValueError(f"topk_ids must have {T} rows on {x.device}, got {ids.shape[0]} on {ids.device}")
+        refuse("topk_ids", ids, f"{T} rows on {x.device}")
     for name, bias, columns in (("b13", b13, C), ("b2", b2, K)):
         if bias is not None and (bias.shape != (E, columns) or not bias.is_floating_point() or bias.device != x.device):
-            layout = f"{bias.dtype} of shape {tuple(bias.shape)} on {bias.device}"
-            raise ValueError(f"{name} must be floating-point values {(E, columns)} on {x.device}, got {layout}")
+            refuse(name, bias, f"floating-point values {(E, columns)} on {x.device}")
 
 
 def _check_buffer(name: str, buffer: Maybe, w: Tensor) -> None:
@@ -490,6 +464,5 @@ def _check_buffer(name: str, buffer: Maybe, w: Tensor) -> None:
         raise ValueError(f"{name} must be None in torch.compile, which cannot change a tensor in a backward pass")
     is_one = buffer.shape == w.shape and buffer.stride() == w.stride() and buffer.device == w.device
     if not is_one or buffer.dtype not in (torch.bfloat16, torch.float32) or buffer.requires_grad:
-        expected = f"bfloat16 or float32 {tuple(w.shape)} with strides {w.stride()} on {w.device}"
-        layout = f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()} on {buffer.device}"
-        raise ValueError(f"{name} must be {expected}, got {layout}")
+        expected = f"bfloat16 or float32 {tuple(w.shape)}, strides {w.stride()} on {w.device}, without a gradient"
+        refuse(name, buffer, expected)

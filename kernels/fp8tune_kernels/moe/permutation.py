@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["scatter", "sort_rows"]
-
 
 def sort_rows(x: Tensor, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return a row for each token and expert, the end of each expert's rows, their order and its inverse.

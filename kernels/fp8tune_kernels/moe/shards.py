@@ -27,10 +27,7 @@ from torch import Size, Tensor
 from ..gemm.shards import PLAIN, local_shard, range_of_shard
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
-
-__all__ = ["choose_on_shards", "layer_on_shards"]
 
 P = ParamSpec("P")
 TOKENS = ("x", "topk_ids", "topk_weights")
@@ -60,7 +57,7 @@ def layer_on_shards(layer: Callable[P, Tensor]) -> Callable[P, Tensor]:
         if type(x) in PLAIN and (type(w13) in PLAIN or not isinstance(w13, Tensor)):
             return any_layer(x, w13, w2, topk_ids, topk_weights, **options)
         operands = {"x": x, "w13": w13, "w2": w2, "topk_ids": topk_ids, "topk_weights": topk_weights}
-        return _either(any_layer, operands, options)
+        return _on_shards(any_layer, operands, options)
 
     return cast(Callable[P, Tensor], either)
 
@@ -80,17 +77,15 @@ def choose_on_shards(choose: Callable[P, tuple[Tensor, Tensor]]) -> Callable[P, 
         placements = [Shard(0) if placement.is_shard(0) else Replicate() for placement in logits.placements]
         chosen = any_choose(local_shard(logits, placements, placements), top_k)
         mesh, shape = logits.device_mesh, Size((logits.shape[0], top_k))
-        ids, weights = (
-            DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape, stride=(top_k, 1))
-            for tensor in chosen
-        )
+        layout: Any = {"run_check": False, "shape": shape, "stride": (top_k, 1)}
+        ids, weights = (DTensor.from_local(tensor, mesh, placements, **layout) for tensor in chosen)
         return ids, weights
 
     return cast(Callable[P, tuple[Tensor, Tensor]], either)
 
 
-def _either(layer: Callable[..., Tensor], operands: dict[str, Any], options: dict[str, Any]) -> Tensor:
-    from torch.distributed.tensor import DTensor
+def _on_shards(layer: Callable[..., Tensor], operands: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    from torch.distributed.tensor import DTensor, Partial
 
     operands |= {name: options.pop(name) for name in ("b13", "b2") if options.get(name) is not None}
     sharded = [name for name, operand in operands.items() if isinstance(operand, DTensor)]
@@ -103,12 +98,6 @@ def _either(layer: Callable[..., Tensor], operands: dict[str, Any], options: dic
             raise ValueError(f"{name} must be on the mesh of {sharded[0]}, got {operand.device_mesh}")
     if buffers := [name for name in ("grad_w13", "grad_w2") if options.get(name) is not None]:
         raise ValueError(f"{buffers[0]} must be None beside DTensors: their gradients may be partial sums")
-    return _sharded(layer, operands, options)
-
-
-def _sharded(layer: Callable[..., Tensor], operands: Mapping[str, DTensor], options: Mapping[str, Any]) -> Tensor:
-    from torch.distributed.tensor import DTensor, Partial
-
     x, w13 = operands["x"], operands["w13"]
     mesh, layout = w13.device_mesh, options.get("layout", "halves")
     rules = [_rule(x.placements[dim], w13.placements[dim], layout, "b2" in operands) for dim in range(mesh.ndim)]

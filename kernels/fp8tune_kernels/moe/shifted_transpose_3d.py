@@ -31,8 +31,6 @@ from ..runtime import declare
 from ..runtime.declare import Call, Config
 from ..spec import Problem
 
-__all__ = ["SPEC", "transpose_codes_to_one_scale"]
-
 SCALES = {"BLOCK_SIZE": 1024, "num_warps": 4}
 """Config of the first launch, which reads 4 bytes for each row of the weights."""
 

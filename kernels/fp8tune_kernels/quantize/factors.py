@@ -29,15 +29,6 @@ def reference_factor(scale: Tensor) -> Tensor:
     return ((254 - exponent).clamp(min=0) << 23).view(torch.float32)
 
 
-def check_scales(name: str, scales: Tensor, count: int, device: torch.device) -> None:
-    """Raise ValueError unless ``scales`` are so many contiguous values of float32 on a device."""
-    if scales.dtype != torch.float32 or scales.numel() != count or not scales.is_contiguous():
-        layout = f"{scales.dtype} of shape {tuple(scales.shape)} and strides {scales.stride()}"
-        raise ValueError(f"{name} is {layout}, wanted {count} contiguous values of torch.float32")
-    if scales.device != device:
-        raise ValueError(f"{name} is on {scales.device}, wanted {device}")
-
-
 def random_powers(problem: Problem, shape: tuple[int, ...], device: str, least: int, most: int) -> Tensor:
     """Powers of two, float32, with exponents from ``least`` to ``most``."""
     if torch.device(device).type == "meta":

@@ -43,6 +43,13 @@ KEY = ("E", "N", "K")
 INTERPRETED = {"E": 2, "N": 77, "K": 45}  # no tile divides either; the last block has 13 rows
 PROBLEMS = ({"E": "E", "N": "N", "K": "K"}, {"E": "E", "N": "K", "K": "N"})
 """The weights of a row's layer, and those of the layer's other projection."""
+EDGES = (
+    edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
+    edge("a block of rows and 16 more", E=2, N=528, K=48),
+    edge("infinity", "infinite", E=2, N=16, K=48),
+    edge("zeros", "zeros", E=1, N=48, K=16),
+    edge("one row, huge values", "huge", E=3, N=1, K=37),
+)
 
 SPEC = declare.kernel(
     name="mxfp8-dim1-3d",
@@ -58,11 +65,7 @@ SPEC = declare.kernel(
     interpreted=INTERPRETED,
     invalid=lambda config, shape, limits: mxfp8_dim1.invalid(_of_rows(config), shape, limits),
     edges=(
-        edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
-        edge("a block of rows and 16 more", E=2, N=528, K=48),
-        edge("infinity", "infinite", E=2, N=16, K=48),
-        edge("zeros", "zeros", E=1, N=48, K=16),
-        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        *EDGES,
         edge("one column, tiny values", "tiny", E=2, N=80, K=1),
         edge("odd numbers past an aligned address", offset=1, E=2, N=61, K=513),
     ),

@@ -16,7 +16,7 @@ from ..runtime import declare
 from ..runtime.declare import Call, Config
 from . import mxfp8_dim1
 from .mxfp8_arithmetic import MX_BLOCK, SCALE_MODES
-from .mxfp8_dim1_3d import ARGUMENTS, INTERPRETED, KEY, OUTPUTS, PROBLEMS, reference
+from .mxfp8_dim1_3d import ARGUMENTS, EDGES, INTERPRETED, KEY, OUTPUTS, PROBLEMS, reference
 
 
 def launch(config: Config, call: Call) -> None:
@@ -45,11 +45,7 @@ SPEC = declare.kernel(
     interpreted=INTERPRETED,
     invalid=mxfp8_dim1.invalid,
     edges=(
-        edge("half a block of rows, NaN", "nan", E=3, N=48, K=80),
-        edge("a block of rows and 16 more", E=2, N=528, K=48),
-        edge("infinity", "infinite", E=2, N=16, K=48),
-        edge("zeros", "zeros", E=1, N=48, K=16),
-        edge("one row, huge values", "huge", E=3, N=1, K=37),
+        *EDGES,
         edge("one column, tiny values", "tiny", E=2, N=61, K=1),
         edge("no padding, past an aligned address", offset=1, E=2, N=32, K=513),
     ),

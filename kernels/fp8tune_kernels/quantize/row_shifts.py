@@ -19,14 +19,15 @@ Other scales may be those of tokens, of which ``token_of_row`` says which a row 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .. import interpreter
-from ..runtime.checks import check_ends, check_offsets
+from ..runtime.checks import check_ends
 from ..runtime.launching import launch_kernel
-from .factors import check_scales
+from ..runtime.ops import is_traced
 
 CONFIG = {"BLOCK_SIZE": 2048, "num_warps": 8}
 """Rows that a program looks at together: 131,072 of one group are 64 times."""
@@ -88,14 +89,6 @@ def _product(
     return tl.load(scales_ptr + rows, mask=inside, other=0.0) * tl.load(other_ptr + others, mask=inside, other=0.0)
 
 
-def _outputs(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
-    M = scales.numel()
-    check_offsets(offs, scales.device, "scales")
-    check_scales("scales", scales, M, scales.device)
-    check_scales("other_scales", other_scales, M, scales.device)
-    return scales.new_empty(M), scales.new_empty(offs.shape[0])
-
-
 def shifts_and_scales(
     scales: Tensor,
     other_scales: Tensor,
@@ -106,35 +99,27 @@ def shifts_and_scales(
     token_of_row: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``(shifts, of_columns, ones)`` of one launch, without a dispatcher: (M,), (G*N,) and (G*K,), float32."""
-    G = offs.shape[0]
+    M, G = scales.numel(), offs.shape[0]
+    if is_traced(scales):
+        return scales.new_empty(M), scales.new_empty(G * N), scales.new_empty(G * K)
+    if scales.is_cpu:
+        check_ends(offs, M)
     if scales.is_cpu and not interpreter.INTERPRETED:
         of_rows = other_scales if token_of_row is None else other_scales.view(-1).index_select(0, token_of_row)
         shifts, least = reference_shifts(scales, of_rows, offs)
         divisor = scales.new_ones(G, N) if column_scales is None else column_scales.view(G, N)
         return shifts, (least[:, None] / divisor).view(-1), scales.new_ones(G * K)
-    shifts, least = _outputs(scales, other_scales if token_of_row is None else scales, offs)
+    shifts, least = scales.new_empty(M), scales.new_empty(G)
     of_columns, ones = scales.new_empty(G * N), scales.new_empty(G * K)
     tensors = scales, other_scales, token_of_row, offs, shifts, least, column_scales, of_columns, ones
-    _launch(tensors, N, K)
-    return shifts, of_columns, ones
-
-
-def _launch(tensors: tuple[Tensor | None, ...], N: int, K: int) -> None:
-    scales, _, _, offs, *_ = tensors
-    assert scales is not None
-    assert offs is not None
-    M, G = scales.numel(), offs.shape[0]
-    if offs.is_cpu:
-        check_ends(offs, M)
     launch_kernel(shifts_kernel, G + 1, tensors, (M, G, N, K), (), CONFIG)
+    return shifts, of_columns, ones
 
 
 def reference_shifts(scales: Tensor, other_scales: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``(shifts, least)``, (M,) and (G,), in plain torch; reads ``offs`` on the host."""
-    shifts, least = _outputs(scales, other_scales, offs)
-    check_ends(offs, scales.numel())
     product = scales.reshape(-1) * other_scales.reshape(-1)
-    shifts.fill_(1.0)
+    shifts, least = torch.ones_like(product), scales.new_empty(offs.shape[0])
     start = 0
     for group, end in enumerate(offs.tolist()):
         rows = product[start:end]

@@ -38,6 +38,7 @@ from ..edges import edge
 from ..groups import padded_rows
 from ..inputs import random_matrix
 from ..runtime import declare
+from ..runtime.checks import refuse
 from ..runtime.declare import Call, Config
 from ..spec import Problem
 from . import gate_and_up
@@ -246,9 +247,10 @@ def random_inputs(problem: Problem, device: str) -> Mapping[str, Any]:
 def check_dh(dh: torch.Tensor, M: int, N: int, device: torch.device) -> None:
     """Raise ValueError unless dh is row-major (M, N) of bfloat16."""
     if dh.shape != (M, N) or dh.dtype != torch.bfloat16 or not dh.is_contiguous() or dh.device != device:
-        layout = f"{dh.dtype} of shape {tuple(dh.shape)}, strides {dh.stride()} on {dh.device}"
-        raise ValueError(f"dh is {layout}, wanted row-major ({M}, {N}) of torch.bfloat16 on {device}")
+        refuse("dh", dh, f"row-major ({M}, {N}) of torch.bfloat16 on {device}")
 
+
+GPT_OSS: Any = {"layout": 1, "activation": 1}
 
 SPEC = declare.kernel(
     name="swiglu-gradient",
@@ -275,21 +277,11 @@ SPEC = declare.kernel(
     invalid=lambda config, shape, limits: gate_and_up.wrong_rows(config, shape, limits, MATRICES),
     edges=(
         *gate_and_up.EDGES,
-        edge("interleaved, gpt-oss", routing="empty", M=277, N=80, G=4, layout=1, activation=1),
+        edge("interleaved, gpt-oss", routing="empty", M=277, N=80, G=4, **GPT_OSS),
         # sums have any order: here each has one term
         edge("weights, a bias and one column", routing="empty", M=277, N=1, G=4, weights=1, bias=1),
         edge("a row a group", routing="balanced", M=5, N=1, G=5, weights=1, bias=1, bias_gradient=1),
-        edge(
-            "a row a group, gpt-oss",
-            routing="balanced",
-            M=5,
-            N=80,
-            G=5,
-            layout=1,
-            activation=1,
-            bias=1,
-            bias_gradient=1,
-        ),
+        edge("a row a group, gpt-oss", routing="balanced", M=5, N=80, G=5, **GPT_OSS, bias=1, bias_gradient=1),
         edge("weights that are NaN", "nan", routing="ragged", M=131, N=1, G=3, layout=1, weights=1),
     ),
     **gate_and_up.DECLARED,

@@ -10,8 +10,6 @@ from enum import StrEnum
 from ..spec import FLAGS, KernelSpec, NamedInts, Span
 from ..tables import Key, Row, Table
 
-__all__ = ["Step", "distance", "nearest", "taken"]
-
 ROWS, GROUPS = "M_bucket", "G"  # in a lookup key: the rows of all groups, and how many groups there are
 
 NO_AXES: Mapping[str, int] = NamedInts()

@@ -6,6 +6,7 @@ None reads a value of a tensor, but for :func:`check_ends`, which is for tensors
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -14,20 +15,22 @@ from .. import interpreter
 from ..arches import default_fp8_dtype
 from .lookup import running_arch
 
-__all__ = ["check_alignment", "check_ends", "check_matrix", "check_offsets", "check_weights", "fp8_dtype_for"]
-
 IN_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_NAMES = ", ".join(map(str, IN_DTYPES))
 FP8_DTYPES = tuple(interpreter.TORCH_DTYPES.values())
+
+
+def refuse(name: str, tensor: torch.Tensor, expected: str) -> NoReturn:
+    """Raise ValueError, which says what an argument is and what it should be."""
+    layout = f"{tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()} on {tensor.device}"
+    raise ValueError(f"{name} is {layout}, wanted {expected}")
 
 
 def check_matrix(name: str, matrix: torch.Tensor, *, or_transposed: bool = False) -> None:
     """Raise ValueError unless ``matrix`` is a matrix that kernels read: row-major, or ``or_transposed`` its view."""
-    if matrix.dim() != 2:
-        raise ValueError(f"{name} has shape {tuple(matrix.shape)}, wanted two dimensions")
-    if matrix.dtype not in IN_DTYPES:
-        _refuse_dtype(name, matrix)
-    if not (matrix.is_contiguous() or (or_transposed and matrix.t().is_contiguous())):
-        raise ValueError(f"{name} has strides {matrix.stride()}, wanted row-major ({matrix.shape[1]}, 1)")
+    is_right = matrix.dim() == 2 and matrix.dtype in IN_DTYPES
+    if not (is_right and (matrix.is_contiguous() or (or_transposed and matrix.t().is_contiguous()))):
+        refuse(name, matrix, f"a row-major matrix of {_NAMES}")
 
 
 def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False, or_row_major: bool = False) -> None:
@@ -35,38 +38,23 @@ def check_weights(name: str, w: torch.Tensor, *, as_stored: bool = False, or_row
 
     ``or_row_major``: also what lies as (E, K, N), of which kernels read the transposed view.
     """
-    if w.dim() != 3:
-        dims = "(E, N, K)" if as_stored else "(E, K, N)"
-        raise ValueError(f"{name} has shape {tuple(w.shape)}, wanted three dimensions {dims}")
-    if w.dtype not in IN_DTYPES:
-        _refuse_dtype(name, w)
-    _, rows, columns = w.shape
-    if as_stored:
-        if not w.is_contiguous():
-            raise ValueError(f"{name} has strides {w.stride()}, wanted row-major ({rows * columns}, {columns}, 1)")
-    elif w.stride() != (rows * columns, 1, rows) and not w.mT.is_contiguous():  # the view costs more than all else here
-        if or_row_major and w.is_contiguous():
+    if w.dim() == 3 and w.dtype in IN_DTYPES:
+        _, rows, columns = w.shape
+        if not as_stored and (w.stride() == (rows * columns, 1, rows) or w.mT.is_contiguous()):  # the view costs most
             return
-        expected = f"({rows * columns}, 1, {rows}): weights that lie as (E, N, K), given as weights.transpose(1, 2)"
-        if or_row_major:
-            expected += f"; or row-major ({rows * columns}, {columns}, 1)"
-        raise ValueError(f"{name} has strides {w.stride()}, wanted {expected}")
-
-
-def _refuse_dtype(name: str, tensor: torch.Tensor) -> NoReturn:
-    raise ValueError(f"{name} is {tensor.dtype}, wanted {', '.join(map(str, IN_DTYPES))}")
+        if (as_stored or or_row_major) and w.is_contiguous():
+            return
+    layout = "(E, N, K), row-major" if as_stored else "(E, K, N) that lie as (E, N, K): weights.transpose(1, 2)"
+    refuse(name, w, f"weights {layout}{'; or row-major' * or_row_major}; of {_NAMES}")
 
 
 def check_offsets(offs: torch.Tensor, device: torch.device, beside: str = "x") -> None:
     """Raise ValueError unless ``offs`` can hold the end rows of one or more groups, on the device of ``beside``."""
-    if offs.dim() != 1 or offs.shape[0] == 0:
-        raise ValueError(f"offs has shape {tuple(offs.shape)}, wanted (G,): the end row of each of one or more groups")
-    if offs.dtype != torch.int32:
-        raise ValueError(f"offs is {offs.dtype}, wanted torch.int32")
-    if not offs.is_contiguous():
-        raise ValueError(f"offs has strides {offs.stride()}, wanted (1,)")
-    if offs.device != device:
-        raise ValueError(f"offs is on {offs.device}, wanted {device} as {beside}")
+    is_right = offs.dim() == 1 and offs.shape[0] > 0 and offs.dtype == torch.int32 and offs.is_contiguous()
+    if not is_right or offs.device != device:
+        refuse(
+            "offs", offs, f"contiguous int32 (G,) on {device} as {beside}: the end row of each of one or more groups"
+        )
 
 
 def check_alignment(alignment: int) -> None:
@@ -78,26 +66,39 @@ def check_alignment(alignment: int) -> None:
 def check_shape(name: str, operand: torch.Tensor, dims: int) -> None:
     """Raise ValueError unless an operand of a grouped GEMM is row-major and has so many dims."""
     if operand.dim() != dims or not operand.is_contiguous():
-        expected = "(M, K)" if dims == 2 else "(E, N, K)"
-        layout = f"{tuple(operand.shape)} and strides {operand.stride()}"
-        raise ValueError(f"{name} has shape {layout}, wanted row-major {expected}")
+        refuse(name, operand, "row-major " + ("(M, K)" if dims == 2 else "(E, N, K)"))
 
 
 def check_columns(name: str, operand: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise ValueError unless an operand can be summed over its rows: column-major codes, or row-major bfloat16."""
-    if operand.dtype != dtype:
-        raise ValueError(f"{name} is {operand.dtype}, wanted {dtype} as a")
-    is_fp8 = operand.dtype != torch.bfloat16
-    if operand.dim() != 2 or not (operand.t() if is_fp8 else operand).is_contiguous():
-        expected = "column-major codes" if is_fp8 else "row-major bfloat16"
-        raise ValueError(f"{name} has shape {tuple(operand.shape)} and strides {operand.stride()}, wanted {expected}")
+    is_fp8 = dtype != torch.bfloat16
+    is_right = operand.dtype == dtype and operand.dim() == 2
+    if not is_right or not (operand.t() if is_fp8 else operand).is_contiguous():
+        refuse(name, operand, f"a {'column' if is_fp8 else 'row'}-major matrix of {dtype} as a")
 
 
 def check_row_numbers(name: str, rows: torch.Tensor, device: torch.device, dims: int = 1) -> None:
     """Raise ValueError unless a tensor holds contiguous int32 numbers of rows or tokens."""
     if rows.dtype != torch.int32 or not rows.is_contiguous() or rows.device != device or rows.dim() != dims:
-        layout = f"{rows.dtype} of shape {tuple(rows.shape)} on {rows.device}"
-        raise ValueError(f"{name} must be contiguous int32 of {dims} dims on {device}, got {layout}")
+        refuse(name, rows, f"contiguous int32 of {dims} dims on {device}")
+
+
+def check_values(name: str, values: torch.Tensor, count: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError unless a tensor has so many contiguous values of a dtype on a device."""
+    if values.dtype != dtype or values.numel() != count or not values.is_contiguous() or values.device != device:
+        refuse(name, values, f"{count} contiguous values of {dtype} on {device}")
+
+
+def check_choice(name: str, value: str, names: Sequence[str]) -> None:
+    """Raise ValueError for a name that is none of some."""
+    if value not in names:
+        raise ValueError(f"{name} is {value!r}, wanted {' or '.join(map(repr, names))}")
+
+
+def check_size(name: str, size: str, length: int, known: int, first: str) -> None:
+    """Raise ValueError for a shape that disagrees with an earlier argument's."""
+    if length != known:
+        raise ValueError(f"{name} has {size}={length}, wanted {size}={known} as {first}")
 
 
 def check_ends(offs: torch.Tensor, rows: int) -> None:

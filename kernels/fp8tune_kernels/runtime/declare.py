@@ -24,7 +24,7 @@ from ..catalog import SPANS
 from ..edges import Declaration, declared
 from ..groups import padded_rows
 from ..inputs import dtype_named, offsets, random_matrix
-from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, KernelSpec, NamedInts, Problem, bucket
+from ..spec import DTYPE_FLAG, DTYPES, LAYOUT_FLAG, SCALE_MODES, KernelSpec, NamedInts, Problem
 from . import checks
 from .launching import launch_kernel
 from .lookup import config_for
@@ -191,27 +191,6 @@ ALIGNMENT = Argument(
 """Alignment of the groups in FP8 values: 1, or a power of two from 16 on."""
 
 
-def check_values(name: str, values: torch.Tensor, count: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ValueError unless a tensor has so many contiguous values of a dtype on a device."""
-    if values.dtype != dtype or values.numel() != count or not values.is_contiguous():
-        layout = f"{values.dtype} of shape {tuple(values.shape)} and strides {values.stride()}"
-        raise ValueError(f"{name} is {layout}, wanted {count} contiguous values of {dtype}")
-    if values.device != device:
-        raise ValueError(f"{name} is on {values.device}, wanted {device}")
-
-
-def check_choice(name: str, value: str, names: Sequence[str]) -> None:
-    """Raise ValueError for a name that is none of some."""
-    if value not in names:
-        raise ValueError(f"{name} is {value!r}, wanted {' or '.join(map(repr, names))}")
-
-
-def check_size(name: str, size: str, length: int, known: int, first: str) -> None:
-    """Raise ValueError for a shape that disagrees with an earlier argument's."""
-    if length != known:
-        raise ValueError(f"{name} has {size}={length}, wanted {size}={known} as {first}")
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel(KernelSpec):
     """A specification with the functions that were generated of its declaration."""
@@ -347,9 +326,8 @@ def _compiled(
     """Generate and compile the functions of a call, and return the namespace that they run in."""
     scope: dict[str, Any] = {
         **vars(checks),
-        **{function.__name__: function for function in (check_values, check_choice, check_size, bucket, config_for)},
-        **{"Call": Call, "launch": launch, "padded_rows": padded_rows, "torch": torch, "FIRST": arguments[0].name},
-        **{"empty": torch.empty, "empty_strided": torch.empty_strided},
+        **{"Call": Call, "launch": launch, "config_for": config_for, "padded_rows": padded_rows, "torch": torch},
+        **{"FIRST": arguments[0].name, "empty": torch.empty, "empty_strided": torch.empty_strided},
         "IN_DTYPE": {getattr(torch, name): place for place, name in enumerate(DTYPES)},
         "LARGEST": {None: None, **{dtype: torch.finfo(dtype).max for dtype in checks.FP8_DTYPES}},
     }
@@ -427,8 +405,9 @@ def _key(name: str, first: str) -> str:
         return f"IN_DTYPE[{first}.dtype]"
     if name == LAYOUT_FLAG:  # by the stride alone: one token must not change it
         return f"int({first}.stride(1) != 1)"
-    if name.endswith("_bucket"):
-        return f"bucket({name.removesuffix('_bucket')})"
+    if name.endswith("_bucket"):  # :func:`.spec.bucket`
+        size = name.removesuffix("_bucket")
+        return f"(1 << {size}.bit_length() - 1 if {size} else 0)"
     return name if name.isupper() else f"int({name})"
 
 

@@ -29,8 +29,6 @@ from triton.runtime import driver
 
 from .lookup import caches
 
-__all__ = ["launch_kernel", "replayed"]
-
 _REMEMBERS = torch.version.cuda is not None
 """On AMD Triton specializes on more than this module knows of: on tensors below 2 GiB."""
 
@@ -101,16 +99,15 @@ def launch_kernel(
             compiled = kernel[(programs,)](*tensors, *sizes, *constants, **config)
             names = kernel.arg_names[len(tensors) + len(sizes) + len(constants) :]  # compiled in, but counted
             rest = (*constants, *(config[name] for name in names))
-            answer = compiled.run, compiled.function, compiled.packed_metadata, rest
-            _binaries[choice] = answer
+            _binaries[choice] = answer = compiled.run, compiled.function, compiled.packed_metadata, rest
             if recorder is not None:
-                recorder.launched(answer, programs, tensors, sizes)
+                recorder.attempt(recorder.launch, answer, programs, tensors, sizes)
             return
         if len(_launches) >= MOST_LAUNCHES:
             _launches.clear()
         _launches[key] = answer
     if recorder is not None:
-        recorder.launched(answer, programs, tensors, sizes)
+        recorder.attempt(recorder.launch, answer, programs, tensors, sizes)
     run, function, metadata, rest = answer
     stream = driver.active.get_current_stream(device)
     run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *sizes, *rest)
@@ -124,24 +121,12 @@ def _specialization(
     config: Mapping[str, int],
 ) -> tuple[Any, ...]:
     """At least as fine as Triton's choice of a binary. ``kinds``: a tensor's dtype, in a tuple if it is not aligned."""
-    return (
-        kernel.fn,
-        constants,
-        tuple(config.items()),
-        *kinds,
-        *[(size == 1, size & 15 == 0, size >> 31) for size in sizes],
-    )
+    of_sizes = [(size == 1, size & 15 == 0, size >> 31) for size in sizes]
+    return kernel.fn, constants, tuple(config.items()), *kinds, *of_sizes
 
 
 def _run(kernel: Any, values: tuple[Any, ...], options: Mapping[str, int], *tensors: torch.Tensor | None) -> None:
     kernel(*tensors, *values, **options)
-
-
-def _current_stream(tensor: torch.Tensor) -> int:
-    """Return the stream that kernels are launched on; prepare this thread for launches."""
-    _set_allocator()
-    stream: int = driver.active.get_current_stream(tensor.get_device()) if tensor.is_cuda else 0
-    return stream
 
 
 def _set_allocator() -> None:
@@ -250,10 +235,17 @@ class _Recorder(TorchDispatchMode):
         self._slots[memory] = None if is_shared else entry
         return slot
 
-    def _new_empty_slot(self, tensor: torch.Tensor) -> int:
-        """Allocate a tensor without elements, which has no memory to be found by."""
-        slot, layout = next(self._count), (tuple(tensor.shape), tensor.stride())
-        self._add(_allocation(slot, *layout, tensor.dtype, tensor.device), (), (slot,), is_needed=False)
+    def _allocated(self, tensor: torch.Tensor) -> int:
+        """Give a slot to a tensor that the call allocated: a replay does so, if anything uses it."""
+        slot = self._new_slot(tensor, is_argument=False)
+        options: Any = {"dtype": tensor.dtype, "device": tensor.device}
+        empty = functools.partial(torch.empty_strided, tuple(tensor.shape), tensor.stride(), **options)
+
+        def allocate(slots: Slots, _: int) -> None:
+            made = slots.tensors[slot] = empty()
+            slots.pointers[slot] = made.data_ptr()
+
+        self._add(allocate, (), (slot,), is_needed=False)
         return slot
 
     def place(self, tensor: torch.Tensor) -> tuple[int, int]:
@@ -261,8 +253,8 @@ class _Recorder(TorchDispatchMode):
         number = self._arguments.get(id(tensor))
         if number is not None:
             return number, 0
-        if not tensor.numel():
-            return self._new_empty_slot(tensor), 0
+        if not tensor.numel():  # it has no memory to be found by
+            return self._allocated(tensor), 0
         entry = self._slots.get(tensor.untyped_storage().data_ptr())
         if entry is None:
             raise _UnrecordableError
@@ -290,10 +282,11 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             _recorders.current = self
-        self._attempt(self._record, func, args, kwargs or {}, result)
+        self.attempt(self._record, func, args, kwargs or {}, result)
         return result
 
-    def _attempt(self, record: Function, *arguments: Any) -> None:
+    def attempt(self, record: Function, *arguments: Any) -> None:
+        """Record something by a method of this; after the first that cannot be recorded, nothing."""
         if self.failed:
             return
         try:
@@ -303,9 +296,7 @@ class _Recorder(TorchDispatchMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func in _EMPTY:
-            slot = self._new_slot(result, is_argument=False)
-            layout = tuple(result.shape), result.stride()
-            self._add(_allocation(slot, *layout, result.dtype, result.device), (), (slot,), is_needed=False)
+            self._allocated(result)
         elif func in _READS:
             raise _UnrecordableError
         elif not func.is_view:  # a view is found by its memory
@@ -333,15 +324,10 @@ class _Recorder(TorchDispatchMode):
         slots = {use.slot for use in uses}
         return {memory for memory, entry in self._slots.items() if entry is None or entry[0] in slots}
 
-    def launched(
+    def launch(
         self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
     ) -> None:
         """Record a launch of a binary."""
-        self._attempt(self._record_launch, launch, programs, tensors, sizes)
-
-    def _record_launch(
-        self, launch: Launch, programs: int, tensors: Sequence[torch.Tensor | None], sizes: tuple[int, ...]
-    ) -> None:
         places = [None if tensor is None else self.place(tensor) for tensor in tensors]
         self._add(_launch(launch, programs, places, sizes), (place[0] for place in places if place), ())
 
@@ -349,24 +335,12 @@ class _Recorder(TorchDispatchMode):
         """Launch what Triton finds the binary of, or interprets, by torch's operators among others; record it."""
         with _disable_current_modes():
             function(*tensors)
-        self._attempt(self.called, function, tuple(tensors), {})
+        self.attempt(self.called, function, tuple(tensors), {})
 
     def _add(
         self, instruction: Instruction, uses: Iterable[int], makes: Iterable[int], *, is_needed: bool = True
     ) -> None:
         self.steps.append(_Step(instruction, frozenset(uses), frozenset(makes), is_needed))
-
-
-def _allocation(
-    slot: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Instruction:
-    empty = functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-
-    def allocate(slots: Slots, _: int) -> None:
-        tensor = slots.tensors[slot] = empty()
-        slots.pointers[slot] = tensor.data_ptr()
-
-    return allocate
 
 
 def _call(function: Function, args: Any, kwargs: Any, made: Sequence[tuple[int, int]]) -> Instruction:
@@ -402,21 +376,16 @@ def _launch(
         run(programs, 1, 1, stream, function, metadata, None, None, None, *read(slots.pointers)[:-1], *values)
 
     def start_inside(slots: Slots, stream: int) -> None:
-        pointers = [
-            offset + pointer if offset else pointer
-            for offset, pointer in zip(offsets, read(slots.pointers), strict=False)
-        ]
+        pairs = zip(offsets, read(slots.pointers), strict=False)
+        pointers = [offset + pointer if offset else pointer for offset, pointer in pairs]
         run(programs, 1, 1, stream, function, metadata, None, None, None, *pointers, *values)
 
     return start_inside if any(offsets) else start
 
 
-def _clearing(dead: Sequence[int]) -> Instruction:
-    def clear(slots: Slots, _: int) -> None:
-        for slot in dead:
-            slots.tensors[slot] = None
-
-    return clear
+def _clear(dead: Sequence[int], slots: Slots, _: int) -> None:
+    for slot in dead:
+        slots.tensors[slot] = None
 
 
 class _Recording(NamedTuple):
@@ -431,7 +400,8 @@ class _Recording(NamedTuple):
 
     def replay(self, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> Any:
         slots = Slots([*tensors, *self.blank], [*pointers, *self.blank, None])
-        stream = _current_stream(tensors[0])
+        _set_allocator()
+        stream = driver.active.get_current_stream(tensors[0].get_device()) if tensors[0].is_cuda else 0
         for instruction in self.instructions:
             instruction(slots, stream)
         results = [slots.tensors[result[0]] if result[1] is None else result.tensor(slots) for result in self.results]
@@ -453,7 +423,7 @@ def _recording(recorder: _Recorder, arguments: int, result: Any) -> _Recording |
         if not step.is_needed and not step.makes & used:
             continue
         if dead := (step.uses | step.makes) - used:
-            instructions.append(_clearing(sorted(dead)))
+            instructions.append(functools.partial(_clear, sorted(dead)))
         instructions.append(step.instruction)
         used |= step.uses | step.makes
     count = max((slot + 1 for slot in used), default=0) - arguments
@@ -500,7 +470,13 @@ def replayed(function: Function) -> Function:
         if layout in recordings:
             return function(*arguments)
         if layout in seen:
-            recordings[layout], result = _recorded(function, arguments, tensors)
+            _recorders.current = recorder = _Recorder(tensors)
+            try:
+                with recorder:
+                    result = function(*arguments)
+            finally:
+                _recorders.current = None
+            recordings[layout] = _recording(recorder, len(tensors), result)
             return result
         if len(seen) >= MOST_LAYOUTS:
             seen.clear()
@@ -509,17 +485,3 @@ def replayed(function: Function) -> Function:
         return function(*arguments)
 
     return run
-
-
-def _recorded(
-    function: Function, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]
-) -> tuple[_Recording | None, Any]:
-    """Return a recording of a call, None where it cannot be replayed, and its result."""
-    recorder = _Recorder(tensors)
-    _recorders.current = recorder
-    try:
-        with recorder:
-            result = function(*arguments)
-    finally:
-        _recorders.current = None
-    return _recording(recorder, len(tensors), result), result

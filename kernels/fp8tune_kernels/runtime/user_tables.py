@@ -15,8 +15,6 @@ from pathlib import Path
 from ..spec import KernelSpec
 from ..tables import Row, Table, table
 
-__all__ = ["FOLDER_VARIABLE", "folder", "installed", "of_kernel", "overlay", "parsed", "user_table"]
-
 FOLDER_VARIABLE = "FP8TUNE_TABLES"
 """The environment variable that names the folder; if it is set and empty, there is none."""
 
@@ -66,32 +64,19 @@ def parsed(text: str) -> Table:
         raise ValueError("it has no ROWS")
     if wrong := [row for row in rows if not _is_row(row, len(origins))]:
         raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
-    if not _are_texts(nearest) or not all(map(_are_texts, origins)):
+    if not all(isinstance(names, tuple) and {*map(type, names)} <= {str} for names in (nearest, *origins)):
         raise ValueError("NEAREST or ORIGINS holds no names")
     return Table(tuple(row[:4] for row in rows), nearest, tuple(origins[row[4]] for row in rows))
 
 
 def _is_row(row: object, places: int) -> bool:
-    if not (isinstance(row, tuple) and len(row) == 5):
-        return False
-    kernel, device, key, config, place = row
-    return (
-        _are_texts((kernel, device))
-        and (key is None or _are_pairs(key))
-        and _are_pairs(config)
-        and type(place) is int
-        and 0 <= place < places
-    )
-
-
-def _are_texts(values: object) -> bool:
-    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
-
-
-def _are_pairs(items: object) -> bool:
-    return isinstance(items, tuple) and all(
-        isinstance(item, tuple) and [type(value) for value in item] == [str, int] for item in items
-    )
+    match row:
+        case (str(), str(), tuple() | None as key, tuple() as config, int() as place):
+            pairs = all(
+                isinstance(item, tuple) and [*map(type, item)] == [str, int] for item in (*(key or ()), *config)
+            )
+            return pairs and 0 <= place < places
+    return False
 
 
 def overlay(own: Table, shipped: Table) -> Table:

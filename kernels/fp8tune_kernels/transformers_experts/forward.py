@@ -28,8 +28,6 @@ from ..moe.layer import moe_layer
 from ..moe.permutation import scatter, sort_rows
 from .once import layer_weights_of, weights_of
 
-__all__ = ["Options", "experts_forward", "gate_of"]
-
 SILU = (nn.SiLU, SiLUActivation)
 
 GPT_OSS = "transformers.models.gpt_oss.modeling_gpt_oss"

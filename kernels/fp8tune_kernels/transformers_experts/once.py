@@ -6,7 +6,6 @@ stays the same, and a copy or pickle of a module holds none.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +15,6 @@ from torch._compile import _disable_dynamo
 from ..gemm.gathered_weights import GatheredWeights, multipliable
 from ..gemm.quantized_weights import Fingerprint, as_stored, cast_dtype, change_message, snapshot
 from ..moe.expert_weights import ExpertWeights, quantize_down, quantize_gate_up
-
-__all__ = ["Block", "layer_weights_of", "weights_of"]
 
 ATTRIBUTE = "_fp8tune_weights_once"
 
@@ -61,21 +58,15 @@ class Block:
             module.__dict__[ATTRIBUTE] = Held(path)
 
     def check(self) -> None:
-        """Raise RuntimeError, naming a parameter, if one that was quantized has changed. Waits for each device once."""
-        flags: dict[torch.device, list[Tensor]] = {}
-        names: dict[torch.device, list[str]] = {}
+        """Raise RuntimeError, naming a parameter, if one that was quantized has changed. Waits for the devices once."""
+        names, flags = list[str](), list[Tensor]()
         for module in self._modules:
-            held = module.__dict__[ATTRIBUTE]
-            for (name, _), (fingerprint, _) in held.quantized.items():
-                is_changed = fingerprint.changed()
-                if not fingerprint.is_of(getattr(module, name)):
-                    is_changed = torch.ones_like(is_changed)
-                flags.setdefault(is_changed.device, []).append(is_changed)
-                names.setdefault(is_changed.device, []).append(fingerprint.name)
-        answer = itertools.chain(
-            *(zip(names[device], torch.stack(flags[device]).tolist(), strict=True) for device in flags)
-        )
-        if changed := [name for name, is_changed in answer if is_changed]:
+            for (name, _), (fingerprint, _) in module.__dict__[ATTRIBUTE].quantized.items():
+                names.append(fingerprint.name)
+                is_other = not fingerprint.is_of(getattr(module, name))
+                flags.append((fingerprint.changed() | is_other).to(flags[0].device if flags else None))
+        are_changed = torch.stack(flags).tolist() if flags else []
+        if changed := [name for name, is_changed in zip(names, are_changed, strict=True) if is_changed]:
             raise RuntimeError(change_message(changed))
 
     def free(self) -> None:
@@ -138,17 +129,16 @@ def _quantized_in_block(module: Any, name: str, recipe: str) -> Quantized:
         raise RuntimeError(change_message([quantized.fingerprint.name]))
     if quantized is None or quantized.fingerprint.dtype != cast_dtype(w):  # another autocast region
         path = f"{held.path}.{name}".removeprefix(".")
-        quantized = (_for_layer if recipe == LAYER else _for_grouped_mm)(module, name, recipe, path)
+        if recipe == LAYER:
+            quantized = _for_layer(module, name, path)
+        else:
+            of_w = snapshot(w, None, recipe, "EKN" if module.is_transposed else "ENK", path)
+            quantized = Quantized(of_w.fingerprint, of_w)
         held.quantized[name, recipe] = quantized
     return quantized
 
 
-def _for_grouped_mm(module: Any, name: str, recipe: str, path: str) -> Quantized:
-    quantized = snapshot(getattr(module, name), None, recipe, "EKN" if module.is_transposed else "ENK", path)
-    return Quantized(quantized.fingerprint, quantized)
-
-
-def _for_layer(module: Any, name: str, _: str, path: str) -> Quantized:
+def _for_layer(module: Any, name: str, path: str) -> Quantized:
     w = as_stored(getattr(module, name))
     fingerprint = Fingerprint(w, path)
     quantize = quantize_gate_up if name == "gate_up_proj" else quantize_down

@@ -20,8 +20,6 @@ try:
 except ImportError as error:
     raise ImportError("no transformers with experts implementations: pip install 'fp8tune[transformers]'") from error
 
-__all__ = ["fp8_modules", "register", "use_fp8_experts", "weights_once", "weights_once_per_step"]
-
 
 def register(name: str, options: Options) -> None:
     """Make ``options`` an implementation that ``model.set_experts_implementation(name)`` takes."""
