@@ -111,7 +111,7 @@ def test_the_order_of_sets_changes_no_file(folder: Path) -> None:
         (["--for", "diff", "--within", "200%"], "is not a percentage"),
         (["--for", "diff", "--check"], "-o FILE"),
         (["--for", "diff", "-o", "."], "is a folder: name the file of the diff"),
-        (["--for", "hf", "--size", "dtype=fp8_w8a8"], "--dtype does not go with --for hf"),
+        (["--for", "hf", "--size", "dtype=fp8_w8a8"], "has no dim fp8_w8a8"),
         (["--for", "python", "--size", "M=n"], "--size does not go with --for python"),
         (["--for", "python", "-o", "fp8tune.db"], "cannot be"),
     ],
