@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +18,7 @@ from fp8tune.measure.compiling import compile_config
 from fp8tune.measure.engine import Backend, Ceiling, CompileProgress, Screened
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, finished, usable_cores
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Status
 from fp8tune_kernels.arches import ARCHES
 
@@ -28,7 +28,6 @@ OutputBits = dict[NamedInts, dict[int, str]]
 
 TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
 COMPILE_TIMEOUT_S = 300.0
-POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
 
 
 class ProcessBackend:
@@ -97,22 +96,18 @@ class ProcessBackend:
             else:
                 run(number)
         total = uncompiled = sum(arm in self._compiling for arm in arms)
-        while pending and not is_over():
-            alive.sign()
-            done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
-            for future in [future for future in pending if future in done]:
-                number, outcome = pending.pop(future), _answer(future)
-                ahead = self._compiling.get(arms[number])
-                if future is ahead:
-                    uncompiled -= 1
-                    if outcome.status is Status.OK and self._is_run:
-                        run(number)
-                    else:
-                        yield number, outcome
-                else:
-                    facts = outcome.facts if ahead is None else _answer(ahead).facts
-                    yield number, replace(self.comparable(outcome), facts=facts)
-            if uncompiled and done:
+        for number, future in finished(pending, is_over):
+            outcome, ahead = _answer(future), self._compiling.get(arms[number])
+            if future is not ahead:
+                facts = outcome.facts if ahead is None else _answer(ahead).facts
+                yield number, replace(self.comparable(outcome), facts=facts)
+                continue
+            uncompiled -= 1
+            if outcome.status is Status.OK and self._is_run:
+                run(number)
+            else:
+                yield number, outcome
+            if uncompiled:
                 yield CompileProgress(arms[0].problem, total - uncompiled, total)
 
     def comparable(self, outcome: Outcome) -> Outcome:
