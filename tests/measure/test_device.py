@@ -77,8 +77,9 @@ def opened(*unreadable: str) -> Iterator[None]:
     device._limits_in.cache_clear()
 
 
-def probe(environment: dict[str, str], nvml: FakeNvml) -> Device | None:
-    return device.probe(environment, nvml, Path("/nonexistent"))
+def probe(environment: dict[str, str], nvml: FakeNvml, sysfs: Path = Path("/nonexistent")) -> Device | None:
+    with mock.patch.object(device, "pynvml", nvml):
+        return device.probe(environment, sysfs)
 
 
 def test_an_nvidia_gpu_is_described_without_torch() -> None:
@@ -146,7 +147,7 @@ def topology(tmp_path: Path) -> Path:
     ],
 )
 def test_an_amd_gpu_is_read_from_the_drivers_topology(topology, environment, expected) -> None:
-    gpu = device.probe(environment, FakeNvml(devices=0), topology)
+    gpu = probe(environment, FakeNvml(devices=0), topology)
     assert (gpu and (gpu.arch, gpu.multiprocessors, gpu.driver)) == expected
     assert [device.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
 
