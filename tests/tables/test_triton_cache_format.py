@@ -41,6 +41,7 @@ def scaled(x, out, n, flag, mode, scale, BLOCK: tl.constexpr):
 pruned = triton.autotune(CONFIGS, key=["n"], prune_configs_by={"early_config_prune": print})(scaled.fn)
 hooked = triton.autotune([triton.Config({"BLOCK": 64}, pre_hook=print), *CONFIGS], key=["n"])(scaled.fn)
 lone = triton.autotune(CONFIGS[:1], key=["n"])(scaled.fn)
+BY_WIDTH = {2: scaled}
 
 RECORDED = tuple(Config({"BLOCK": config.kwargs["BLOCK"]}, config.num_warps, config.num_stages) for config in CONFIGS)
 ROW, TYPED = (7, True, "fast", 1.5), ({"dtype": "tl.float32"}, True, "", None)
@@ -119,7 +120,7 @@ def test_a_kernel_that_triton_would_not_read_files_for_is_refused(kernel: Kernel
 
 def test_a_launch_that_is_left_out_is_named(tmp_path) -> None:
     notices: list[str] = []
-    (file,) = write([picks(ROW, TYPED)], Options(notice=notices.append))
+    (file,) = write([picks(ROW, TYPED, kernel="BY_WIDTH[2]")], Options(notice=notices.append))
     assert file.path.name == "scaled.autotune.json"
     (notice,) = notices
     assert "n=96 cannot be written: Triton does not cache the key" in notice
