@@ -91,7 +91,9 @@ def test_the_rule_for_near_keys_stays_with_the_fallback_row(path: Path) -> None:
     assert merge(old, measured(1024, 2048)).table.nearest == frozenset()
     toy = measured(1024, kernel="toy")
     toy = replace(toy, table=replace(toy.table, nearest=frozenset({"toy"})))
-    assert merge(old, toy).table.nearest == {"colwise", "toy"}
+    for entries in (toy.table.entries, toy.table.entries[:1]):  # with and without a row for other keys
+        selected = replace(toy, table=replace(toy.table, entries=entries))
+        assert merge(old, selected).table.nearest == {"colwise", "toy"}
 
 
 @pytest.mark.parametrize("text", ["", "ROWS = 1", "import os\n", "ROWS: tuple = (1,)\n", "<<<<<<< HEAD\n", "(" * 9999])
