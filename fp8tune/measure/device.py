@@ -151,12 +151,12 @@ def clock_limits() -> ClockLimits:
 @functools.lru_cache(maxsize=1)  # reading takes about a millisecond on an H100, longer than many launches
 def _limits_in(second: int) -> ClockLimits:
     gpu = _open_nvidia()
-    clocks = [  # newer drivers know no application clocks: then the most that it reaches
+    sm_mhz, memory_mhz = (  # newer drivers know no application clocks: then the most that it reaches
         _read(gpu, "ApplicationsClock", kind) or _read(gpu, "MaxClockInfo", kind)
         for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
-    ]
+    )
     milliwatts = _read(gpu, "EnforcedPowerLimit")
-    return ClockLimits(*clocks, None if milliwatts is None else milliwatts / 1000)
+    return ClockLimits(sm_mhz, memory_mhz, None if milliwatts is None else milliwatts / 1000)
 
 
 def slowdowns(arch: str, state: Telemetry) -> tuple[str, ...]:
