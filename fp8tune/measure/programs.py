@@ -70,7 +70,6 @@ def compile_programs(
     requests: Iterable[Wanted],
     arch: str,
     *,
-    processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Compiled:
@@ -79,7 +78,6 @@ def compile_programs(
     Args:
         requests: Launches; repeated ones count once.
         arch: Arch to compile for, which need not be here.
-        processes: Worker processes; None for one on each usable core.
         progress: Called with the number of finished launches and of all.
         is_over: Nothing more is compiled once it returns True.
 
@@ -92,7 +90,7 @@ def compile_programs(
     hashes: dict[Wanted, str] = {}
     failures: dict[Wanted, str] = {}
     programs: set[str] = set()
-    with contextlib.closing(WorkerPool(processes or usable_cores())) as pool:
+    with contextlib.closing(WorkerPool(usable_cores())) as pool:
         compiler = pool.submit(TIMEOUT_S, compiling.compiler_of, arch).result()
         calls = {pool.submit(TIMEOUT_S, _compile, batch, arch): batch for batch in sorted(groups, key=len)[::-1]}
         for batch, answer in _answers(calls, is_over):
