@@ -73,7 +73,8 @@ def sweep(
     upcoming, passes = iter(plan.problems), list[_CoarsePass]()
     trials = index = 0
     size_s, share = plan.size_budget_s, search.SHARE if confirmation.is_wanted else search.QUICK_SHARE
-    is_search = backend.times and take is None and search.is_needed(plan, plan.problems, share * (deadline - started))
+    may_search = backend.times and take is None and not plan.is_partial  # of few configs, all are wanted
+    is_search = may_search and search.is_needed(plan, plan.problems, share * (deadline - started))
 
     def counted(events: Iterable[Event]) -> Iterator[Event]:
         nonlocal trials
