@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from fp8tune import names
 from fp8tune.errors import UsageError
@@ -18,7 +17,7 @@ from fp8tune.store.layers import Layers, Reader
 from fp8tune.studies import constrained, decided, is_stale, known_programs, read_studies
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
-from fp8tune.tables.formats import DIFF, Options, diff, load
+from fp8tune.tables.formats import Options, load
 from fp8tune.tables.launch_table import Entry
 from fp8tune.tables.picks import KernelPicks
 from fp8tune.tables.picks import Pick as TablePick
@@ -55,14 +54,14 @@ def select_rows(
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
     picked, lines = _with_same_bits(store, decided(studies, tables), same_bits)
-    picked, current = _with_stale(store, picked, here), tables.current(arch)
+    picked = _with_stale(store, picked, here)
     if allow_quick:
-        selection = select(picked, compiled, arch, current)
+        selection = select(picked, compiled, arch, tables)
         return replace(selection, notices=(*lines, *selection.notices))
     quick = [study for study in picked if _is_unconfirmed(study)]
 
     new = [study for study in quick if tables.config(study.problem.kernel, study.device, study.lookup_key) is None]
-    selection = select([study for study in picked if study not in new], compiled, arch, current)
+    selection = select([study for study in picked if study not in new], compiled, arch, tables)
     keys = {(study.problem.kernel, study.lookup_key) for study in quick}
 
     def is_kept(entry: Entry) -> bool:
@@ -191,13 +190,7 @@ def format_files(kernels: Sequence[KernelPicks], name: str, options: Options) ->
     Raises:
         UsageError: The format cannot hold these picks.
     """
-    notices = [line for kernel in kernels for line in kernel.notices]
-    if name == DIFF:
-        if len(kernels) > 1:
-            notices.append(f"the diff is for {kernels[0].device.name}, which has the most sizes of {len(kernels)} GPUs")
-        text, notes = diff.shrink(kernels[0], options.within)
-        return [File(PurePosixPath("configs.diff"), text)], [*notices, *notes]
-    form = load(name)
+    notices, form = [line for kernel in kernels for line in kernel.notices], load(name)
     groups = [kernels] if form.has_all_devices else [[kernel] for kernel in kernels]
     files = [file for group in groups for file in form.write(group, replace(options, notice=notices.append))]
     if not files:

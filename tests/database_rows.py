@@ -189,7 +189,7 @@ def only_study(*rows: Study) -> Study:
 def table_text(rows: Iterable[Study], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> str:
     """The module of a table of some rows alone."""
     rows = list(rows)
-    return select(studies_of(rows, tables), compiled_studies(rows), arch, tables.current(arch)).table.render()
+    return select(studies_of(rows, tables), compiled_studies(rows), arch, tables).table.render()
 
 
 def compiled_studies(rows: Iterable[Study]) -> list[Study]:

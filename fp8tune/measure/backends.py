@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +18,7 @@ from fp8tune.measure.compiling import compile_config
 from fp8tune.measure.engine import Backend, Ceiling, CompileProgress, Screened
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
-from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, usable_cores
+from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, finished, usable_cores
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Status
 from fp8tune_kernels.arches import ARCHES
 
@@ -28,11 +28,14 @@ OutputBits = dict[NamedInts, dict[int, str]]
 
 TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
 COMPILE_TIMEOUT_S = 300.0
-POLL_S = 0.2  # how often a coarse pass that waits checks whether its time is up
 
 
 class ProcessBackend:
-    """Base of the GPU, the interpreter and the compiler."""
+    """Base of the GPU, the interpreter and the compiler.
+
+    ``runners`` processes check and time, none if configs are only compiled. A block may have ``shared_limit`` bytes of
+    shared memory; None if nothing is compiled ahead.
+    """
 
     timer = "none"  # the clock's name, as stored with a sweep
     times = False  # if arms are only checked or compiled, and so once is enough
@@ -40,17 +43,11 @@ class ProcessBackend:
     """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
     def __init__(
-        self,
-        device: Device,
-        torch_device: str,
-        kind: Kind,
-        runners: int = 1,  # processes that check and time; none if configs are only compiled
-        shared_limit: int | None = None,  # bytes of shared memory a block may have; None if nothing is compiled ahead
+        self, device: Device, torch_device: str, kind: Kind, runners: int = 1, shared_limit: int | None = None
     ) -> None:
-        self.device, self.kind = device, kind
+        self.device, self.kind, self.torch_device = device, kind, torch_device
         self.limits = ClockLimits()  # of all blocks so far
-        self._torch_device = torch_device
-        self._runner_count, self._shared_limit = runners, shared_limit
+        self._is_run, self._shared_limit = runners > 0, shared_limit
         self.runners = WorkerPool(max(1, runners))  # of the coarse pass
         # One core is left to the process that checks and times.
         self._compilers = WorkerPool(max(1, usable_cores() - bool(runners)))
@@ -60,7 +57,7 @@ class ProcessBackend:
         """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
         # The context of the coarse pass, and the device's memory that it holds, would disturb the clock.
         self.runners = self.runners.replaced()
-        return ProcessWorker(self, self._torch_device, tree)
+        return ProcessWorker(self, tree)
 
     def close(self) -> None:
         """End all processes and drop what is queued. The next call starts them again."""
@@ -71,13 +68,11 @@ class ProcessBackend:
         """Queue arms for the compilers, each once, in this order. They compile beside whatever is next."""
         if self._shared_limit is None:
             return
+        submit, place = self._compilers.submit, (self.device.arch, self._shared_limit)
         for arm in arms:
             if arm not in self._compiling:
-                code = (arm.reference, arm.problem, arm.config, self.device.arch, self._shared_limit)
-                future = self._compilers.submit(
-                    COMPILE_TIMEOUT_S, compile_config, *code, is_run=bool(self._runner_count)
-                )
-                self._compiling[arm] = future
+                code = (arm.reference, arm.problem, arm.config, *place)
+                self._compiling[arm] = submit(COMPILE_TIMEOUT_S, compile_config, *code, is_run=self._is_run)
 
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
@@ -91,7 +86,7 @@ class ProcessBackend:
 
         def run(number: int) -> None:
             # Everything that is ready is queued at once, so that the GPU waits for neither Python nor the database.
-            arguments = (arms[number], self._torch_device, places[number].round)
+            arguments = (arms[number], self.torch_device, places[number].round)
             future = self.runners.submit(self.trial_timeout_s, trial.checked_block, *arguments, times=self.times)
             pending[future] = number
 
@@ -101,22 +96,18 @@ class ProcessBackend:
             else:
                 run(number)
         total = uncompiled = sum(arm in self._compiling for arm in arms)
-        while pending and not is_over():
-            alive.sign()
-            done, _ = wait(pending, POLL_S, FIRST_COMPLETED)
-            for future in [future for future in pending if future in done]:
-                number, outcome = pending.pop(future), _answer(future)
-                ahead = self._compiling.get(arms[number])
-                if future is ahead:
-                    uncompiled -= 1
-                    if outcome.status is Status.OK and self._runner_count:
-                        run(number)
-                    else:
-                        yield number, outcome
-                else:
-                    facts = outcome.facts if ahead is None else _answer(ahead).facts
-                    yield number, replace(self.comparable(outcome), facts=facts)
-            if uncompiled and done:
+        for number, future in finished(pending, is_over):
+            outcome, ahead = _answer(future), self._compiling.get(arms[number])
+            if future is not ahead:
+                facts = outcome.facts if ahead is None else _answer(ahead).facts
+                yield number, replace(self.comparable(outcome), facts=facts)
+                continue
+            uncompiled -= 1
+            if outcome.status is Status.OK and self._is_run:
+                run(number)
+            else:
+                yield number, outcome
+            if uncompiled:
                 yield CompileProgress(arms[0].problem, total - uncompiled, total)
 
     def comparable(self, outcome: Outcome) -> Outcome:
@@ -162,9 +153,14 @@ class GpuBackend(ProcessBackend):
         self.compile(arms)
         if self._copy is not None:
             copy, self._copy = self._copy, None
-            yield Ceiling("", copied(copy))
-        dtypes = dict.fromkeys(arm.problem.in_dtype for arm in arms if arm.flops and self._torch_device == "cuda")
-        for dtype in dtypes.keys() - self._gemm_dtypes:
+            try:
+                rate = alive.result(copy)
+            except (WorkerDied, RemoteError) as error:
+                reason = outcome_of(error).reason
+                raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
+            yield Ceiling("", rate)
+        dtypes = {arm.problem.in_dtype for arm in arms if arm.flops and self.torch_device == "cuda"}
+        for dtype in sorted(dtypes - self._gemm_dtypes):
             self._gemm_dtypes.add(dtype)
             with contextlib.suppress(WorkerDied, RemoteError):  # there is no GEMM of the dtype
                 peak = alive.result(self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype))
@@ -172,21 +168,11 @@ class GpuBackend(ProcessBackend):
         yield from super().screen(arms, places, is_over)
 
 
-def copied(copy: Future[float]) -> float:
-    """Return the GB/s of a copy. Raises MachineError if the worker failed."""
-    try:
-        return alive.result(copy)
-    except (WorkerDied, RemoteError) as error:
-        reason = str(error).strip().splitlines()[-1][:300]
-        raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
-
-
 class ProcessWorker:
     """A process that launches arms on ``torch_device``, with the kernels of one code tree."""
 
-    def __init__(self, backend: ProcessBackend, torch_device: str, tree: Tree | None) -> None:
-        self._backend, self._torch_device, self._tree = backend, torch_device, tree
-        self._process = Worker()
+    def __init__(self, backend: ProcessBackend, tree: Tree | None) -> None:
+        self._backend, self._tree, self._process = backend, tree, Worker()
 
     def build(self, arm: Arm) -> Outcome:
         """Build the tensors that the arm's group shares."""
@@ -212,7 +198,7 @@ class ProcessWorker:
         """Hash the outputs of configs, see :func:`fp8tune.measure.output_bits.output_bits`; None if that failed."""
         function: Callable[..., OutputBits] = output_bits.output_bits
         try:
-            return self.run(function, *places, self._torch_device)
+            return self.run(function, *places, self._backend.torch_device)
         except (WorkerDied, RemoteError):
             return None
 
@@ -227,7 +213,7 @@ class ProcessWorker:
     def _outcome(self, function: Callable[..., Outcome], arm: Arm, *args: Any, **kwargs: Any) -> Outcome:
         """Call a function of :mod:`fp8tune.measure.trial`. A process that crashed or hung is not used again."""
         try:
-            outcome = self.run(function, arm, self._torch_device, *args, **kwargs)
+            outcome = self.run(function, arm, self._backend.torch_device, *args, **kwargs)
         except (WorkerDied, RemoteError) as error:
             outcome = outcome_of(error)
         if outcome.status in (Status.CRASHED, Status.TIMEOUT):

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from fp8tune.measure import edges, graphs, guards
+from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
 from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
-from fp8tune.measure.timing import Prepared
+from fp8tune.measure.timing import Prepared, capture
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.lazy import torch
 from fp8tune_kernels.spec import Edge, KernelSpec
@@ -38,6 +38,7 @@ IN_A_ROW_BYTES = 1 << 30
 
 TOO_SLOW_RATIO = 1.5  # times the best block so far: above the ratio (1.3) within which the later rounds repeat a config
 SEEDS = 4  # for inputs that may be timed: a sixteenth of values other than zero is in 16 of them in 98.4 % of cases
+COPIES_BYTES = 2 << 30  # of all tensors of a graph's launches
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Tensors:
         """Return the launch that is timed, with its preparation beside it.
 
         With ``in_graph`` it replays a CUDA graph of so many launches, each on tensors of its own: the flush before the
-        replay then leaves none of their inputs in the cache. Raises :class:`~fp8tune.measure.graphs.CaptureError`.
+        replay then leaves none of their inputs in the cache. Raises :class:`~fp8tune.measure.timing.CaptureError`.
         """
         if in_graph:
             return self._captured(config, in_graph)
@@ -128,7 +129,7 @@ class Tensors:
 
     def _captured(self, config: NamedInts, in_graph: int) -> Prepared:
         own_bytes = sum(guards.storage(value).nbytes for value in (*self.inputs, *self.outputs) if is_tensor(value))
-        in_graph = max(1, min(in_graph, graphs.COPIES_BYTES // max(1, own_bytes)))
+        in_graph = max(1, min(in_graph, COPIES_BYTES // max(1, own_bytes)))
         while len(self.copies) < in_graph - 1:
             inputs, outputs = (
                 tuple(guards.with_storage(value) if is_tensor(value) else value for value in values)
@@ -140,7 +141,7 @@ class Tensors:
         for tensors in every:
             tensors.prepare(config)
         self.launch(config)  # loads modules, which a capture must not
-        graph = graphs.capture([partial(tensors.launch, config) for tensors in every])
+        graph = capture([partial(tensors.launch, config) for tensors in every])
         # The outputs of the launch above are no evidence of a replay.
         returned = self.returned
         self.poison()

@@ -10,10 +10,10 @@ import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
@@ -22,8 +22,6 @@ from fp8tune.measure import codegen
 from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import DeviceLimits
-
-T = TypeVar("T")
 
 # No kernel declares it: of 20 configs compiled for gfx942, asking for 2 to 4 waves changed what is resident in none,
 # and asking for 8 made nearly all spill.
@@ -62,33 +60,32 @@ def software() -> Software:
     return Software(constants.get("__version__", ""), triton, runtime)
 
 
-def probe(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml, sysfs: Path = Path("/sys")) -> Device | None:
+def probe(environment: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys")) -> Device | None:
     """Return the first GPU that ``CUDA_VISIBLE_DEVICES`` (AMD: ``HIP_VISIBLE_DEVICES``) shows, or None."""
-    handle = nvidia_handle(environment, nvml)
-    if handle is None:
-        device = probe_amd(environment, sysfs)
-    else:
-        try:
-            capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-            cores = _readable(lambda: nvml.nvmlDeviceGetNumGpuCores(handle), nvml) or 0
-            device = Device(
-                arch="sm_{}{}".format(*capability),
-                name=nvml.nvmlDeviceGetName(handle),
-                uuid_hash=hash_uuid(nvml.nvmlDeviceGetUUID(handle)),
-                # NVML counts FP32 cores: 64 an SM up to sm_80, 128 since sm_86 (CUDA C++ Programming Guide, arithmetic)
-                multiprocessors=int(cores) // (64 if capability < (8, 6) else 128),
-                driver=nvml.nvmlSystemGetDriverVersion(),
-            )
-        except nvml.NVMLError as error:
-            raise MachineError(f"the GPU's driver does not answer ({error}): see what nvidia-smi says") from None
+    handle = nvidia_handle(environment)
+    device = _probe_amd(environment, sysfs) if handle is None else _probe_nvidia(handle)
     if device is None:
         return None
-    installed, settings = software(), codegen.settings(environment)
-    device = replace(device, runtime=installed.runtime, torch=installed.torch, triton=installed.triton)
-    return replace(device, timing="gated", codegen=settings)
+    versions = {name: getattr(software(), name) for name in ("runtime", "torch", "triton")}
+    return replace(device, **versions, timing="gated", codegen=codegen.settings(environment))
 
 
-def probe_amd(environment: Mapping[str, str], sysfs: Path = Path("/sys")) -> Device | None:
+def _probe_nvidia(handle: Any) -> Device:
+    try:
+        capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Device(
+            arch="sm_{}{}".format(*capability),
+            name=pynvml.nvmlDeviceGetName(handle),
+            uuid_hash=hash_uuid(pynvml.nvmlDeviceGetUUID(handle)),
+            # NVML counts FP32 cores: 64 an SM up to sm_80, 128 since sm_86 (CUDA C++ Programming Guide, arithmetic)
+            multiprocessors=int(_read(handle, "NumGpuCores") or 0) // (64 if capability < (8, 6) else 128),
+            driver=pynvml.nvmlSystemGetDriverVersion(),
+        )
+    except pynvml.NVMLError as error:
+        raise MachineError(f"the GPU's driver does not answer ({error}): see what nvidia-smi says") from None
+
+
+def _probe_amd(environment: Mapping[str, str], sysfs: Path) -> Device | None:
     """Return the first visible AMD GPU, or None. The topology holds no name; versions are left empty.
 
     Devices are found in the kernel driver's topology, which needs no library and creates no GPU context. Written from
@@ -128,17 +125,14 @@ def limits(device: Device) -> DeviceLimits | None:
 
 def telemetry() -> Telemetry:
     """Read an NVIDIA GPU's clocks, temperature, power and throttle reasons. Cheap: the handle stays open."""
-    handle = _open_nvidia()
-    if handle is None:
-        return Telemetry()
-    nvml = pynvml
-    milliwatts = _readable(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    gpu = _open_nvidia()
+    milliwatts = _read(gpu, "PowerUsage")
     return Telemetry(
-        sm_clock_mhz=_readable(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        memory_clock_mhz=_readable(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        temperature_c=_readable(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        sm_clock_mhz=_read(gpu, "ClockInfo", pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=_read(gpu, "ClockInfo", pynvml.NVML_CLOCK_MEM),
+        temperature_c=_read(gpu, "Temperature", pynvml.NVML_TEMPERATURE_GPU),
         power_w=None if milliwatts is None else milliwatts / 1000,
-        throttle_reasons=_readable(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+        throttle_reasons=_read(gpu, "CurrentClocksEventReasons"),
     )
 
 
@@ -156,18 +150,13 @@ def clock_limits() -> ClockLimits:
 
 @functools.lru_cache(maxsize=1)  # reading takes about a millisecond on an H100, longer than many launches
 def _limits_in(second: int) -> ClockLimits:
-    handle = _open_nvidia()
-    if handle is None:
-        return ClockLimits()
-    nvml = pynvml
-
-    def clock(kind: int) -> int | None:  # newer drivers know no application clocks: then the most that it reaches
-        set_mhz = _readable(lambda: nvml.nvmlDeviceGetApplicationsClock(handle, kind))
-        return set_mhz if set_mhz else _readable(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, kind))
-
-    milliwatts = _readable(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    watts = None if milliwatts is None else milliwatts / 1000
-    return ClockLimits(clock(nvml.NVML_CLOCK_SM), clock(nvml.NVML_CLOCK_MEM), watts)
+    gpu = _open_nvidia()
+    sm_mhz, memory_mhz = (  # newer drivers know no application clocks: then the most that it reaches
+        _read(gpu, "ApplicationsClock", kind) or _read(gpu, "MaxClockInfo", kind)
+        for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
+    )
+    milliwatts = _read(gpu, "EnforcedPowerLimit")
+    return ClockLimits(sm_mhz, memory_mhz, None if milliwatts is None else milliwatts / 1000)
 
 
 def slowdowns(arch: str, state: Telemetry) -> tuple[str, ...]:
@@ -178,9 +167,7 @@ def slowdowns(arch: str, state: Telemetry) -> tuple[str, ...]:
 
 def other_processes() -> int | None:
     """Count other processes that compute on the device (an NVIDIA one); None if that cannot be read."""
-    if (handle := _open_nvidia()) is None:
-        return None
-    running = _readable(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    running = _read(_open_nvidia(), "ComputeRunningProcesses")
     return None if running is None else sum(process.pid != os.getpid() for process in running)
 
 
@@ -189,15 +176,15 @@ def hash_uuid(uuid: str) -> str:
     return hashlib.sha256(uuid.removeprefix("GPU-").lower().encode()).hexdigest()[:16]
 
 
-def nvidia_handle(environment: Mapping[str, str] = os.environ, nvml: Any = pynvml) -> Any | None:
+def nvidia_handle(environment: Mapping[str, str] = os.environ) -> Any | None:
     """Return NVML's handle of the first GPU that is visible; None if there is none."""
     visible = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     try:
-        nvml.nvmlInit()
+        pynvml.nvmlInit()
         if visible.startswith(("GPU-", "MIG-")):
-            return nvml.nvmlDeviceGetHandleByUUID(visible)
-        return nvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else None
-    except nvml.NVMLError:  # no driver, or no such device
+            return pynvml.nvmlDeviceGetHandleByUUID(visible)
+        return pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else None
+    except pynvml.NVMLError:  # no driver, or no such device
         return None
 
 
@@ -206,8 +193,9 @@ def _open_nvidia() -> Any | None:
     return nvidia_handle()
 
 
-def _readable(read: Callable[[], T], nvml: Any = None) -> T | None:
+def _read(handle: Any | None, name: str, *arguments: int) -> Any:
+    """Return the answer of NVML's ``nvmlDeviceGet{name}``; None without a GPU or an answer."""
     try:
-        return read()
-    except (nvml or pynvml).NVMLError:  # not supported by this device, or not permitted to this user
+        return None if handle is None else getattr(pynvml, f"nvmlDeviceGet{name}")(handle, *arguments)
+    except pynvml.NVMLError:  # not supported by this device, or not permitted to this user
         return None

@@ -11,18 +11,17 @@ import contextlib
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fp8tune import alive
 from fp8tune.compiled import facts
 from fp8tune.errors import one_line
 from fp8tune.measure import compiling, machine
 from fp8tune.measure.backends import outcome_of
-from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
+from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, finished, usable_cores
 from fp8tune.records import Compiler, NamedInts, Problem
 from fp8tune.replay.launching import Launcher
 from fp8tune.replay.lazy import triton
@@ -34,7 +33,6 @@ from fp8tune_kernels.tuners import resolved
 W = TypeVar("W")
 
 TIMEOUT_S = 900.0  # of one call, which is all launches of a config: a compiler that takes longer hangs
-POLL_S = 0.2
 
 Work = tuple[Kernel, Launch, Config]
 
@@ -72,7 +70,6 @@ def compile_programs(
     requests: Iterable[Wanted],
     arch: str,
     *,
-    processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Compiled:
@@ -81,7 +78,6 @@ def compile_programs(
     Args:
         requests: Launches; repeated ones count once.
         arch: Arch to compile for, which need not be here.
-        processes: Worker processes; None for one on each usable core.
         progress: Called with the number of finished launches and of all.
         is_over: Nothing more is compiled once it returns True.
 
@@ -94,7 +90,7 @@ def compile_programs(
     hashes: dict[Wanted, str] = {}
     failures: dict[Wanted, str] = {}
     programs: set[str] = set()
-    with contextlib.closing(WorkerPool(processes or usable_cores())) as pool:
+    with contextlib.closing(WorkerPool(usable_cores())) as pool:
         compiler = pool.submit(TIMEOUT_S, compiling.compiler_of, arch).result()
         calls = {pool.submit(TIMEOUT_S, _compile, batch, arch): batch for batch in sorted(groups, key=len)[::-1]}
         for batch, answer in _answers(calls, is_over):
@@ -123,14 +119,11 @@ def _answers(
     calls: Mapping[Future[Any], W], is_over: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[W, Any | str]]:
     """Yield what workers were asked for with their answers; a worker that ended answers with a text that says so."""
-    pending = dict(calls)
-    while pending and not is_over():
-        alive.sign()
-        for future in wait(pending, POLL_S, FIRST_COMPLETED).done:
-            try:
-                yield pending.pop(future), future.result()
-            except (WorkerDied, RemoteError) as error:
-                yield calls[future], outcome_of(error).reason
+    for work, future in finished(dict(calls), is_over):
+        try:
+            yield work, future.result()
+        except (WorkerDied, RemoteError) as error:
+            yield work, outcome_of(error).reason
 
 
 def _compile(batch: Sequence[Wanted], arch: str) -> tuple[dict[Wanted, str], dict[Wanted, str], set[str]]:

@@ -32,9 +32,9 @@ from fp8tune.errors import UsageError
 from fp8tune.measure import device
 from fp8tune.measure.arms import Arm, KernelArm, Place, Work
 from fp8tune.measure.engine import Screened
-from fp8tune.measure.timing import Samples
 from fp8tune.measure.trees import Tree
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Status
+from fp8tune.stats.means import trimmed_mean
 
 Floats = NDArray[np.float64]
 
@@ -100,13 +100,12 @@ class Noise:
         slow = math.log1p(self.throttle_slowdown)
         return lambda times_s: self.drift_sd * drift(times_s) + slow * (heat(times_s) > limit)
 
-    def samples_us(self, random: Generator, block_us: Floats | float) -> tuple[float, ...]:
+    def samples_us(self, random: Generator, block_us: float, tick_us: float) -> tuple[float, ...]:
         """Draw one block's samples in microseconds, whole ticks."""
         samples = block_us * (1 + self.sample_sd * random.standard_normal(self.samples))
         outlier = random.random(self.samples) < self.outlier_share
         samples = np.where(outlier, samples * random.uniform(1.05, 1.5, self.samples), samples)
-        ticks = np.maximum(1, np.round(samples / self.tick_us))
-        return tuple((ticks * self.tick_us).tolist())
+        return tuple((np.maximum(1, np.round(samples / tick_us)) * tick_us).tolist())
 
 
 @dataclass(frozen=True)
@@ -162,23 +161,20 @@ class SimulatedClock:
     def true_time_us(self, work: Work) -> float:
         """Return the time of a launch in microseconds without noise: the same in every process and round."""
         key, config = work.key or work.identity, work.config or work.identity
-        own, shared = _normal(self._gpu_seed, "rank", key, config), _normal(self._gpu_seed, "rank", config)
-        rank = math.sqrt(KINSHIP) * shared + math.sqrt(1 - KINSHIP) * own
-        near = near_share(_uniform(self._gpu_seed, "near", key))
-        slowdown = log_slowdown(0.5 * math.erfc(-rank / math.sqrt(2)), near)
+        quantile = 0.5 * math.erfc(-self._mixed("rank", key, config, KINSHIP) / math.sqrt(2))
+        slowdown = log_slowdown(quantile, near_share(_uniform(self._gpu_seed, "near", key)))
         mode = self.noise.mean_mode(self._bimodal(work))[0]
-        change = self._change(key, config)
+        change, version = 0.0, f"triton {self.upgrade.number}"
+        if self.upgrade.number > 1 and _uniform(self._gpu_seed, version, config) < self.upgrade.share:
+            change = self.upgrade.sd * self._mixed(version, key, config, self.upgrade.kinship)
         return float((LAUNCH_US + work.bytes_moved / BYTES_PER_US) * np.exp(slowdown + mode + change))
 
-    def _change(self, key: str, config: str) -> float:
-        """Return the change of a config's log time since version 1."""
-        upgrade, name = self.upgrade, f"triton {self.upgrade.number}"
-        if upgrade.number < 2 or _uniform(self._gpu_seed, name, config) >= upgrade.share:
-            return 0.0
+    def _mixed(self, name: str, key: str, config: str, kinship: float) -> float:
+        """Draw a normal number of a config on a key, with this correlation to that on any other key."""
         shared, own = _normal(self._gpu_seed, name, config), _normal(self._gpu_seed, name, key, config)
-        return upgrade.sd * (math.sqrt(upgrade.kinship) * shared + math.sqrt(1 - upgrade.kinship) * own)
+        return math.sqrt(kinship) * shared + math.sqrt(1 - kinship) * own
 
-    def block(self, work: Work, place: Place, host_us: float = 0.0, launches: int = 1) -> Samples:
+    def block(self, work: Work, place: Place, host_us: float = 0.0, launches: int = 1) -> Outcome:
         """Draw one block: the same for the same seed, work and place.
 
         ``host_us``: time of a launch on the host, which a sample takes at least; ``launches`` of a graph share a tick.
@@ -193,8 +189,9 @@ class SimulatedClock:
         own = self.noise.block_sd * self._random("block", *names).standard_normal()
         true_us, in_process = self._process_us(work, place.process)
         block_us = max(host_us, true_us * math.exp(in_process + float(drift + carry + own)))
-        noise = self.noise if launches == 1 else replace(self.noise, tick_us=self.noise.tick_us / launches)
-        return Samples(noise.samples_us(self._random("samples", *names), block_us), noise.tick_us)
+        tick_us = self.noise.tick_us / launches
+        samples_us = self.noise.samples_us(self._random("samples", *names), block_us, tick_us)
+        return Outcome(Status.OK, trimmed_mean(samples_us), "", samples_us, tick_us)
 
     def is_wrong(self, work: Work, gpu: str, share: float) -> bool:
         """Return True if a GPU that is wrong in a share of the configs is wrong in this one."""
@@ -248,13 +245,12 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by its timer: ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``. It is its
-    own worker.
+    """A GPU by its timer: ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
     tells them apart. A device may be wrong in a share of the configs. Its host may need a time for a launch: it hides
     shorter ones from events and not from graphs. ``triton`` pretends a version, and each from 2 on changes some
-    true times (:class:`Upgrade`). The methods are those of
+    true times (:class:`Upgrade`). It is its own worker: its methods are those of
     :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
 
@@ -266,13 +262,12 @@ class SimulatedBackend:
         """Raises UsageError for a text of another form."""
         if (name := TIMER.fullmatch(timer)) is None:
             raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
-        self.timer, seed = timer, int(name["seed"])
-        self.seed, self.noise, self.wrong = seed, int(name["noise"] or 0), float(name["wrong"] or 0)
-        self.host_us = float(name["host"] or 0)
-        gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{seed} gpu {int(name['gpu'])}")
+        self.timer, self.seed, self.noise = timer, int(name["seed"]), int(name["noise"] or 0)
+        self.wrong, self.host_us = float(name["wrong"] or 0), float(name["host"] or 0)
+        gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{self.seed} gpu {int(name['gpu'])}")
         self.triton = int(name["triton"] or 0)  # no kernel runs, so there is no version unless one is pretended
         version = f"{self.triton}.0" if self.triton else ""
-        self.device = Device("simulated", f"simulated:{seed}", uuid_hash=gpu, triton=version)
+        self.device = Device("simulated", f"simulated:{self.seed}", uuid_hash=gpu, triton=version)
         self._process = f"simulated-{os.urandom(6).hex()}"
 
     @cached_property
@@ -280,39 +275,41 @@ class SimulatedBackend:
         """The clock that draws the times."""
         return SimulatedClock(self.seed, noise_seed=self.noise, upgrade=Upgrade(self.triton))
 
-    def worker(self, tree: Tree | None = None) -> SimulatedBackend:  # noqa: D102
+    def worker(self, tree: Tree | None = None) -> SimulatedBackend:
+        """Return itself."""
         return self
 
-    def compile(self, arms: Sequence[KernelArm]) -> None:  # noqa: D102
-        pass
+    def compile(self, arms: Sequence[KernelArm]) -> None:
+        """Compile nothing."""
 
-    def screen(  # noqa: D102
+    def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:
+        """Draw a block of each arm, with its number."""
         for number, (arm, place) in enumerate(zip(arms, places, strict=True)):
             if is_over():
                 return
             yield number, self.block(arm, place)
 
-    def build(self, arm: Arm) -> Outcome:  # noqa: D102
+    def build(self, arm: Arm) -> Outcome:
+        """Build and launch nothing."""
         return Outcome(Status.OK)
 
     launch = build
 
-    def check(self, arm: Arm) -> Outcome:  # noqa: D102
-        return self._failure(arm) or Outcome(Status.OK)
-
-    def block(self, arm: Arm, place: Place) -> Outcome:  # noqa: D102
-        if failure := self._failure(arm):
-            return failure
-        launches = arm.in_graph if isinstance(arm, KernelArm) else 0
-        host = 0.0 if launches else self.host_us
-        return self.clock.block(arm.work, place, host, max(1, launches)).outcome(self._process)
-
-    def _failure(self, arm: Arm) -> Outcome | None:
+    def check(self, arm: Arm) -> Outcome:
+        """Draw whether the arm is wrong."""
         if self.wrong and self.clock.is_wrong(arm.work, self.device.uuid_hash, self.wrong):
             return Outcome(Status.WRONG, reason="a wrong byte of the simulated GPU", process=self._process)
-        return None
+        return Outcome(Status.OK)
+
+    def block(self, arm: Arm, place: Place) -> Outcome:
+        """Draw a block of an arm that is not wrong."""
+        if (checked := self.check(arm)).status is not Status.OK:
+            return checked
+        launches = arm.in_graph if isinstance(arm, KernelArm) else 0
+        outcome = self.clock.block(arm.work, place, 0.0 if launches else self.host_us, max(1, launches))
+        return replace(outcome, process=self._process)
 
     checked_block = block
 
@@ -331,5 +328,5 @@ class SimulatedBackend:
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Run nothing."""
 
-    def close(self) -> None:  # noqa: D102
-        pass
+    def close(self) -> None:
+        """End nothing."""

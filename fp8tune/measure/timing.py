@@ -4,19 +4,25 @@ The protocol is that of ``triton.testing.do_bench``: the same flush of the cache
 the same warm-up and length. In contrast to it, each launch is queued before the GPU reaches it
 (:mod:`fp8tune.measure.gate`), because a busy host would otherwise add its own time.
 
-Events around one short launch also time how it starts. In a CUDA graph (:mod:`fp8tune.measure.graphs`) many launches
-share one start and one timer tick: the block then times replays, each after a flush, and a sample is their share of it.
+Events around one short launch also time how it starts. In a CUDA graph (a HIP graph on AMD) many launches share one
+start and one timer tick: the block then times replays, each after a flush, and a sample is their share of it. Each
+launch of a graph has tensors of its own. So a launch finds its inputs in memory, as a step of decoding does whose
+weights fill the cache several times, and as a launch timed by events does: rows of both timings differ in how launches
+start, not in the state of the cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fp8tune.errors import one_line
 from fp8tune.records import Outcome, Status
+from fp8tune.replay.lazy import torch
 from fp8tune.stats.means import trimmed_mean
 
 if TYPE_CHECKING:
@@ -50,21 +56,6 @@ UNGATED = "the launch waits for the GPU, so the host's time counts too"
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Samples of one block in microseconds, with the timer's tick as far as they show it."""
-
-    samples_us: tuple[float, ...]
-    tick_us: float | None
-    is_gated: bool = True  # false if the GPU had to wait for the host, because the launch itself waits for the GPU
-
-    def outcome(self, process: str) -> Outcome:
-        """Return the outcome that rows store. ``process`` names the worker process."""
-        value = trimmed_mean(self.samples_us)
-        reason = "" if self.is_gated else UNGATED
-        return Outcome(Status.OK, value, reason, self.samples_us, self.tick_us, process=process)
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A launch with a step before it that is not timed."""
 
@@ -78,13 +69,10 @@ class Prepared:
         self.launch()
 
 
-def graph_launches(bytes_moved: int) -> int:
-    """Return the number of launches that a CUDA graph holds for a problem."""
-    return max(1, min(MOST_IN_GRAPH, int(REPLAY_US / (_LEAST_LAUNCH_US + bytes_moved / _BYTES_PER_US))))
-
-
-def block(launch: Callable[[], object], too_slow_us: float | None = None, stream: GpuStream | None = None) -> Samples:
+def block(launch: Callable[[], object], too_slow_us: float | None = None, stream: GpuStream | None = None) -> Outcome:
     """Time one block on the current device. The launch must have run once before, so that nothing compiles here.
+
+    The reason of the outcome is :data:`UNGATED` if the GPU had to wait for the host.
 
     Args:
         launch: Enqueues the work once.
@@ -126,7 +114,10 @@ def block(launch: Callable[[], object], too_slow_us: float | None = None, stream
         warmup, repeats = (max(1, int(1e3 * ms / launch_us)) for ms in (WARMUP_MS, rep_ms))
         samples_us, _, _ = timed(repeats, warmup)
     samples_us = tuple(sample / prepared.launches for sample in samples_us)
-    return Samples(samples_us, tick(samples_us), is_gated=gates[0][1] > 0)
+    reason = UNGATED if gates[0][1] == 0 else ""
+    # The smallest step between two samples is an upper bound of the timer's tick.
+    steps = (high - low for low, high in pairwise(sorted(set(samples_us))) if high - low > 1e-6)
+    return Outcome(Status.OK, trimmed_mean(samples_us), reason, samples_us, min(steps, default=None))
 
 
 def _launches(
@@ -169,7 +160,35 @@ def _launches(
     return tuple(samples_us), 1e3 * gpu_ms / count, 1e6 * host_s / count
 
 
-def tick(samples_us: tuple[float, ...]) -> float | None:
-    """Return the smallest step between two samples, an upper bound of the timer's tick; None if all are equal."""
-    values = sorted(set(samples_us))
-    return min((high - low for low, high in pairwise(values) if high - low > 1e-6), default=None)
+def graph_launches(bytes_moved: int) -> int:
+    """Return the number of launches that a CUDA graph holds for a problem."""
+    return max(1, min(MOST_IN_GRAPH, int(REPLAY_US / (_LEAST_LAUNCH_US + bytes_moved / _BYTES_PER_US))))
+
+
+class CaptureError(Exception):
+    """A launch cannot be captured."""
+
+
+def capture(launches: Sequence[Callable[[], object]]) -> Any:
+    """Return a CUDA graph of launches, in their order. They must have run before, so that nothing is loaded here.
+
+    Raises CaptureError for a launch that waits for the GPU, or calls what a graph cannot hold.
+    """
+    # torch.cuda.graph also collects garbage and gives memory back, which takes longer than a block and slows it down
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for launch in launches:
+                    launch()
+            except BaseException:
+                with contextlib.suppress(Exception):  # it fails as well, and says less
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+    except Exception as error:
+        raise CaptureError(one_line(error)) from error
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph

@@ -19,7 +19,7 @@ from fp8tune.measure.arms import Arm, KernelArm
 from fp8tune.measure.checking import Tensors
 from fp8tune.measure.comparing import bits
 from fp8tune.measure.edges import edges_of, place
-from fp8tune.measure.graphs import CaptureError
+from fp8tune.measure.timing import CaptureError
 from fp8tune.measure.worker import Poisoned
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
@@ -182,7 +182,7 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
 def timed(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:
     """Time one block on the GPU, with the device's state and limits around it."""
     before = device.telemetry()
-    outcome = timing.block(launch, too_slow_us).outcome(process_name())
+    outcome = replace(timing.block(launch, too_slow_us), process=process_name())
     return replace(outcome, telemetry=device.telemetry_over(before), limits=device.clock_limits())
 
 

@@ -16,7 +16,8 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,6 +32,9 @@ from fp8tune.stopping import END_SIGNALS, blocked_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
+W = TypeVar("W")
+
+POLL_S = 0.2  # how often somebody who waits for workers checks whether the time is up
 
 
 def usable_cores() -> int:
@@ -181,6 +185,15 @@ class WorkerPool:
         """Close this pool, and return another one that starts its processes when they are needed."""
         self.close()
         return WorkerPool(len(self._workers))
+
+
+def finished(pending: dict[Future[Any], W], is_over: Callable[[], bool]) -> Iterator[tuple[W, Future[Any]]]:
+    """Remove and yield what is pending as its future is done, until ``is_over``. More may be added meanwhile."""
+    while pending and not is_over():
+        alive.sign()
+        done, _ = futures.wait(pending, POLL_S, futures.FIRST_COMPLETED)
+        for future in [future for future in pending if future in done]:
+            yield pending.pop(future), future
 
 
 def _serve(connection: Connection, fp_fusion: bool) -> None:

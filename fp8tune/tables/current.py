@@ -1,4 +1,4 @@
-"""Today's configs: those of a table, of a recording, or a kernel's default."""
+"""Configs in use today: those of a table, of a recording, or a kernel's default."""
 
 from __future__ import annotations
 
@@ -16,32 +16,16 @@ from fp8tune.replay.recording import Kernel, Launch
 from fp8tune.stats.study import Origin, Today
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_kernels.runtime.user_tables import installed
-from fp8tune_kernels.tables import Table, table
-
-
-class CurrentTable:
-    """Launch table of one arch that is in use today. Its configs stay until others are proven faster."""
-
-    def __init__(self, table: Table = Table()) -> None:
-        self._configs = {row[:3]: NamedInts(row[3]) for row in table.rows}
-        self._nearest = table.nearest
-
-    def config(self, kernel: str, device: str, key: NamedInts | None) -> NamedInts | None:
-        """Return the config of the row for exactly this kernel, device and key, or None if there is no such row."""
-        return self._configs.get((kernel, device, None if key is None else tuple(sorted(key.items()))))
-
-    def takes_nearest(self, kernel: str) -> bool | None:
-        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
-        return None if self.config(kernel, "", None) is None else kernel in self._nearest
+from fp8tune_kernels.tables import Key, Table, table
 
 
 class CurrentTables:
-    """Tables whose configs stay until others are proven faster."""
+    """Launch tables whose configs stay until others are proven faster."""
 
     def __init__(self, table: Callable[[str], Table]) -> None:
         """Read the table of an arch with ``table``, once."""
-        self.current = functools.cache(lambda arch: CurrentTable(table(arch)))
-        """Function that returns the table of an arch."""
+        self._table = functools.cache(table)
+        self._configs = functools.cache(lambda arch: {row[:3]: NamedInts(row[3]) for row in self._table(arch).rows})
 
     def config(self, kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
         """Return the row's config for a lookup key, or the fallback config for None; None if there is no such row.
@@ -49,9 +33,16 @@ class CurrentTables:
         A device's own row comes before the arch's. A key without a row has none, whatever a lookup gives there: that
         was chosen without it.
         """
-        current = self.current(device.arch)
-        own = current.config(kernel, device.name, key) if device.name else None
-        return own or current.config(kernel, "", key)
+        configs = self._configs(device.arch)
+        return configs.get((kernel, device.name, _items(key))) or configs.get((kernel, "", _items(key)))
+
+    def has_own_row(self, kernel: str, device: Device, key: NamedInts | None) -> bool:
+        """Return True if the row for this key is for this device alone."""
+        return bool(device.name) and (kernel, device.name, _items(key)) in self._configs(device.arch)
+
+    def takes_nearest(self, kernel: str, arch: str) -> bool | None:
+        """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
+        return kernel in self._table(arch).nearest if self.config(kernel, Device(arch), None) is not None else None
 
 
 NO_TABLES = CurrentTables(lambda arch: Table())
@@ -68,11 +59,7 @@ def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedI
 def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded: NamedInts | None = None) -> Today:
     """Return the config that a launch of a key uses now: a table's, else the recorded one, else the default.
 
-    Args:
-        version: The kernel.
-        device: The device, whose own rows come first.
-        key: The lookup key.
-        recorded: Config that run-time tuning chose when the launch was recorded.
+    ``recorded`` is the config that run-time tuning chose when the launch was recorded.
     """
     result = lookups.look_up(lookups.Declared.from_version(version), device, key)
     if result.step is not Step.DEFAULT:
@@ -81,11 +68,7 @@ def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded:
 
 
 def recorded_launch(document: str) -> tuple[Kernel, Launch]:
-    """Parse the stored JSON of a recorded launch.
-
-    Raises:
-        DatabaseError: The text is damaged.
-    """
+    """Parse the stored JSON of a recorded launch. Raises DatabaseError if the text is damaged."""
     try:
         parts = json.loads(document)
         return recording.from_json(parts["kernel"], Kernel), recording.from_json(parts["launch"], Launch)
@@ -103,3 +86,7 @@ def recorded_configs(documents: Mapping[Problem, str]) -> dict[Problem, NamedInt
             if launch.config is not None:
                 configs[problem] = encoded(kernel, launch.config)
     return configs
+
+
+def _items(key: NamedInts | None) -> Key | None:
+    return None if key is None else tuple(sorted(key.items()))

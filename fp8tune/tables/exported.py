@@ -41,31 +41,28 @@ class ExportedTable:
         if self.rows.rows:
             result = look_up(Declared.from_version(version), device, key, self.rows)
             return None if result.step is Step.DEFAULT else result.config
-        rows, keys = self.devices.get(device.name, {}), [tuple(key.values())]
+        keys = [tuple(key.values())]
         if recorded is not None:
             keys = [launch.key for launch in (recorded[1], *recorded[1].shared)]
-        arguments = next((rows[key] for key in keys if key in rows), None)
-        if arguments is None:
-            return None
+        rows = self.devices.get(device.name, {})
         try:
-            if recorded is not None:
-                return encoded(recorded[0], Config(**arguments))
-            options = {name: value or 0 for name, value in arguments.items() if name != "kwargs"}
-            return NamedInts({**version.default, **arguments["kwargs"], **options})
+            for arguments in (rows[key] for key in keys if key in rows):
+                if recorded is not None:
+                    return encoded(recorded[0], Config(**arguments))
+                options = {name: value or 0 for name, value in arguments.items() if name != "kwargs"}
+                return NamedInts({**version.default, **arguments["kwargs"], **options})
         except (TypeError, ValueError, KeyError) as error:
-            raise UsageError(
-                f"a config of {version.kernel} does not suit the kernel ({one_line(error, 100)}): export it again"
-            ) from None
+            reason = f"a config of {version.kernel} does not suit the kernel ({one_line(error, 100)})"
+            raise UsageError(f"{reason}: export it again") from None
+        return None
 
 
 def read_table(path: Path) -> ExportedTable:
     """Read a file of ``export`` or ``export --for python``. Raises UsageError for any other file."""
-    advice = "name a file that fp8tune export or fp8tune export --for python wrote"
+    problem = "cannot be read"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({one_line(error, 100)}): {advice}") from None
-    try:
+        text = path.read_bytes().decode()
+        problem = "is no table"
         if "\nKERNEL = " not in text:
             table = user_tables.parsed(text)
             return ExportedTable(frozenset(row[0] for row in table.rows), table)
@@ -78,5 +75,15 @@ def read_table(path: Path) -> ExportedTable:
         }
         devices = {str(device): dict(rows) for device, rows in values["TABLE"].items()}
         return ExportedTable(frozenset({str(values["KERNEL"])}), devices=devices)
-    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError, MemoryError, RecursionError) as error:
-        raise UsageError(f"{path} is no table ({one_line(error, 100)}): {advice}") from None
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        MemoryError,
+        RecursionError,
+    ) as error:
+        advice = "name a file that fp8tune export or fp8tune export --for python wrote"
+        raise UsageError(f"{path} {problem} ({one_line(error, 100)}): {advice}") from None

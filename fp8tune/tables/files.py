@@ -23,11 +23,12 @@ class File:
 
 def write(files: Iterable[File], folder: Path, *, is_dry: bool = False) -> dict[Path, bool]:
     """Write the files below ``folder`` unless ``is_dry``. Map each path to True if its text differs."""
-    targets = {folder / file.path: file for file in files}
-    for file in targets.values():
+    texts = {}
+    for file in files:
         if file.path.is_absolute() or ".." in file.path.parts:
             raise UsageError(f"{str(file.path)[:100]!r} is outside of {folder}: it is not written")
-    return {path: read(path) != file.text if is_dry else update(path, file.text) for path, file in targets.items()}
+        texts[folder / file.path] = file.text
+    return {path: read(path) != text if is_dry else update(path, text) for path, text in texts.items()}
 
 
 def read(path: Path) -> str | None:
@@ -60,7 +61,6 @@ def update(path: Path, change: str | Callable[[str | None], str]) -> bool:
 
 @contextlib.contextmanager
 def _report_errors(path: Path, action: str) -> Iterator[None]:
-    """Convert an OSError into a UsageError of one line."""
     try:
         yield
     except OSError as error:
@@ -76,21 +76,20 @@ def _open_draft(path: Path) -> Iterator[BinaryIO]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.draft"
-    is_current = False
-    while not is_current:
+
+    def is_current(draft: BinaryIO) -> bool:
+        try:
+            return os.path.samestat(os.fstat(draft.fileno()), name.stat())
+        except FileNotFoundError:
+            return False
+
+    while True:
         with name.open("ab") as draft:
             fcntl.flock(draft, fcntl.LOCK_EX)
-            is_current = _is_same_file(draft, name)
-            if is_current:
+            if is_current(draft):
                 try:
                     yield draft
                 finally:
-                    if _is_same_file(draft, name):
+                    if is_current(draft):
                         name.unlink()
-
-
-def _is_same_file(file: BinaryIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+                return

@@ -72,7 +72,8 @@ class LaunchTable:
         origins = sorted({entry.origins for entry in entries})
         lines = [_HEADER.format(arch=self.arch, nearest=literal(sorted(self.nearest)), origins=literal(origins))]
         for entry in entries:
-            _check_entry(entry)
+            if not _is_valid(entry):
+                raise DatabaseError(f"{str(entry)[:200]!r} cannot be in a table: delete that row from the database")
             lines.append(f"    {literal([*entry.row, origins.index(entry.origins)])},\n")
         return "".join([*lines, ")\n"])
 
@@ -104,10 +105,12 @@ def default_path(arch: str) -> Path:
     return folder / shipped.name
 
 
-def _check_entry(entry: Entry) -> None:
-    """Raise DatabaseError if the entry has names or values that no lookup can ask for."""
+def _is_valid(entry: Entry) -> bool:
+    """Return True if the entry has only names and values that a lookup can ask for."""
     pairs = (*(entry.key or ()), *entry.config)
     are_numbers = all(NAME.fullmatch(name) and type(value) is int and 0 <= value < 2**63 for name, value in pairs)
-    are_names = _KERNEL.fullmatch(entry.kernel) and all(map(_ORIGIN.fullmatch, (entry.device, *entry.origins)))
-    if not are_numbers or not are_names:
-        raise DatabaseError(f"{str(entry)[:200]!r} cannot be in a table: delete that row from the database")
+    return (
+        are_numbers
+        and all(map(_ORIGIN.fullmatch, (entry.device, *entry.origins)))
+        and bool(_KERNEL.fullmatch(entry.kernel))
+    )

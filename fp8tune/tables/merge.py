@@ -15,41 +15,39 @@ from fp8tune.tables.launch_table import Entry, LaunchTable, parse
 from fp8tune.tables.select import Selection
 from fp8tune_kernels.tables import Key
 
+Slot = tuple[str, str, Key | None]
+"""Kernel, device and key: a table has one row of each."""
+
 
 @dataclass(frozen=True)
 class Merged:
-    """Result of a merge, with the table to write and its differences from the old table."""
+    """Result of a merge: the table to write, and its differences from the old table."""
 
     table: LaunchTable
     added: tuple[Entry, ...]
     changed: tuple[Entry, ...]
     unchanged: tuple[Entry, ...]
     removed: tuple[Entry, ...]
-    prunable: tuple[Entry, ...]  # rows of ``unchanged`` that ``prune`` would remove
 
 
 def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Merged:
     """Merge selected rows into a table. ``prune`` removes old rows that the database's results no longer select."""
-    before = {entry[:3]: entry for entry in old.entries}  # a table has one row of each kernel, device and key
-    assigned = [_assign_device(entry, before, selection) for entry in selection.table.entries]
-    selected = {entry[:3]: entry for entry in assigned}
-    rest = {slot: entry for slot, entry in before.items() if slot not in selected}
-    prunable = {slot: entry for slot, entry in rest.items() if _has_results(entry, selection)}
-    after = {**{slot: entry for slot, entry in rest.items() if not (prune and slot in prunable)}, **selected}
-    own = {slot for slot, entry in after.items() if entry is not before.get(slot)}
-    decided = {kernel for kernel, device, key in own if not device and key is None}
-    others = {kernel for kernel, _, _ in after} - decided
+    before: dict[Slot, Entry] = {entry[:3]: entry for entry in old.entries}
+    selected = {entry[:3]: entry for entry in (_stored(row, before, selection) for row in selection.table.entries)}
+    stale = {slot for slot, entry in before.items() if prune and slot not in selected and _is_known(entry, selection)}
+    after = {slot: entry for slot, entry in before.items() if slot not in stale} | selected
     # A kernel's rule for near keys comes from the same table as its row without a key.
-    new = {kernel for kernel in others if all(entry.kernel != kernel for entry in old.entries)}
-    nearest = (selection.table.nearest & (decided | new)) | (old.nearest & (others - new))
-    same = {slot for slot in after.keys() & before.keys() if _has_same_config(after[slot], before[slot])}
+    fallbacks = {slot[0]: entry for slot, entry in after.items() if slot[1:] == ("", None)}
+    decided = {kernel for kernel, entry in fallbacks.items() if entry is not before.get((kernel, "", None))}
+    decided |= {slot[0] for slot in after} - {slot[0] for slot in before}
+    nearest = (selection.table.nearest & decided) | (old.nearest & {slot[0] for slot in after} - decided)
+    same = {slot for slot in after.keys() & before.keys() if dict(after[slot].config) == dict(before[slot].config)}
     return Merged(
-        table=LaunchTable(selection.table.arch, tuple(after.values()), nearest),
+        LaunchTable(selection.table.arch, tuple(after.values()), frozenset(nearest)),
         added=tuple(entry for slot, entry in after.items() if slot not in before),
         changed=tuple(entry for slot, entry in after.items() if slot in before and slot not in same),
         unchanged=tuple(entry for slot, entry in after.items() if slot in same),
         removed=tuple(entry for slot, entry in before.items() if slot not in after),
-        prunable=() if prune else tuple(prunable.values()),
     )
 
 
@@ -71,7 +69,7 @@ def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry:
     return results[-1], is_changed
 
 
-def _assign_device(entry: Entry, before: Mapping[tuple[str, str, Key | None], Entry], selection: Selection) -> Entry:
+def _stored(entry: Entry, before: Mapping[Slot, Entry], selection: Selection) -> Entry:
     """Return the row to store for a selected one: itself, a copy for its own device, or the old row for all devices.
 
     An old row for all devices is not overwritten if it was chosen on a device without results in the database.
@@ -80,16 +78,13 @@ def _assign_device(entry: Entry, before: Mapping[tuple[str, str, Key | None], En
     if entry.device or shared is None or set(shared.origins) <= selection.known[entry.kernel]:
         return entry
     own = entry.origins[0] if len(entry.origins) == 1 else ""
-    has_own = (entry.kernel, own, entry.key) in before
-    if not own or (_has_same_config(shared, entry) and not has_own):
+    has_own_row = (entry.kernel, own, entry.key) in before
+    if not own or (dict(shared.config) == dict(entry.config) and not has_own_row):
         return shared
     return entry._replace(device=own)
 
 
-def _has_same_config(entry: Entry, rival: Entry) -> bool:
-    return dict(entry.config) == dict(rival.config)
-
-
-def _has_results(entry: Entry, selection: Selection) -> bool:
+def _is_known(entry: Entry, selection: Selection) -> bool:
+    """Return True if the database has results of the entry's kernel on all of its devices."""
     origins = {entry.device} if entry.device else set(entry.origins)
     return bool(origins) and origins <= selection.known.get(entry.kernel, frozenset())

@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8tune.records import KernelVersion, Kind, NamedInts, Status
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Status
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.means import geomean, group_by
 from fp8tune.stats.shared import HeldOut, Nearest, choose_shared, hold_out, prefers_nearest
 from fp8tune.stats.study import Study
-from fp8tune.tables.current import CurrentTable
+from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune.tables.launch_table import Entry, LaunchTable
 from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime.chain import nearest
@@ -26,107 +26,82 @@ DEVICE_LOSS = 1.02
 
 
 @dataclass(frozen=True)
-class Fallback:
-    """Fallback row for keys without a row of their own, with the slowdowns that it causes."""
-
-    entry: Entry
-    studies: Sequence[Study]  # studies that the config was chosen on
-    held_out: Sequence[HeldOut] = ()  # slowdowns on held-out shapes, also under the nearest row
-
-    @property
-    def worst(self) -> float:
-        """Largest slowdown on the studies that the config was chosen on."""
-        return max(study.slowdowns.get(NamedInts(self.entry.config), 1.0) for study in self.studies)
-
-
-@dataclass(frozen=True)
 class Selection:
-    """Selected rows of one arch, with the evidence for them."""
+    """Selected rows of one arch."""
 
     table: LaunchTable
-    fallbacks: tuple[Fallback, ...] = ()
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)  # kernel -> devices and publications with results
     notices: tuple[str, ...] = ()  # omitted results, and how to include them
 
 
 def select(
-    studies: Sequence[Study], compiled: Sequence[Study], arch: str, current: CurrentTable = CurrentTable()
+    studies: Sequence[Study], compiled: Sequence[Study], arch: str, tables: CurrentTables = NO_TABLES
 ) -> Selection:
     """Select the rows of an arch from decided studies.
 
-    A published config is selected only if its ``compiled`` results have no spills. ``current`` is the table used today.
+    A published config is selected only if its ``compiled`` results have no spills. ``tables`` are those used today.
     """
     kinds = (Kind.SIMULATED,) if arch == "simulated" else (Kind.MEASURED, Kind.PUBLISHED)
-    arch_studies = [study for study in studies if study.device.arch == arch and study.kind in kinds]
+    of_arch = (study for study in studies if study.device.arch == arch and study.kind in kinds)
+    by_kernel = group_by(of_arch, lambda study: study.problem.kernel)
     static = group_by((study for study in compiled if study.device.arch == arch), lambda study: study.problem.kernel)
-    by_kernel = group_by(arch_studies, lambda study: study.problem.kernel)
-    parts = [_KernelSelection(kernel, arch, by_kernel[kernel], static.get(kernel, []), current) for kernel in by_kernel]
-    for part in parts:
-        part.fill()
+    parts = [_KernelRows(kernel, arch, group, static.get(kernel, []), tables) for kernel, group in by_kernel.items()]
     entries = tuple(entry for part in parts for entry in part.entries)
-    takes_nearest = frozenset(part.kernel for part in parts if part.takes_nearest)
     return Selection(
-        LaunchTable(arch, entries, takes_nearest),
-        tuple(fallback for part in parts for fallback in part.fallbacks),
+        LaunchTable(arch, entries, frozenset(part.kernel for part in parts if part.takes_nearest())),
         {kernel: frozenset().union(*map(_origins, group)) for kernel, group in by_kernel.items()},
         tuple(f"{part.kernel}: {notice}" for part in parts for notice in part.notices),
     )
 
 
-@dataclass
-class _KernelSelection:
-    """Selection of the rows of one kernel on one arch."""
+class _KernelRows:
+    """Rows of one kernel on one arch."""
 
-    kernel: str
-    arch: str
-    studies: Sequence[Study]
-    static: Sequence[Study]
-    current: CurrentTable
-    entries: list[Entry] = field(default_factory=list)
-    fallbacks: list[Fallback] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-
-    def fill(self) -> None:
-        """Fill ``entries``, ``fallbacks`` and ``notices``."""
-        groups = group_by(self._exportable_studies(), lambda study: study.device.name).items()
+    def __init__(
+        self, kernel: str, arch: str, studies: Sequence[Study], static: Sequence[Study], tables: CurrentTables
+    ) -> None:
+        self.kernel, self.arch, self.tables, self.static = kernel, arch, tables, static
+        self.entries, self.notices, self.held_out = list[Entry](), list[str](), list[HeldOut]()
+        published = [study for study in studies if study.kind is Kind.PUBLISHED]
+        own = [study for study in studies if study.kind is not Kind.PUBLISHED]
+        exportable = self._exportable(own, _newest_version([*static, *studies]))
+        groups = group_by(exportable, lambda study: study.device.name).items()
         devices = dict(sorted(groups, key=lambda item: (-len(item[1]), item[0])))  # most problems first
         measured = [study for group in devices.values() for study in group]
         for key, same_key in group_by(measured, _lookup_key).items():
-            self._add_key_rows(key, group_by(same_key, lambda study: study.device.name))
-        if published := [study for study in self.studies if study.kind is Kind.PUBLISHED]:
+            self._add_rows(key, group_by(same_key, lambda study: study.device.name))
+        if published:
             self._add_published_rows(published)
         if devices:
             self._add_fallbacks(devices)  # comes last because it compares with all rows that have a key
 
-    @property
     def takes_nearest(self) -> bool:
-        """True if keys without a row should take the nearest key's row."""
-        held_out = [item for fallback in self.fallbacks for item in fallback.held_out]
-        rule = self.current.takes_nearest(self.kernel)
-        return prefers_nearest(held_out, rule) if held_out else bool(rule)
+        """Return True if keys without a row should take the nearest key's row."""
+        rule = self.tables.takes_nearest(self.kernel, self.arch)
+        return prefers_nearest(self.held_out, rule) if self.held_out else bool(rule)
 
-    def _exportable_studies(self) -> list[Study]:
-        """Return the complete measured studies whose kernel version has the same axes and keys as the newest one."""
-        measured = [study for study in self.studies if study.kind is not Kind.PUBLISHED]
-        complete = [study for study in measured if study.is_usable]
-        newest = _launch_interface(_newest_version([*self.static, *self.studies]))
-        keyed = [study for study in complete if study.lookup_key is not None]
-        exportable = [study for study in keyed if newest and _launch_interface(study.version) == newest]
-        reasons = ("not swept to the end", "rows of an older kernel with other axes or keys")
-        for before, after, reason in zip((measured, complete), (complete, exportable), reasons, strict=True):
-            if omitted := [str(study.problem.shape) for study in before if study not in after]:
+    def _exportable(self, measured: Sequence[Study], newest: KernelVersion | None) -> list[Study]:
+        """Return the complete studies whose kernel version has the same axes and keys as the newest one."""
+        exportable, unfinished, older = list[Study](), list[Study](), list[Study]()
+        for study in measured:
+            is_alike = newest is not None and _launch_interface(study.version) == _launch_interface(newest)
+            is_right = is_alike and study.lookup_key is not None
+            (unfinished if not study.is_usable else exportable if is_right else older).append(study)
+        reasons = {"not swept to the end": unfinished, "rows of an older kernel with other axes or keys": older}
+        for reason, omitted in reasons.items():
+            if omitted:
                 more = f" and {len(omitted) - 1} more" if len(omitted) > 1 else ""
                 advice = f"run fp8tune sweep --kernel {self.kernel} again"
-                self.notices.append(f"{omitted[0]}{more} not exported, {reason}: {advice}")
+                self.notices.append(f"{omitted[0].problem.shape}{more} not exported, {reason}: {advice}")
         return exportable
 
-    def _add_key_rows(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
+    def _add_rows(self, key: NamedInts, devices: Mapping[str, Sequence[Study]]) -> None:
         (_, first), *others = devices.items()
         shared = self._choose_config(first)
-        self._add_entry("", key, shared, first)
+        self._add("", key, shared, first)
         for device, group in others:
-            if _mean_slowdown(shared, group) > self._own_row_threshold(device, key):
-                self._add_entry(device, key, self._choose_config(group), group)
+            if _mean_slowdown(shared, group) > self._largest_loss(device, key):
+                self._add(device, key, self._choose_config(group), group)
 
     def _choose_config(self, studies: Sequence[Study]) -> NamedInts:
         """Return the pick of a single study, or the config with the least mean slowdown on several with one key."""
@@ -136,29 +111,28 @@ class _KernelSelection:
             self.notices.append(f"no config ran on all problems of {_lookup_key(studies[0])}: the first decides")
         return studies[0].choice.pick
 
-    def _own_row_threshold(self, device: str, key: NamedInts | None) -> float:
+    def _largest_loss(self, device: str, key: NamedInts | None) -> float:
         """Return the slowdown above which a device gets its own row. It is lower if the device has one already."""
-        has_row = self.current.config(self.kernel, device, key) is not None
+        has_row = self.tables.has_own_row(self.kernel, Device(self.arch, device), key)
         return DEVICE_LOSS / (1 + PLAN.keep_band) if has_row else DEVICE_LOSS
 
     def _add_fallbacks(self, devices: Mapping[str, Sequence[Study]]) -> None:
         (_, first), *others = devices.items()
-        current = self.current.config(self.kernel, "", None)
-        best = choose_shared(first, current=current)
+        best = choose_shared(first, current=self.tables.config(self.kernel, Device(self.arch), None))
         if best is None:
             self.notices.append("no config ran on every problem, so unseen shapes get the declared default")
             return
         keyed = nearest_of([entry.row for entry in self.entries if entry.key is not None])
         served: list[Study] = []
         for device, group in others:
-            own = choose_shared(group, current=self.current.config(self.kernel, device, None) or current)
-            if own and _mean_slowdown(best.config, group) > self._own_row_threshold(device, None) * own.mean:
-                entry = self._add_entry(device, None, own.config, group)
-                self.fallbacks.append(Fallback(entry, group, hold_out(group, [], keyed)))
+            own = choose_shared(group, current=self.tables.config(self.kernel, Device(self.arch, device), None))
+            if own and _mean_slowdown(best.config, group) > self._largest_loss(device, None) * own.mean:
+                self._add(device, None, own.config, group)
+                self.held_out += hold_out(group, [], keyed)
             else:
                 served += group
-        entry = self._add_entry("", None, best.config, first)
-        self.fallbacks.append(Fallback(entry, first, hold_out(first, served, keyed)))
+        self._add("", None, best.config, first)
+        self.held_out += hold_out(first, served, keyed)
 
     def _add_published_rows(self, published: Sequence[Study]) -> None:
         """Add published configs, which were timed with other code, for keys without measurements."""
@@ -168,36 +142,33 @@ class _KernelSelection:
             reason = "the kernel is not declared here" if named else "no config is named"
             self.notices.append(f"published rows are not exported: {reason}, evidence only")
             return
-        keys = {entry.key for entry in self.entries}
+        measured = {entry.key for entry in self.entries}
         for key, group in group_by(keyed, _lookup_key).items():
-            if _sorted_items(key) not in keys:
-                self._add_published_config(key, self._choose_config(group), group)
-        if not keys and (best := choose_shared(keyed)):
-            self._add_published_config(None, best.config, keyed)
+            if _sorted_items(key) not in measured:
+                self._add_published(key, self._choose_config(group), group)
+        if not measured and (best := choose_shared(keyed)):
+            self._add_published(None, best.config, keyed)
 
-    def _add_published_config(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
+    def _add_published(self, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
         """Add a published config if it compiles here without spills. Axes that only our kernel has are set to off."""
         version = _newest_version(self.static)
         complete = version.complete(config) if version else config
         compiled = (study for study in self.static if study.version == version)
         results = [result for study in compiled for result in study.results if result.config == complete]
         if results and all(result.status is Status.OK and result.facts.spill_bytes == 0 for result in results):
-            entry = self._add_entry("", key, config, studies)
-            self.entries[-1] = entry._replace(config=_declared_order(complete, version))
-            if key is None:
-                self.fallbacks.append(Fallback(entry, studies))
+            self._add("", key, config, studies)
+            self.entries[-1] = self.entries[-1]._replace(config=_declared_order(complete, version))
             return
         command = f"fp8tune sweep --arch {self.arch} --kernel {self.kernel}"
         reason = "does not compile or spills" if results else f"was not compiled: run {command}"
         where = key or "any other shape"
         self.notices.append(f"the published config for {where} is not exported, {config} {reason}")
 
-    def _add_entry(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> Entry:
+    def _add(self, device: str, key: NamedInts | None, config: NamedInts, studies: Sequence[Study]) -> None:
         origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
         items = None if key is None else _sorted_items(key)
         config_items = _declared_order(config, studies[0].version)
         self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins))))
-        return self.entries[-1]
 
 
 def nearest_of(rows: Sequence[Row]) -> Nearest:

@@ -107,16 +107,6 @@ _AMD_NAMES |= {"MI325": "AMD_Instinct_MI325X", "MI308": "AMD_Instinct_MI308X", "
 """Word of a device's name -> name that vLLM gives to the PCI ID of that device, whatever the driver calls it."""
 
 
-def _vllm_device(device: str, *, has_h200_family: bool = False) -> str:
-    device = re.sub(r"[\s/]+", "_", device)
-    words = device.split("_")
-    if has_h200_family and "H200" in words:
-        return "NVIDIA_H200"
-    if device in _AMD_NAMES.values():
-        return device
-    return next((_AMD_NAMES[word] for word in words if word in _AMD_NAMES), device)
-
-
 @dataclass(frozen=True)
 class Rule:
     """File names that one lookup makes, and the configs that its kernel takes."""
@@ -125,14 +115,21 @@ class Rule:
     kernel: str
     fields: tuple[str, ...]  # names in their order; those that end in "?" may be missing
     values: Mapping[str, tuple[str, ...]]  # field -> texts that the lookup writes
-    comma: str = ","  # in block_shape
     version: str = ""  # where the Triton version stands: "entry", "folder", or nowhere
     required: tuple[str, ...] = GROUPED_TILE
     optional: tuple[str, ...] = ()
-    has_h200_family: bool = False
     has_down: bool = False
     may_be_null: bool = False  # an entry that leaves the size to another kernel
-    ladder: tuple[int, int] | None = None  # smallest and largest size that the consumer's tuner tries
+
+    @property
+    def comma(self) -> str:
+        """Comma in block_shape."""
+        return ", " if self.consumer == "SGLang" else ","
+
+    @property
+    def ladder(self) -> tuple[int, int] | None:
+        """Smallest and largest size that the consumer's tuner tries; None if that is unknown."""
+        return (1, 4096) if {*TILE} <= {*self.required} else None
 
     def is_like(self, name: FileName) -> bool:
         """Return True if a name begins with the fields of this rule's, in any order."""
@@ -153,9 +150,15 @@ class Rule:
 
     def device_name(self, device: str) -> str:
         """Return the name that the lookup gives to a device."""
-        if self.consumer == "vLLM":
-            return _vllm_device(device, has_h200_family=self.has_h200_family)
-        return device.replace(" ", "_")
+        if self.consumer != "vLLM":
+            return device.replace(" ", "_")
+        device = re.sub(r"[\s/]+", "_", device)
+        words = device.split("_")
+        if self.kernel == "fused MoE" and "H200" in words:
+            return "NVIDIA_H200"  # of all H200s
+        if device in _AMD_NAMES.values():
+            return device
+        return next((_AMD_NAMES[word] for word in words if word in _AMD_NAMES), device)
 
     def mismatch(self, name: FileName) -> tuple[str, str]:
         """Return the reason why the lookup never opens a file of this name, and the remedy; empty if it may."""
@@ -165,10 +168,10 @@ class Rule:
         if fields != [field for field in order if field in fields] or not {*required} <= {*fields}:
             unknown = [field or "(nothing)" for field in fields if field not in order]
             missing = [field for field in required if field not in fields]
-            what = (
+            problem = (
                 f"{unknown[0]} in the name" if unknown else f"no {missing[0]}" if missing else "fields in another order"
             )
-            return f"{what}: the lookup writes {', '.join(self.fields)}", "name them as the lookup does"
+            return f"{problem}: the lookup writes {', '.join(self.fields)}", "name them as the lookup does"
         if name.is_down and not self.has_down:
             return "the lookup writes no _down", "name them as the lookup does"
         if (expected := self.device_name(name.device)) != name.device:
@@ -195,77 +198,28 @@ _RENAME = "rename it as the lookup does, or remove it"
 _WEIGHTS = ("fp8_w8a8", "int8_w8a16", "int4_w4a16", "float32")
 _MOE = ("E", "N", "device_name", "dtype?", "block_shape?")
 _GEMM = ("N", "K", "device_name", "dtype", "block_shape")
-_TUNED = (1, 4096)
+_VLLM_TYPES = {"dtype": (*_WEIGHTS, "fp8_w8a16")}
+_SGLANG_TYPES = {"dtype": (*_WEIGHTS, "int8_w8a8"), "per_channel_quant": ("True",)}
+_FLYDSL_TYPES = {"dtype": ("int4_w4a16",), "backend": ("flydsl",)}
+_CHANNELWISE_TYPES = {"dtype": ("fp8_w8a8_channelwise",)}
+_MAMBA = ("headdim", "dstate", "device_name", "cache_dtype")
+_MAMBA_TYPES = {"cache_dtype": ("float16", "float32", "float8_e4m3fn", "int8", "int16")}  # bfloat16 reads float16's
+_MAMBA_REQUIRED = ("BLOCK_SIZE_M", "num_warps")
+_LORA = {f"LoRA {word}": f"lora_{word}" for word in ("shrink", "expand")}
 
-VLLM_MOE = Rule(
-    "vLLM",
-    "fused MoE",
-    _MOE,
-    {"dtype": (*_WEIGHTS, "fp8_w8a16")},
-    version="entry",
-    optional=("SPLIT_K",),
-    has_h200_family=True,
-    ladder=_TUNED,
-)
+VLLM_MOE = Rule("vLLM", "fused MoE", _MOE, _VLLM_TYPES, "entry", optional=("SPLIT_K",))
 SGLANG_MOE = Rule(
-    "SGLang",
-    "fused MoE",
-    (*_MOE, "per_channel_quant?"),
-    {"dtype": (*_WEIGHTS, "int8_w8a8"), "per_channel_quant": ("True",)},
-    comma=", ",
-    version="folder",
-    optional=("USE_TMA",),
-    has_down=True,
-    ladder=_TUNED,
+    "SGLang", "fused MoE", (*_MOE, "per_channel_quant?"), _SGLANG_TYPES, "folder", optional=("USE_TMA",), has_down=True
 )
 RULES = (
     VLLM_MOE,
-    Rule(
-        "vLLM",
-        "FlyDSL fused MoE",
-        ("E", "N", "device_name", "dtype", "backend"),
-        {"dtype": ("int4_w4a16",), "backend": ("flydsl",)},
-        required=(),
-    ),
-    Rule("vLLM", "W8A8 block GEMM", _GEMM, {"dtype": ("fp8_w8a8",)}, ladder=_TUNED),
-    Rule(
-        "vLLM",
-        "Mamba state update",
-        ("headdim", "dstate", "device_name", "cache_dtype"),
-        {"cache_dtype": ("float16", "float32", "float8_e4m3fn", "int8", "int16")},  # bfloat16 reads those of float16
-        version="entry",
-        required=("BLOCK_SIZE_M", "num_warps"),
-    ),
+    Rule("vLLM", "FlyDSL fused MoE", ("E", "N", "device_name", "dtype", "backend"), _FLYDSL_TYPES, required=()),
+    Rule("vLLM", "W8A8 block GEMM", _GEMM, {"dtype": ("fp8_w8a8",)}),
+    Rule("vLLM", "Mamba state update", _MAMBA, _MAMBA_TYPES, "entry", required=_MAMBA_REQUIRED),
     SGLANG_MOE,
-    Rule(
-        "SGLang",
-        "W8A8 block GEMM",
-        _GEMM,
-        {"dtype": ("fp8_w8a8", "int8_w8a8")},
-        comma=", ",
-        optional=("SPLIT_K", "SWAP_AB"),
-        ladder=_TUNED,
-    ),
-    Rule(
-        "SGLang",
-        "W8A8 channelwise GEMM",
-        _GEMM[:4],
-        {"dtype": ("fp8_w8a8_channelwise",)},
-        required=TILE,
-        may_be_null=True,
-        ladder=_TUNED,
-    ),
-    *(
-        Rule(
-            "SGLang",
-            f"LoRA {word}",
-            (f"lora_{word}", *"KRS", "device"),
-            {f"lora_{word}": ("",)},
-            version="folder",
-            required=(),
-        )
-        for word in ("shrink", "expand")
-    ),
+    Rule("SGLang", "W8A8 block GEMM", _GEMM, {"dtype": ("fp8_w8a8", "int8_w8a8")}, optional=("SPLIT_K", "SWAP_AB")),
+    Rule("SGLang", "W8A8 channelwise GEMM", _GEMM[:4], _CHANNELWISE_TYPES, required=TILE, may_be_null=True),
+    *(Rule("SGLang", name, (word, *"KRS", "device"), {word: ("",)}, "folder", (), ()) for name, word in _LORA.items()),
 )
 """Lookups whose files have one entry for each size."""
 

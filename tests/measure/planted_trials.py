@@ -13,7 +13,7 @@ from places import PLANTED
 from fp8tune.measure import checking, tensor_cache, timing, trial
 from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.checking import Tensors
-from fp8tune.records import NamedInts, Outcome, Problem
+from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge
 
@@ -56,11 +56,11 @@ def run_timed(
     """Check and time a config; also what the clock was called with."""
     calls: list[tuple[Callable[[], object], float | None]] = []
 
-    def block(launch: Callable[[], object], too_slow_us: float | None = None) -> timing.Samples:
+    def block(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:
         calls.append((launch, too_slow_us))
         for _ in range(launches):
             launch()
-        return timing.Samples((100.0,), None)
+        return Outcome(Status.OK, 100.0, "", (100.0,))
 
     arm = KernelArm(reference, PROBLEMS.get(reference, SUM), config(fault))
     with mock.patch.object(timing, "block", block):

@@ -23,6 +23,20 @@ from fp8tune_kernels.arches import ARCHES
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_UUID = UUID.replace("1", "9")
+ANSWERS = {
+    "Init": None,
+    "SystemGetDriverVersion": "580.95.05",
+    "DeviceGetCudaComputeCapability": (9, 0),
+    "DeviceGetName": "NVIDIA H100 80GB HBM3",
+    "DeviceGetNumGpuCores": 16896,
+    "DeviceGetClockInfo": 1980,
+    "DeviceGetTemperature": 41,
+    "DeviceGetPowerUsage": 118_500,
+    "DeviceGetCurrentClocksEventReasons": 4,
+    "DeviceGetApplicationsClock": 1755,
+    "DeviceGetMaxClockInfo": 1980,
+    "DeviceGetEnforcedPowerLimit": 700_000,
+}
 
 
 class FakeNvml:
@@ -33,34 +47,21 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, devices: int = 2, unreadable: tuple[str, ...] = ()) -> None:
+    def __init__(self, *unreadable: str, devices: int = 2) -> None:
         self.uuids, self.unreadable = [UUID, OTHER_UUID][:devices], unreadable
 
     def __getattr__(self, name: str) -> Any:
-        answers: dict[str, Any] = {
-            "nvmlInit": None,
-            "nvmlSystemGetDriverVersion": "580.95.05",
-            "nvmlDeviceGetCudaComputeCapability": (9, 0),
-            "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
-            "nvmlDeviceGetNumGpuCores": 16896,
-            "nvmlDeviceGetClockInfo": 1980,
-            "nvmlDeviceGetTemperature": 41,
-            "nvmlDeviceGetPowerUsage": 118_500,
-            "nvmlDeviceGetCurrentClocksEventReasons": 4,
-            "nvmlDeviceGetApplicationsClock": 1755,
-            "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-        }
+        name = name.removeprefix("nvml")
 
         def call(argument: Any = None, *_: object) -> Any:
             if name in self.unreadable or not self.uuids:
                 raise self.NVMLError("Not Supported")
             try:
-                if name == "nvmlDeviceGetHandleByIndex":
+                if name == "DeviceGetHandleByIndex":
                     return range(len(self.uuids))[argument]
-                if name == "nvmlDeviceGetHandleByUUID":
+                if name == "DeviceGetHandleByUUID":
                     return self.uuids.index(argument)
-                return self.uuids[argument] if name == "nvmlDeviceGetUUID" else answers[name]
+                return self.uuids[argument] if name == "DeviceGetUUID" else ANSWERS[name]
             except (IndexError, ValueError):
                 raise self.NVMLError("Not Found") from None
 
@@ -68,25 +69,26 @@ class FakeNvml:
 
 
 @contextlib.contextmanager
-def opened(nvml: FakeNvml) -> Iterator[None]:
+def opened(*unreadable: str) -> Iterator[None]:
     device._limits_in.cache_clear()
+    nvml = FakeNvml(*unreadable)
     with mock.patch.object(device, "_open_nvidia", return_value=0), mock.patch.object(device, "pynvml", nvml):
         yield
     device._limits_in.cache_clear()
 
 
-def probe(environment: dict[str, str], nvml: FakeNvml) -> Device | None:
-    return device.probe(environment, nvml, Path("/nonexistent"))
+def probe(environment: dict[str, str], nvml: FakeNvml, sysfs: Path = Path("/nonexistent")) -> Device | None:
+    with mock.patch.object(device, "pynvml", nvml):
+        return device.probe(environment, sysfs)
 
 
 def test_an_nvidia_gpu_is_described_without_torch() -> None:
-    results = probe({}, FakeNvml())
-    assert results is not None
-    assert (results.arch, results.name, results.multiprocessors) == ("sm_90", "NVIDIA H100 80GB HBM3", 132)
-    assert (results.driver, results.timing) == ("580.95.05", "gated")
-    assert (len(results.uuid_hash), UUID in repr(results)) == (16, False)
-    assert results.uuid_hash == device.hash_uuid(UUID) == device.hash_uuid(UUID.removeprefix("GPU-").upper())
-    assert (results.torch, results.triton) == (device.software().torch, device.software().triton)
+    gpu, installed, hashed = probe({}, FakeNvml()), device.software(), device.hash_uuid(UUID)
+    assert gpu is not None
+    assert (gpu.arch, gpu.name, gpu.multiprocessors) == ("sm_90", "NVIDIA H100 80GB HBM3", 132)
+    assert (gpu.driver, gpu.timing, gpu.torch, gpu.triton) == ("580.95.05", "gated", installed.torch, installed.triton)
+    assert gpu.uuid_hash == hashed == device.hash_uuid(UUID.removeprefix("GPU-").upper())
+    assert (len(hashed), UUID in repr(gpu)) == (16, False)
 
 
 @pytest.mark.parametrize(
@@ -97,43 +99,37 @@ def test_an_nvidia_gpu_is_described_without_torch() -> None:
     ],
 )
 def test_the_first_visible_device_is_taken(visible: str, uuid: str | None) -> None:
-    results = probe({"CUDA_VISIBLE_DEVICES": visible}, FakeNvml())
-    assert (results and results.uuid_hash) == (uuid and device.hash_uuid(uuid))
+    gpu = probe({"CUDA_VISIBLE_DEVICES": visible}, FakeNvml())
+    assert (gpu and gpu.uuid_hash) == (uuid and device.hash_uuid(uuid))
 
 
-def test_a_driver_that_is_missing_is_none_and_one_that_does_not_answer_a_line(tmp_path: Path) -> None:
+def test_a_driver_that_is_missing_is_none_and_one_that_does_not_answer_a_line() -> None:
     assert probe({}, FakeNvml(devices=0)) is None
-    assert device.probe_amd({}, tmp_path) is None
     with pytest.raises(errors.MachineError, match=r"does not answer.*nvidia-smi"):
-        probe({}, FakeNvml(unreadable=("nvmlDeviceGetName",)))
+        probe({}, FakeNvml("DeviceGetName"))
 
 
 def test_telemetry_reads_what_it_can_and_throttling_at_either_end_of_a_block() -> None:
-    with opened(FakeNvml()):
+    with opened():
         assert device.telemetry() == Telemetry(1980, 1980, 41, 118.5, 4)
         assert device.telemetry_over(Telemetry(throttle_reasons=0x20)).throttle_reasons == 0x24
         assert device.telemetry_over(Telemetry()).throttle_reasons == 4
-    with opened(FakeNvml(unreadable=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"))):
-        assert device.telemetry() == Telemetry(None, None, 41, None, 4)
-
-
-def test_clock_limits_are_application_clocks_or_the_most_a_clock_reaches() -> None:
-    with opened(FakeNvml()):
         assert device.clock_limits() == ClockLimits(1755, 1755, 700.0)
-    with opened(FakeNvml(unreadable=("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetEnforcedPowerLimit"))):
+    with opened("DeviceGetPowerUsage", "DeviceGetClockInfo"):
+        assert device.telemetry() == Telemetry(None, None, 41, None, 4)
+    with opened("DeviceGetApplicationsClock", "DeviceGetEnforcedPowerLimit"):  # then the most that a clock reaches
         assert device.clock_limits() == ClockLimits(1980, 1980, None)
 
 
 @pytest.fixture
 def topology(tmp_path: Path) -> Path:
     """The AMD driver's topology: a CPU, an MI300X and an MI250X."""
-    nodes = tmp_path / "class/kfd/kfd/topology/nodes"
     mi300x = {"gfx_target_version": "90402", "simd_count": "1216", "simd_per_cu": "4", "unique_id": "123"}
     mi250x = {"gfx_target_version": "90010", "simd_count": "416", "simd_per_cu": "4", "unique_id": "456"}
     for number, properties in enumerate([{"cpu_cores_count": "96", "gfx_target_version": "0"}, mi300x, mi250x]):
-        (nodes / str(number)).mkdir(parents=True)
-        text = "".join(f"{name} {value}\n" for name, value in properties.items())
-        (nodes / str(number) / "properties").write_text(text)
+        node = tmp_path / "class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text("".join(f"{name} {value}\n" for name, value in properties.items()))
     (tmp_path / "module/amdgpu").mkdir(parents=True)
     (tmp_path / "module/amdgpu/version").write_text("6.10.5\n")
     return tmp_path
@@ -150,11 +146,9 @@ def topology(tmp_path: Path) -> Path:
         ({"HIP_VISIBLE_DEVICES": "2"}, None),
     ],
 )
-def test_an_amd_gpu_is_read_from_the_drivers_topology(
-    topology: Path, environment: dict[str, str], expected: tuple[str, int, str] | None
-) -> None:
-    results = device.probe(environment, FakeNvml(devices=0), topology)
-    assert (results and (results.arch, results.multiprocessors, results.driver)) == expected
+def test_an_amd_gpu_is_read_from_the_drivers_topology(topology, environment, expected) -> None:
+    gpu = probe(environment, FakeNvml(devices=0), topology)
+    assert (gpu and (gpu.arch, gpu.multiprocessors, gpu.driver)) == expected
     assert [device.arch_of_version(version) for version in (90500, 110000)] == ["gfx950", "gfx1100"]
 
 
@@ -168,29 +162,24 @@ def test_limits_are_the_archs_with_the_devices_own_count_and_stand_ins_have_none
     assert SimulatedBackend("simulated:1").device == Device("simulated", "simulated:1")
 
 
-def test_versions_are_torchs_own() -> None:
+def test_versions_are_torchs_own_and_reading_them_imports_no_torch() -> None:
     assert device.software().torch == torch.__version__
     assert bool(device.software().runtime) == bool(torch.version.cuda or torch.version.hip)
-
-
-def test_probing_imports_no_torch() -> None:
-    code = (
-        "import sys; from fp8tune.measure import device; "
-        "device.probe(); device.telemetry(); sys.exit('torch' in sys.modules)"
-    )
+    read = "device.software(); device.probe(); device.telemetry()"
+    code = f"import sys; from fp8tune.measure import device; {read}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.gpu
 def test_probing_without_a_context_tells_what_torch_tells() -> None:
-    results, properties = device.probe(), torch.cuda.get_device_properties(0)
-    assert results is not None
-    assert (results.name, results.multiprocessors) == (properties.name, properties.multi_processor_count)
-    if results.arch.startswith("sm_"):
-        assert results.arch == f"sm_{properties.major}{properties.minor}"
-        assert results.uuid_hash == device.hash_uuid(str(properties.uuid))
+    gpu, properties = device.probe(), torch.cuda.get_device_properties(0)
+    assert gpu is not None
+    assert (gpu.name, gpu.multiprocessors) == (properties.name, properties.multi_processor_count)
+    if gpu.arch.startswith("sm_"):
+        assert gpu.arch == f"sm_{properties.major}{properties.minor}"
+        assert gpu.uuid_hash == device.hash_uuid(str(properties.uuid))
     else:
-        assert results.arch == properties.gcnArchName.partition(":")[0]
+        assert gpu.arch == properties.gcnArchName.partition(":")[0]
 
 
 @pytest.mark.gpu

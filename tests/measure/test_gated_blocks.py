@@ -11,24 +11,21 @@ from simulated_queue import CAPACITY, SimulatedQueue, busy_host
 
 from fp8tune.measure.timing import HELD_LAUNCHES, SLOW_LAUNCHES, UNGATED, Prepared, block
 from fp8tune.records import Status
-from fp8tune.stats.means import trimmed_mean
 
 
-def value(stream: SimulatedQueue, duration_us: float) -> float:
-    return trimmed_mean(block(partial(stream.launch, duration_us), stream=stream).samples_us)
+def time_us(stream: SimulatedQueue, duration_us: float) -> float | None:
+    return block(partial(stream.launch, duration_us), stream=stream).time_us
 
 
 @pytest.mark.parametrize("duration_us", [1.0, 26.4, 300.0, 20_000.0])
 def test_a_busy_host_does_not_change_a_time(duration_us: float) -> None:
-    assert value(SimulatedQueue(), duration_us) == pytest.approx(duration_us)
-    assert value(SimulatedQueue(host_us=900.0), duration_us) == pytest.approx(duration_us)
-    assert value(SimulatedQueue(stall=busy_host()), duration_us) == pytest.approx(duration_us)
+    for host in (SimulatedQueue(), SimulatedQueue(host_us=900.0), SimulatedQueue(stall=busy_host())):
+        assert time_us(host, duration_us) == pytest.approx(duration_us)
 
 
 def test_without_the_gate_the_same_host_is_timed() -> None:
     """The planted slow host is slow enough to be seen."""
-    stream = SimulatedQueue(stall=busy_host(), has_gate=False)
-    assert value(stream, 26.4) > 1.2 * 26.4
+    assert (time_us(SimulatedQueue(stall=busy_host(), has_gate=False), 26.4) or 0) > 1.2 * 26.4
 
 
 def test_a_launch_that_waits_for_the_gpu_is_timed_without_the_gate_and_says_so() -> None:
@@ -38,12 +35,9 @@ def test_a_launch_that_waits_for_the_gpu_is_timed_without_the_gate_and_says_so()
         stream.launch(50.0)
         stream.synchronize()
 
-    samples = block(launch, stream=stream)
-    assert not samples.is_gated
-    assert len(samples.samples_us) > 10
-    assert trimmed_mean(samples.samples_us) == pytest.approx(50.0, abs=10.0)
-    outcome = samples.outcome("a process")
-    assert (outcome.status, outcome.reason) == (Status.OK, UNGATED)
+    outcome = block(launch, stream=stream)
+    assert (outcome.status, outcome.reason, len(outcome.samples_us) > 10) == (Status.OK, UNGATED, True)
+    assert outcome.time_us == pytest.approx(50.0, abs=10.0)
 
 
 @pytest.mark.parametrize("launches", [1, 40, 700])
@@ -55,53 +49,41 @@ def test_the_queue_never_fills(launches: int) -> None:
         for _ in range(launches):
             stream.launch(1.0)
 
-    samples = block(launch, stream=stream)
-    assert samples.is_gated
-    assert stream.most_waiting < CAPACITY
-    assert trimmed_mean(samples.samples_us) == pytest.approx(launches)
-    assert len(samples.samples_us) <= 5 * HELD_LAUNCHES
+    outcome = block(launch, stream=stream)
+    assert (outcome.reason, stream.most_waiting < CAPACITY) == ("", True)
+    assert outcome.time_us == pytest.approx(launches)
+    assert len(outcome.samples_us) <= 5 * HELD_LAUNCHES
 
 
 def test_the_protocol_is_that_of_do_bench() -> None:
     """10 ms of flushed launches, at least five, after 2 ms of warm-up."""
-    calls: list[str] = []
+    calls: list[float] = []
 
-    def launched(stream: SimulatedQueue, duration_us: float) -> int:
+    def samples(duration_us: float) -> int:
+        stream = SimulatedQueue(flush_us=90.0)
         calls.clear()
+        return len(block(lambda: calls.append(stream.launch(duration_us) or duration_us), stream=stream).samples_us)
 
-        def launch() -> None:
-            calls.append("launch")
-            stream.launch(duration_us)
-
-        return len(block(launch, stream=stream).samples_us)
-
-    stream = SimulatedQueue(flush_us=90.0)
-    assert launched(stream, 10.0) == 100
+    assert samples(10.0) == 100
     assert len(calls) == 1 + 2 + 20 + 100  # one to load and measure the host, an estimate, the warm-up, the block
-    assert launched(stream, 10_000.0) == 4  # do_bench counts flushes, too: 50 ms hold four
+    assert samples(10_000.0) == 4  # do_bench counts flushes, too: 50 ms hold four
 
 
-def test_what_prepares_a_launch_is_not_timed() -> None:
-    stream = SimulatedQueue()
+def test_a_step_that_prepares_a_launch_is_not_timed_and_comes_before_the_flush() -> None:
     order: list[str] = []
-    flush = stream.flush
 
-    def flushed() -> None:
-        order.append("flush")
-        flush()
+    class Queue(SimulatedQueue):
+        def flush(self) -> None:
+            order.append("flush")
+            super().flush()
 
-    stream.flush = flushed  # type: ignore[method-assign]
+    def enqueue(name: str, duration_us: float) -> None:
+        order.append(name)
+        stream.launch(duration_us)
 
-    def prepare() -> None:
-        order.append("prepare")
-        stream.launch(500.0)
-
-    def launch() -> None:
-        order.append("launch")
-        stream.launch(20.0)
-
-    samples = block(Prepared(prepare, launch), stream=stream)
-    assert set(map(round, samples.samples_us)) == {20}
+    stream = Queue()
+    outcome = block(Prepared(partial(enqueue, "prepare", 500.0), partial(enqueue, "launch", 20.0)), stream=stream)
+    assert set(map(round, outcome.samples_us)) == {20}
     assert order[-3:] == ["prepare", "flush", "launch"]
 
 
@@ -111,41 +93,32 @@ def test_a_launch_that_is_too_slow_gets_a_short_block() -> None:
     assert len(block(partial(stream.launch, 60.0), 70.0, stream).samples_us) > SLOW_LAUNCHES
 
 
-def test_the_gpu_does_not_wait_for_the_whole_queue() -> None:
+@pytest.mark.parametrize(("host_us", "most"), [(5.0, 1.1), (15.0, 1.2), (50.0, 1.6)])
+def test_the_gpu_does_not_wait_for_the_whole_queue(host_us: float, most: float) -> None:
     """A host that keeps ahead of the GPU costs a block a fifth of its launching time."""
-
-    def block_us(host_us: float) -> float:
-        stream = SimulatedQueue(host_us=host_us)
-        assert value(stream, 10.0) == pytest.approx(10.0)
-        return stream.now_us
-
-    launches = 120  # 2 ms of warm-up, 10 ms of a block: 100 us each
-    assert block_us(5.0) < 1.1 * 100 * launches
-    assert block_us(15.0) < 1.2 * 100 * launches
-    assert block_us(50.0) < 1.6 * 100 * launches
+    stream = SimulatedQueue(host_us=host_us)
+    assert time_us(stream, 10.0) == pytest.approx(10.0)
+    assert stream.now_us < most * 100 * 120  # 2 ms of warm-up, 10 ms of a block: 120 launches of 100 us each
 
 
-def test_what_a_launch_raises_opens_the_gate() -> None:
-    stream = SimulatedQueue()
-    calls = 0
+def test_an_error_of_a_launch_opens_the_gate() -> None:
+    stream, calls = SimulatedQueue(), iter(range(3))
 
     def launch() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
+        if next(calls) == 2:
             raise ValueError("the third launch")
         stream.launch(5.0)
 
     with pytest.raises(ValueError, match="the third launch"):
         block(launch, stream=stream)
-    assert value(stream, 5.0) == pytest.approx(5.0)
+    assert time_us(stream, 5.0) == pytest.approx(5.0)
 
 
 def test_launches_of_a_graph_share_its_start_and_the_tick() -> None:
     stream, start_us, launch_us = SimulatedQueue(), 3.0, 2.0
     for launches in (1, 50):
         replay = Prepared(lambda: None, partial(stream.launch, start_us + launches * launch_us), launches)
-        assert trimmed_mean(block(replay, stream=stream).samples_us) == pytest.approx(launch_us + start_us / launches)
+        assert block(replay, stream=stream).time_us == pytest.approx(launch_us + start_us / launches)
     assert len(block(replay, 70.0, stream).samples_us) > SLOW_LAUNCHES  # its launches are short, not its replays
 
 
@@ -169,9 +142,8 @@ def test_on_a_gpu_a_slow_host_does_not_change_a_time(size_mib: int) -> None:
         copy()
 
     fast, slow = block(copy), block(slowly)
-    assert fast.is_gated
-    assert slow.is_gated
-    assert trimmed_mean(slow.samples_us) == pytest.approx(trimmed_mean(fast.samples_us), rel=0.05, abs=0.6)
+    assert fast.reason == slow.reason == ""
+    assert slow.time_us == pytest.approx(fast.time_us, rel=0.05, abs=0.6)
 
 
 @pytest.mark.gpu
@@ -180,7 +152,7 @@ def test_on_a_gpu_times_are_those_of_do_bench() -> None:
 
     copy = _copy(256)
     theirs_us = 1e3 * do_bench(copy, warmup=2, rep=20, return_mode="median")
-    assert trimmed_mean(block(copy).samples_us) == pytest.approx(theirs_us, rel=0.03)
+    assert block(copy).time_us == pytest.approx(theirs_us, rel=0.03)
 
 
 @pytest.mark.gpu
@@ -192,6 +164,5 @@ def test_on_a_gpu_a_launch_that_waits_is_timed_without_the_gate() -> None:
         torch.cuda.synchronize()
 
     begun = time.monotonic()
-    samples = block(launch)
-    assert not samples.is_gated
+    assert block(launch).reason == UNGATED
     assert time.monotonic() - begun < 5

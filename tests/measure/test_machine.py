@@ -16,8 +16,8 @@ from fp8tune.measure.trial import failure
 from fp8tune.records import NamedInts, Problem, Status
 
 
-def refused(number: int) -> OSError:
-    return OSError(number, os.strerror(number), "/cache/x")
+def refused(name: str) -> OSError:
+    return OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "/cache/x")
 
 
 def behind(cause: Exception) -> Exception:
@@ -28,8 +28,8 @@ def behind(cause: Exception) -> Exception:
 
 
 MACHINES = [
-    *map(refused, (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.EAGAIN)),
-    behind(refused(errno.EDQUOT)),
+    *map(refused, ("ENOSPC", "EROFS", "EACCES", "EMFILE", "ENOMEM", "EAGAIN")),
+    behind(refused("EDQUOT")),
     RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
     RuntimeError("Cannot find ptxas"),
     PTXASError("`ptxas` stderr: ptxas fatal: No space left on device"),
@@ -37,30 +37,30 @@ MACHINES = [
 ]
 CONFIGS = [
     ValueError("shape mismatch"),
-    FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/no/such"),
+    refused("ENOENT"),
     PTXASError("`ptxas` failed with error code 255: Registers are full"),
     RuntimeError("PassManager::run failed"),
 ]
 
 
-def test_a_machines_failure_is_no_outcome_and_a_configs_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in MACHINES:
+@pytest.mark.parametrize("error", [*MACHINES, *CONFIGS], ids=repr)
+def test_a_failure_of_the_machine_is_no_outcome_and_a_configs_stays_one(error, monkeypatch) -> None:
+    def record(*_: object) -> None:
+        raise error
 
-        def compile_it(*_: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(compiling, "record_launches", compile_it)
-        with pytest.raises(MachineError, match="no config is to blame"):
-            compiling.compile_config("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(), "sm_90", 1)
-        with pytest.raises(MachineError):
-            failure(error)
-    assert {failure(error).status for error in CONFIGS} == {Status.COMPILE_ERROR}
+    monkeypatch.setattr(compiling, "record_launches", record)
+    compiled = ("colwise", Problem("colwise", NamedInts(M=1)), NamedInts(), "sm_90", 1)
+    if error in CONFIGS:
+        assert failure(error).status is compiling.compile_config(*compiled).status is Status.COMPILE_ERROR
+        return
+    with pytest.raises(MachineError, match="no config is to blame"):
+        compiling.compile_config(*compiled)
+    with pytest.raises(MachineError):
+        failure(error)
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_compiled(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_compiled(name, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv(name, str(tmp_path / "new"))
     machine.check_folders()

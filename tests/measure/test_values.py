@@ -1,21 +1,25 @@
-"""Elements of an output that are right, by bytes and within a bound, and fingerprints of inputs."""
+"""Elements of an output that are right, by bytes and within a bound, and bytes beside it; fingerprints of inputs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from places import PLANTED
 from planted_trials import SUMS
 
 from fp8tune.measure import comparing, guards
+from fp8tune.measure.checking import build
 from fp8tune.measure.comparing import EXACT, Rule
+from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.loading import load_spec
-from fp8tune_kernels.spec import Tolerance
+from fp8tune_kernels.spec import Edge, Tolerance
 
 BOUND = Rule(any_nan=True, tolerance=Tolerance(relative=0.01, absolute=0.5))
 inf, nan = float("inf"), float("nan")
@@ -126,6 +130,17 @@ def test_a_spoiled_output_is_wrong_everywhere() -> None:
         assert str(BOUND.difference(output, right)).startswith("4 of 4 "), dtype
 
 
+def test_a_row_says_how_it_was_checked() -> None:
+    for changes, text in (
+        ({}, "exact"),
+        ({"check": "exact-inputs"}, "exact-inputs"),
+        ({"tolerance": Tolerance(1e-3, 1e-5)}, "tolerance 1e-03 relative + 1e-05 absolute of float64"),
+        ({"tolerance": Tolerance(0.0015)}, "tolerance 0.0015 relative of float64"),
+    ):
+        check = {"check": "tolerance"} if "tolerance" in changes else {}
+        assert replace(load_spec(SUMS["EXACT"]), **changes, **check).check_text == text
+
+
 @given(st.integers(0, 200), st.data())
 def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: int, data: st.DataObject) -> None:
     tensor = guards.guarded_copy(torch.arange(size, dtype=torch.uint8))
@@ -142,12 +157,52 @@ def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: in
         assert guards.fingerprint(tensor) != before
 
 
-def test_a_row_says_how_it_was_checked() -> None:
-    for changes, text in (
-        ({}, "exact"),
-        ({"check": "exact-inputs"}, "exact-inputs"),
-        ({"tolerance": Tolerance(1e-3, 1e-5)}, "tolerance 1e-03 relative + 1e-05 absolute of float64"),
-        ({"tolerance": Tolerance(0.0015)}, "tolerance 0.0015 relative of float64"),
+# Guard bytes
+
+GUARD_BYTES = guards.guard_bytes("cuda" if torch.cuda.is_available() else "cpu")
+LIKE: dict[str, Callable[[], torch.Tensor]] = {
+    "row-major": lambda: torch.empty(5, 7, dtype=torch.float8_e4m3fn),
+    "column-major": lambda: torch.empty_strided((5, 7), (1, 16), dtype=torch.float8_e4m3fn),
+    "with padding": lambda: torch.empty(7 * 16, dtype=torch.uint8).as_strided((5, 7), (1, 16)),
+    "four bytes": lambda: torch.empty(3, dtype=torch.float32),
+    "a slice": lambda: torch.empty(10, dtype=torch.float32)[2:4],
+    "nothing": lambda: torch.empty(0, 4, dtype=torch.float32),
+    "on meta": lambda: torch.empty_strided((5, 7), (1, 16), dtype=torch.bfloat16, device="meta"),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_an_output_lies_as_it_would_without_guards_and_a_byte_beside_it_is_found(name: str, device: str) -> None:
+    like = LIKE[name]()
+    output = guards.guarded(like, device)
+    assert (output.shape, output.stride(), output.dtype) == (like.shape, like.stride(), like.dtype)
+    assert output.device.type == device
+    memory = guards.storage(output)
+    assert len(memory) == like.untyped_storage().nbytes() + 2 * GUARD_BYTES
+    begins = output.data_ptr() - memory.data_ptr() - like.storage_offset() * like.element_size()
+    assert output.numel() == 0 or begins == GUARD_BYTES
+    guards.fill(output)
+    guards.own_bytes(output)[:] = 0  # its padding, too
+    assert guards.overwritten(output) is None
+    for place, text in (
+        (-GUARD_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
+        (-1, f"1 bytes written past its end, the first {GUARD_BYTES - 1} bytes after it"),
+        (GUARD_BYTES - 1, "1 bytes written before its start, the last 1 bytes before it"),
+        (0, f"1 bytes written before its start, the last {GUARD_BYTES} bytes before it"),
     ):
-        check = {"check": "tolerance"} if "tolerance" in changes else {}
-        assert replace(load_spec(SUMS["EXACT"]), **changes, **check).check_text == text
+        guards.fill(output)
+        memory[place] ^= 1
+        assert guards.overwritten(output) == text
+
+
+@pytest.mark.parametrize(("past", "wrong"), [(0, None), (1, "4 bytes written past its end"), (-41, "before its start")])
+def test_a_kernel_that_writes_beside_its_output_is_wrong(past: int, wrong: str | None, device: str) -> None:
+    def launch(config: Any, values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+        spec.launch(config, values, out)
+        if past:
+            out[0].as_strided((1,), (1,), out[0].storage_offset() + out[0].numel() - 1 + past).zero_()
+
+    spec = load_spec(f"{PLANTED / 'faults.py'}:SPEC")
+    edge = Edge("", Problem(spec.name, NamedInts(M=5, K=8), "ragged"))
+    fault = build(replace(spec, launch=launch), edge, device).check(spec.default)
+    assert fault is None if wrong is None else str(fault).startswith("output 0: ") and wrong in str(fault)

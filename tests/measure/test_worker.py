@@ -19,6 +19,8 @@ from fp8tune.measure import codegen
 from fp8tune.measure import worker as workers
 from fp8tune.measure.worker import Poisoned, RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="no other system has this call")
+
 
 def double(value: int) -> int:
     return 2 * value
@@ -34,10 +36,6 @@ def begin_a_compiler() -> int:
 
 def fail(error: Exception) -> None:
     raise error
-
-
-def poison(value: int) -> int:
-    raise Poisoned(value)
 
 
 def print_in_c() -> str:
@@ -83,7 +81,7 @@ def test_a_dead_a_hung_and_a_poisoned_process_are_replaced(worker: Worker) -> No
         worker.call(0.2, time.sleep, 60)
     assert time.monotonic() - begun < 10
     pids.append(worker.call(60, os.getpid))
-    assert worker.call(60, poison, 7) == 7
+    assert worker.call(60, fail, Poisoned(7)) == 7
     assert len({*pids, worker.call(60, os.getpid)}) == 4
 
 
@@ -99,7 +97,7 @@ def test_no_key_of_a_terminal_reaches_a_compiler_and_it_ends_with_its_worker(wor
     pytest.fail("the compiler still runs")
 
 
-def test_pool_loses_only_the_call_that_died() -> None:
+def test_a_pool_loses_only_the_call_that_died() -> None:
     pool = WorkerPool(2)
     try:
         futures = [pool.submit(60, double, value) for value in range(4)]
@@ -112,8 +110,8 @@ def test_pool_loses_only_the_call_that_died() -> None:
         pool.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system lets a process choose its cores like that")
-def test_only_the_cores_this_process_may_use_count():
+@linux
+def test_only_the_cores_this_process_may_use_count() -> None:
     """Sweeps beside each other share the cores: none may start compilers for all of them."""
     mine = os.sched_getaffinity(0)
     try:
@@ -124,8 +122,8 @@ def test_only_the_cores_this_process_may_use_count():
     assert workers.usable_cores() == len(mine)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker ends when its pipe does")
-def test_a_worker_whose_parent_was_killed_while_it_began_ends():
+@linux
+def test_a_worker_whose_parent_was_killed_while_it_began_ends() -> None:
     """It once stayed for good, and whoever waited for its output with it: Linux tells of deaths to come only."""
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -148,21 +146,22 @@ def test_a_worker_whose_parent_was_killed_while_it_began_ends():
 @pytest.mark.parametrize(
     ("environment", "settings"),
     [
-        ({}, "fp_fusion=1"),
-        ({"TRITON_DEFAULT_FP_FUSION": "0"}, "fp_fusion=0"),
-        ({"TRITON_DEFAULT_FP_FUSION": "True"}, "fp_fusion=1"),
-        ({"DISABLE_LLVM_OPT": "1", "PATH": "/bin", "TRITON_CACHE_DIR": "/x"}, "fp_fusion=1 DISABLE_LLVM_OPT=1"),
-        ({"TRITON_PRINT_AUTOTUNING": "1", "MLIR_ENABLE_DUMP": "1", "LLVM_IR_ENABLE_DUMP": "1"}, "fp_fusion=1"),
-        ({"TRITON_INVENTED_TOMORROW": "2"}, "fp_fusion=1 TRITON_INVENTED_TOMORROW=2"),
-        ({"TRITON_DUMP_MIR": "1", "AMDGCN_ENABLE_DUMP": "1", "TRITON_REDIS_HOST": "h"}, "fp_fusion=1"),
-        ({"DISABLE_TELEMETRY": "1", "ENABLE_USER_SITE": "1", "LLVM_CONFIG": "x"}, "fp_fusion=1"),  # other programs'
-        ({"PTXAS_OPTIONS": ""}, "fp_fusion=1"),
-        ({"TRITON_DISABLE_LINE_INFO": "1"}, "fp_fusion=1 TRITON_DISABLE_LINE_INFO=1"),  # ptxas chooses other registers
+        ("", "fp_fusion=1"),
+        ("TRITON_DEFAULT_FP_FUSION=0", "fp_fusion=0"),
+        ("TRITON_DEFAULT_FP_FUSION=True", "fp_fusion=1"),
+        ("DISABLE_LLVM_OPT=1 PATH=/bin TRITON_CACHE_DIR=/x", "fp_fusion=1 DISABLE_LLVM_OPT=1"),
+        ("TRITON_PRINT_AUTOTUNING=1 MLIR_ENABLE_DUMP=1 LLVM_IR_ENABLE_DUMP=1", "fp_fusion=1"),
+        ("TRITON_INVENTED_TOMORROW=2", "fp_fusion=1 TRITON_INVENTED_TOMORROW=2"),
+        ("TRITON_DUMP_MIR=1 AMDGCN_ENABLE_DUMP=1 TRITON_REDIS_HOST=h", "fp_fusion=1"),
+        ("DISABLE_TELEMETRY=1 ENABLE_USER_SITE=1 LLVM_CONFIG=x", "fp_fusion=1"),  # other programs'
+        ("PTXAS_OPTIONS=", "fp_fusion=1"),
+        ("TRITON_DISABLE_LINE_INFO=1", "fp_fusion=1 TRITON_DISABLE_LINE_INFO=1"),  # ptxas chooses other registers
     ],
 )
-def test_settings_are_one_text(environment: dict[str, str], settings: str) -> None:
-    assert codegen.settings(environment) == settings
-    paths = {codegen.settings({**environment, "TRITON_PTXAS_PATH": path}) for path in ("/home/me/ptxas", "/opt/ptxas")}
+def test_settings_are_one_text(environment: str, settings: str) -> None:
+    variables = dict(item.split("=") for item in environment.split())
+    assert codegen.settings(variables) == settings
+    paths = {codegen.settings({**variables, "TRITON_PTXAS_PATH": path}) for path in ("/home/me/ptxas", "/opt/ptxas")}
     assert (len(paths), "/" in "".join(paths)) == (2, False)  # told apart, but not stored
 
 
@@ -178,15 +177,11 @@ def _fp_fusion() -> tuple[bool, str | None]:
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_workers_set_fp_fusion_whatever_tritons_default_is(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_set_fp_fusion_whatever_tritons_default_is(is_on, worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """And leave the environment alone, which is a part of Triton's cache keys."""
     from triton import knobs
 
     if not hasattr(knobs.language, "default_fp_fusion"):
         pytest.skip("this Triton always fuses")
     monkeypatch.setattr(codegen, "fp_fusion", lambda: is_on)
-    worker = Worker()
-    try:
-        assert worker.call(60, _fp_fusion) == (is_on, os.environ.get(codegen.FP_FUSION))
-    finally:
-        worker.close()
+    assert worker.call(60, _fp_fusion) == (is_on, os.environ.get(codegen.FP_FUSION))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fp8tune.measure import timing
+from fp8tune.records import Outcome, Status
 from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
 
 FAULTS = {64: 0, 128: 1, 256: 2, 512: 3}
@@ -23,10 +24,10 @@ _launches = itertools.count(1)
 _broken = False
 
 
-def _block(launch: Any, too_slow_us: float | None = None) -> timing.Samples:
+def _block(launch: Any, too_slow_us: float | None = None) -> Outcome:
     for _ in range(3):
         launch()
-    return timing.Samples((100.0, 100.0, 101.0, 101.0), 0.032)
+    return Outcome(Status.OK, 100.5, "", (100.0, 100.0, 101.0, 101.0), 0.032)
 
 
 timing.block = _block

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from faults import SPEC as FAULTS
 
-from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
 launches: Counter[int] = Counter()  # FAULT -> launches so far
 
@@ -76,19 +77,15 @@ def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, .
     out[1].copy_(codes)
 
 
-SPEC = KernelSpec(
+SPEC = replace(
+    FAULTS,
     name="planted-launches",
     axes={"FAULT": tuple(range(14)), "num_warps": (4,)},
-    default=NamedInts(FAULT=0, num_warps=4),
-    key=("K", "M_bucket"),
-    problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"])]),
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=lambda shape: 8 * shape["M"] * shape["K"],
-    scaled_down=lambda problem: problem,
     edges=lambda problem: EDGES,
+    routed=False,
 )
-
 WITHOUT_EDGES = replace(SPEC, edges=lambda problem: ())

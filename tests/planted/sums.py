@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from faults import SPEC as FAULTS
 
 from fp8tune_kernels.edges import declared, edge
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem, Tolerance
+from fp8tune_kernels.spec import Problem, Tolerance
 
 BLOCK = 32
 BOUND = Tolerance(relative=1e-3, absolute=1e-3)
@@ -84,18 +85,15 @@ def launch(config: Mapping[str, int], values: tuple[Any, ...], out: tuple[Any, .
     out[1].fill_(len(x) + (fault == 14))
 
 
-EXACT = KernelSpec(
+EXACT = replace(
+    FAULTS,
     name="planted-sums",
     axes={"FAULT": tuple(range(15)), "num_warps": (4,)},
-    default=NamedInts(FAULT=0, num_warps=4),
-    key=("K", "M_bucket"),
-    problems=lambda row: iter([NamedInts(M=row["M"], K=row["K"])]),
     inputs=inputs,
     outputs=outputs,
     launch=launch,
     reference=reference,
-    bytes_moved=lambda shape: 2 * shape["M"] * shape["K"],
-    scaled_down=lambda problem: problem,
+    routed=False,
     edges=declared(
         edge("one of each", M=1, K=1),
         edge("NaN", "nan", M=3, K=97),

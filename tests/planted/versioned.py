@@ -20,8 +20,8 @@ def inputs(problem: Problem, device: str) -> tuple[Any, ...]:
     return (torch.arange(1, M * K + 1, dtype=torch.float32).view(M, K).to(device),)
 
 
-def launch(config: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
-    out[0].copy_(FACTOR * given[0])
+def launch(config: Any, values: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    out[0].copy_(FACTOR * values[0])
 
 
 SPEC = KernelSpec(

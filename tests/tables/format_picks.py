@@ -16,7 +16,6 @@ SMALL = Config({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32}, num
 LARGE = Config({"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64}, num_warps=8, num_stages=2)
 EVEN = Config({"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64}, num_warps=4, num_stages=2)
 GEMM = Kernel("maker.gemm:_matmul", key=("M", "N", "K"), configs=(SMALL, LARGE, EVEN))
-
 TIMES_US = {
     (16, 4096, 4096): (10.0, 20.0, 11.0),
     (1024, 4096, 4096): (90.0, 40.0, 42.0),
@@ -33,15 +32,12 @@ def pick(
     key: tuple[object, ...] | None = None,
     evidence: str = "",
     in_dtype: str = "bfloat16",
-    layout: str = "recorded-0",
     is_recorded: bool = True,
 ) -> Pick:
     """``times_us``: the time of each of the kernel's configs, or how it failed."""
     configs = [encoded(kernel, config) for config in kernel.configs]
     outcomes = dict(zip(configs, times_us, strict=True))
-    problem = Problem(
-        kernel.name, NamedInts(shape), input_layout=layout, in_dtype=in_dtype, fp8_dtype="", scale_mode=""
-    )
+    problem = Problem(kernel.name, NamedInts(shape), input_layout="recorded-0", in_dtype=in_dtype)
     study = Study(
         problem,
         H200,
@@ -51,9 +47,8 @@ def pick(
         {config: status for config, status in outcomes.items() if isinstance(status, Status)},
         lookup_key=NamedInts(shape),
     )
-    values = tuple(shape[name] for name in kernel.key if name in shape) if key is None else key
-    tensor = Tensor("a", in_dtype, (1,), (1,))
-    launch = Launch((tensor,), Grid((), ()), key=(*values, *((f"torch.{in_dtype}",) if key is None else ())))
+    of_shape = (*(shape[name] for name in kernel.key if name in shape), f"torch.{in_dtype}")
+    launch = Launch((Tensor("a", in_dtype, (1,), (1,)),), Grid((), ()), key=of_shape if key is None else key)
     return Pick(decide_study(study), evidence or f"measured on {problem.shape}", launch if is_recorded else None)
 
 
@@ -61,10 +56,9 @@ def kernel_picks(*picks: Pick, kernel: Kernel = GEMM, device: Device = H200, is_
     return KernelPicks(kernel.name, device, picks, kernel if is_recorded else None)
 
 
-def gemm(kernel: Kernel = GEMM, device: Device = H200, *, is_recorded: bool = True, **others: object) -> KernelPicks:
+def gemm(kernel: Kernel = GEMM, device: Device = H200, *, is_recorded: bool = True) -> KernelPicks:
     """All three problems."""
     picks = (
-        pick({"M": M, "N": N, "K": K}, times_us, kernel, is_recorded=is_recorded, **others)  # type: ignore[arg-type]
-        for (M, N, K), times_us in TIMES_US.items()
+        pick(dict(zip("MNK", size, strict=True)), TIMES_US[size], kernel, is_recorded=is_recorded) for size in TIMES_US
     )
     return kernel_picks(*picks, kernel=kernel, device=device, is_recorded=is_recorded)

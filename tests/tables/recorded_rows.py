@@ -9,8 +9,7 @@ from pathlib import Path
 
 import database_rows as rows
 
-from fp8tune.records import Device, KernelVersion, NamedInts, Problem, Status, Subject
-from fp8tune.records import Kind as RowKind
+from fp8tune.records import Device, KernelVersion, Kind, NamedInts, Problem, Status, Subject
 from fp8tune.replay.configs import axes, encoded
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Scalar, Tensor, as_json
 from fp8tune.store.results import Store
@@ -22,14 +21,8 @@ CONFIGS = tuple(
     for even, warps in ((True, 4), (False, 8))
 )
 KERNEL = Kernel(NAME, parameters=("x", "n", "BLOCK", "EVEN"), key=("n",), configs=CONFIGS, tuning_s=12.0)
-ROWS = tuple(encoded(KERNEL, config) for config in CONFIGS)
 TIMES = {1024: (10.0, 11.0, 10.1, 20.0, 20.0, 30.0), 4096: (30.0, 30.0, 20.2, 30.0, 20.0, 30.0), 8192: (60.0,) * 6}
 """n -> the time of each config."""
-
-
-def problem(n: int, kernel: Kernel = KERNEL) -> Problem:
-    layout = f"recorded-{launch(n).id}"
-    return Problem(kernel.name, NamedInts(n=n), "none", layout, "bfloat16", fp8_dtype="", scale_mode="")
 
 
 def launch(n: int) -> Launch:
@@ -37,46 +30,37 @@ def launch(n: int) -> Launch:
     return Launch(arguments, Grid(("BLOCK",), (((64,), (n // 64,)),)), (n, "torch.bfloat16"), config=CONFIGS[1])
 
 
-def document(n: int, kernel: Kernel = KERNEL) -> str:
-    return json.dumps({"kernel": as_json(replace(kernel, launches=())), "launch": as_json(launch(n))})
-
-
-def version(kernel: Kernel = KERNEL) -> KernelVersion:
-    declared = tuple(axes(kernel).items())
-    return KernelVersion(kernel.name, "aaaa", encoded(kernel, kernel.configs[0]), declared, ("n",))
-
-
 def sweep(
     store: Store,
-    times: Mapping[int, tuple[float | None, ...]] = TIMES,
+    times: Mapping[int, tuple[float, ...]] = TIMES,
     device: Device = rows.H200,
     *,
     kernel: Kernel = KERNEL,
-    wrong: Mapping[int, int] | None = None,
+    wrong: tuple[int, int] | None = None,
     complete: bool = True,
-    check: str = "",
 ) -> None:
-    """Store a sweep of all configs; wrong are those without a time. ``wrong``: n -> the place of another one."""
+    """Store a sweep of all configs. ``wrong``: n, and the place of a config that is wrong there."""
     id = rows.begin(store, device, f"request {device.name} {kernel.source_hash}")
-    wrong = wrong or {}
-    if check:
-        store.record_check(id, version(kernel), check)
-    store.record_launches({problem(n, kernel): document(n, kernel) for n in times})
+    configs, declared = [encoded(kernel, config) for config in kernel.configs], tuple(axes(kernel).items())
+    version = KernelVersion(kernel.name, "aaaa", configs[0], declared, ("n",))
     for n, of_configs in times.items():
-        for place, time_us in enumerate(of_configs):
-            is_wrong = time_us is None or wrong.get(n) == place
+        layout = f"recorded-{launch(n).id}"
+        problem = Problem(kernel.name, NamedInts(n=n), "none", layout, "bfloat16", fp8_dtype="", scale_mode="")
+        document = {"kernel": as_json(replace(kernel, launches=())), "launch": as_json(launch(n))}
+        store.record_launches({problem: json.dumps(document)})
+        for place, (config, time_us) in enumerate(zip(configs, of_configs, strict=True)):
+            is_wrong = wrong == (n, place)
             row = rows.row(
                 None if is_wrong else time_us,
-                of=replace(problem(n, kernel), shape=NamedInts(n=n, M=1, K=1, G=1)),
-                config=encoded(kernel, kernel.configs[place]),
+                of=replace(problem, shape=NamedInts(n=n, M=1, K=1, G=1)),
+                config=config,
                 device=device,
                 status=Status.WRONG if is_wrong else Status.OK,
-                version=version(kernel),
+                version=version,
             )
-            store.add(id, replace(row, problem=problem(n, kernel), lookup_key=NamedInts(n=n), bytes_moved=4 * n))
+            store.add(id, replace(row, problem=problem, lookup_key=NamedInts(n=n), bytes_moved=4 * n))
         if complete:
-            subject = Subject(version(kernel), device, RowKind.MEASURED, problem(n, kernel))
-            store.mark_complete(id, subject, len(of_configs))
+            store.mark_complete(id, Subject(version, device, Kind.MEASURED, problem), len(of_configs))
     store.finish_sweep(id)
 
 
@@ -103,10 +87,8 @@ def _kernel(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 '''
 
 
-def package(folder: Path, source: str = SOURCE) -> Path:
-    """The kernel's file in a package ``maker``."""
-    file = folder / "maker" / "scales.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    (file.parent / "__init__.py").touch()
-    file.write_text(source)
-    return file
+def package(folder: Path) -> None:
+    """Write the kernel's file in a package ``maker``."""
+    (folder / "maker").mkdir(parents=True)
+    (folder / "maker" / "__init__.py").touch()
+    (folder / "maker" / "scales.py").write_text(SOURCE)

@@ -31,7 +31,7 @@ H200 = rows.H200.name
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with Store.open(str(tmp_path / "fp8tune.db"), create=True) as store:
-        recorded.sweep(store, wrong={1024: 5})
+        recorded.sweep(store, wrong=(1024, 5))
     recorded.package(tmp_path)
     return tmp_path
 
@@ -46,11 +46,10 @@ def test_files_are_written_and_then_up_to_date(folder: Path) -> None:
     done = export(folder, "python", "-o", "out")
     assert done.stdout == "out/_kernel_sm_90.py: written\n"
     assert "next: put the file beside the kernel" in done.stderr
-    checked = export(folder, "python", "-o", "out", "--check")
-    assert (checked.returncode, checked.stdout) == (0, "out/_kernel_sm_90.py: unchanged\n")
-    (folder / "out" / "_kernel_sm_90.py").write_text("else")
-    checked = export(folder, "python", "-o", "out", "--check")
-    assert (checked.returncode, checked.stdout) == (1, "out/_kernel_sm_90.py: out of date\n")
+    for code, state in ((0, "unchanged"), (1, "out of date")):
+        checked = export(folder, "python", "-o", "out", "--check")
+        assert (checked.returncode, checked.stdout) == (code, f"out/_kernel_sm_90.py: {state}\n")
+        (folder / "out" / "_kernel_sm_90.py").write_text("else")
 
 
 def test_the_diff_goes_to_stdout_and_applies(folder: Path) -> None:
@@ -61,16 +60,14 @@ def test_the_diff_goes_to_stdout_and_applies(folder: Path) -> None:
     subprocess.run(["patch", "-p1"], input=ended.stdout, text=True, cwd=folder, check=True, capture_output=True)
     source = (folder / "maker" / "scales.py").read_text()
     config = 'triton.Config({"BLOCK": 128, "EVEN": True}, num_warps=4, num_stages=2)'
-    assert f"    configs=[\n        {config},\n    ],\n" in source
-    assert '    key=["n"],  # the size\n' in source
+    assert f'    configs=[\n        {config},\n    ],\n    key=["n"],  # the size\n' in source
 
 
 def test_the_diff_as_a_file(folder: Path) -> None:
-    ended = export(folder, "diff", "-o", "configs.diff", "--within", "0%")
-    assert ended.stdout == "configs.diff: written\n"
+    command = (folder, "diff", "-o", "configs.diff", "--within")
+    assert export(*command, "0%").stdout == "configs.diff: written\n"
     assert "6 configs -> 2, worst loss 0.0 %" in (folder / "configs.diff").read_text()
-    assert export(folder, "diff", "-o", "configs.diff", "--within", "0%", "--check").returncode == 0
-    assert export(folder, "diff", "-o", "configs.diff", "--within", "2 %", "--check").returncode == 1
+    assert [export(*command, within, "--check").returncode for within in ("0%", "2 %")] == [0, 1]
 
 
 EVERY_FORMAT = """
@@ -104,28 +101,23 @@ def test_the_order_of_sets_changes_no_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--for", "yaml"], "unknown format 'yaml': known: diff, hf, python"),
-        (["--for", "vllm"], "has no BLOCK_SIZE_M"),
-        (["--for", "python", "--within", "2%"], "--within does not go with --for python"),
-        (["--for", "diff", "--within", "2"], "'2' is not a percentage: write 2%"),
-        (["--for", "diff", "--within", "200%"], "is not a percentage"),
-        (["--for", "diff", "--check"], "-o FILE"),
-        (["--for", "diff", "-o", "."], "is a folder: name the file of the diff"),
-        (["--for", "hf", "--size", "dtype=fp8_w8a8"], "--dtype does not go with --for hf"),
-        (["--for", "python", "--size", "M=n"], "--size does not go with --for python"),
-        (["--for", "python", "-o", "fp8tune.db"], "cannot be"),
+        (["yaml"], "unknown format 'yaml': known: diff, hf, python"),
+        (["vllm"], "has no BLOCK_SIZE_M"),
+        (["python", "--within", "2%"], "--within does not go with --for python"),
+        (["diff", "--within", "2"], "'2' is not a percentage: write 2%"),
+        (["diff", "--within", "200%"], "is not a percentage"),
+        (["diff", "--check"], "-o FILE"),
+        (["diff", "-o", "."], "is a folder: name the file of the diff"),
+        (["hf", "--size", "dtype=fp8_w8a8"], "has no dim fp8_w8a8"),
+        (["python", "--size", "M=n"], "--size does not go with --for python"),
+        (["python", "-o", "fp8tune.db"], "cannot be"),
+        (["hf", "--kernel", "colwise"], "--for hf writes the picks of one kernel: name it with --kernel"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(folder: Path, arguments: list[str], reason: str) -> None:
-    ended = fp8tune("export", "--arch", "sm_90", "--kernel", NAME, "--allow-quick", *arguments, cwd=folder)
+    ended = export(folder, *arguments)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert reason in ended.stderr
-
-
-def test_one_kernel_is_named(folder: Path) -> None:
-    command = ("export", "--for", "hf", "--arch", "sm_90")
-    assert "name it with --kernel" in fp8tune(*command, cwd=folder).stderr
-    assert "did you mean colwise" in fp8tune(*command, "--kernel", "colwse", cwd=folder).stderr
 
 
 def test_all_devices_of_an_arch_are_written_and_a_diff_is_of_the_first(folder: Path) -> None:
@@ -134,10 +126,9 @@ def test_all_devices_of_an_arch_are_written_and_a_diff_is_of_the_first(folder: P
     assert export(folder, "python").returncode == 0
     table = runpy.run_path(str(folder / "_kernel_sm_90.py"))["TABLE"]
     assert {device: len(configs) for device, configs in table.items()} == {rows.H100.name: 1, H200: 3}
-    assert {rows.H100.name.replace(" ", "_"), H200.replace(" ", "_")} == {
-        line.partition("device_name=")[2].partition(".json")[0].partition(",")[0]
-        for line in export(folder, "hf").stdout.splitlines()
-    }
+    lines = export(folder, "hf").stdout.splitlines()
+    devices = {line.partition("device_name=")[2].partition(".json")[0].partition(",")[0] for line in lines}
+    assert devices == {name.replace(" ", "_") for name in (rows.H100.name, H200)}
     assert f"the diff is for {H200}, which has the most sizes of 2 GPUs" in export(folder, "diff").stderr
 
 
@@ -145,7 +136,7 @@ def test_picks_of_another_declaration_and_unfinished_ones_are_left_out(folder: P
     with Store.open(str(folder / "fp8tune.db")) as store:
         newer = replace(recorded.KERNEL, configs=CONFIGS[:4], source_hash="b")
         recorded.sweep(store, {2048: (10.0, 11.0, 12.0, 13.0)}, kernel=newer)
-        recorded.sweep(store, {512: (10.0,) * 6}, rows.H200, complete=False)
+        recorded.sweep(store, {512: (10.0,) * 6}, complete=False)
     ended = export(folder, "hf", "--check")
     assert "n=512 left out, not swept to the end" in ended.stderr
     assert ended.stderr.count("recorded of a kernel with other configs") in (1, 3)  # which was stored last
@@ -158,6 +149,8 @@ def test_a_kernel_with_a_specification(tmp_path: Path) -> None:
     assert fp8tune(*command, "python", cwd=tmp_path).returncode == 0
     assert '(5120, 64): {"kwargs": {"BLOCK_SIZE": 64}, ' in (tmp_path / "colwise_sm_90.py").read_text()
     assert "no configs=[...] to change" in fp8tune(*command, "diff", cwd=tmp_path).stderr
+    misspelled = ("export", "--arch", "sm_90", "--kernel", "colwse", "--for", "hf")
+    assert "did you mean colwise" in fp8tune(*misspelled, cwd=tmp_path).stderr
 
 
 # A format of another package
@@ -171,14 +164,12 @@ def test_a_package_adds_a_format(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     points = ("t4 = t4_format:FORMAT", "absent = nowhere:FORMAT", "other = json:dumps")
     (info / "entry_points.txt").write_text("\n".join(["[fp8tune.formats]", *points]))
     monkeypatch.syspath_prepend(str(folder / "site"))
-    ended = export(folder, "t4", "-o", "out")
-    assert "next: any reader of T4 takes out" in ended.stderr
+    assert "next: any reader of T4 takes out" in export(folder, "t4", "-o", "out").stderr
     documents = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_kernel").iterdir())]
     assert [len(document["results"]) for document in documents] == [6, 6, 6]
     assert [result["invalidity"] for result in documents[0]["results"]] == [*["correct"] * 5, "correctness"]
-    assert "format absent cannot be imported" in export(folder, "absent").stderr
-    assert "format other is no" in export(folder, "other").stderr
-    assert "known: absent, diff" in export(folder, "yaml").stderr
+    for name, reason in (("absent", "cannot be imported"), ("other", "is no"), ("yaml", "known: absent, diff")):
+        assert reason in export(folder, name).stderr
 
 
 # The own table
@@ -190,9 +181,8 @@ def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
     with Store.open(str(path), create=True) as store:
         sweep = rows.begin(store, request=f"{kernel} {K}")
         for number, block in itertools.product(range(6), (32, 64)):
-            name, time_us = f"final {number:02}", 100.0 + block
-            row = rows.row(time_us, of=size, config=rows.config(block), version=version, stage="final", process=name)
-            store.add(sweep, row)
+            trial = {"version": version, "stage": "final", "process": f"final {number:02}"}
+            store.add(sweep, rows.row(100.0 + block, of=size, config=rows.config(block), **trial))
         subject = rows.subject(size, version=version)
         store.mark_complete(sweep, subject, 2)
         store.end_finals(sweep, subject, FinalsRun("", 0.01, 0.015))
@@ -201,30 +191,26 @@ def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
 
 def test_the_own_table_gets_kernels_with_own_results_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, table = tmp_path / "base.db", tmp_path / "tables" / "sm_90.py"
-    sweep_of(base, "colwise")
-    sweep_of(base, "rowwise-2d")
     monkeypatch.setenv("FP8TUNE_BASE", str(base))
     monkeypatch.setenv("FP8TUNE_TABLES", str(table.parent))
+    for kernel in ("colwise", "rowwise-2d"):
+        sweep_of(base, kernel)
     ended = fp8tune("export", "--arch", "sm_90", cwd=tmp_path)
-    assert (ended.returncode, table.exists()) == (0, False)
-    assert "no results of your own" in ended.stdout
+    assert (ended.returncode, table.exists(), "no results of your own" in ended.stdout) == (0, False, True)
     sweep_of(tmp_path / "fp8tune.db", "colwise", K=2048)
-    assert fp8tune("export", "--arch", "sm_90", cwd=tmp_path).returncode == 0
-    assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == {"colwise"}
-    assert fp8tune("export", "--arch", "sm_90", "--db", base, cwd=tmp_path).returncode == 0
-    assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == {"colwise", "rowwise-2d"}
+    for database, kernels in (((), {"colwise"}), (("--db", base), {"colwise", "rowwise-2d"})):
+        assert fp8tune("export", "--arch", "sm_90", *database, cwd=tmp_path).returncode == 0
+        assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == kernels
 
 
 def test_stale_picks_are_left_out_where_that_is_decided(tmp_path: Path) -> None:
     sweep_of(tmp_path / "results.db", "colwise")
     updated = replace(rows.H100, driver="590.1")
     with Store.open(str(tmp_path / "results.db")) as store:
-        assert len(select_rows(store, "sm_90", allow_quick=False).table.entries) == 2
-        stale = select_rows(store, "sm_90", allow_quick=False, here=updated)
-        assert stale.table.entries == ()
-        assert stale.notices[0].startswith("1 stale picks left out")
-        elsewhere = replace(updated, name="another")
-        assert len(select_rows(store, "sm_90", allow_quick=False, here=elsewhere).table.entries) == 2
+        for here, count in ((None, 2), (updated, 0), (replace(updated, name="another"), 2)):
+            selection = select_rows(store, "sm_90", allow_quick=False, here=here)
+            assert len(selection.table.entries) == count
+            assert count or selection.notices[0].startswith("1 stale picks left out")
         assert read_for_format(store, "sm_90", ["colwise"], allow_quick=False)[0].picks
         with pytest.raises(UsageError, match="no pick is proven"):
             read_for_format(store, "sm_90", ["colwise"], allow_quick=False, here=updated)
@@ -264,6 +250,5 @@ def test_a_pinned_program_finds_its_kernels_compiled_ahead_without_a_gpu(folder:
     pinned = runpy.run_path(str(folder / "table" / "_kernel_sm_90.py"))["TABLE"][H200]
     before = len({str(config) for config in pinned.values()})
     for size, mode, new in ((1024, "strict", 0), (4096, "strict", 0), (1023, "nearest", 1)):
-        launched, known, added, warps = run("-c", LAUNCH, "cache/NVIDIA_H200", size, mode).split()
-        assert (int(launched), int(known), int(added)) == (1, before, new)
-        assert int(warps) == pinned[(size + size % 2, "torch.bfloat16")]["num_warps"]
+        warps = pinned[(size + size % 2, "torch.bfloat16")]["num_warps"]
+        assert run("-c", LAUNCH, "cache/NVIDIA_H200", size, mode).split() == list(map(str, (1, before, new, warps)))

@@ -13,45 +13,43 @@ from fp8tune.errors import UsageError
 from fp8tune.tables.files import File, update, write
 
 
-def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "sm_90.py"
-    path.write_text("before")
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "table.py").write_text("before")
+    return tmp_path / "table.py"
+
+
+def test_what_a_killed_writer_left_is_taken_over(path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=update, args=(path, lambda before: time.sleep(60)))
     process.start()
-    while not (draft := tmp_path / ".sm_90.py.draft").exists():
+    while not (draft := path.parent / ".table.py.draft").exists():
         time.sleep(0.01)
     draft.write_text("half a tab")
     os.kill(process.pid or 0, signal.SIGKILL)
     assert update(path, lambda before: f"{before} and after")
-    assert path.read_text() == "before and after"
-    assert [file.name for file in tmp_path.iterdir()] == ["sm_90.py"]
     process.join()
+    assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("table.py", "before and after")]
 
 
-def test_a_change_that_fails_leaves_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "table.py"
-    path.write_text("before")
+def test_a_change_that_fails_leaves_the_file_and_nothing_beside_it(path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         update(path, lambda before: str(1 / 0))
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["before"]
-    assert not update(path, "before")
-    path.chmod(0o640)
-    assert update(path, "after")
-    assert path.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_full_disk_leaves_the_file_and_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "table.py"
-    path.write_text("before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # as on a full disk
     try:
         with pytest.raises(UsageError, match=r"table\.py cannot be written"):
             update(path, "after " * 10)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["before"]
+    assert [file.read_text() for file in path.parent.iterdir()] == ["before"]
+
+
+def test_only_a_changed_text_is_written_with_the_modes_of_the_file(path: Path) -> None:
+    path.chmod(0o640)
+    assert not update(path, "before")
+    assert update(path, "after")
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_files_stay_below_their_folder(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError, UsageError
 from fp8tune.exporting import select_rows
-from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
+from fp8tune.records import FinalsRun, ProcessTimes
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.tables.current import NO_TABLES, CurrentTables
@@ -22,26 +21,12 @@ from fp8tune.tables.select import Selection, select
 from fp8tune_kernels import tables
 from fp8tune_kernels.runtime import user_tables
 
-SHIPPED = Path(tables.__file__).parent
 KEY = (("G", 64), ("K", 5120))
 CONFIG = (("BLOCK_SIZE", 32), ("num_warps", 4))
 
 
 def selection(rows: list[Study], current: CurrentTables = NO_TABLES) -> Selection:
-    return select(studies_of(rows, current), [], "sm_90", current.current("sm_90"))
-
-
-def many_rows() -> list[Study]:
-    return [
-        evidence(
-            100.0 + (block * 7 + K + G) % 23, of=problem(K=K, G=G, routing=routing), config=config(block), device=d
-        )
-        for K in (1024, 5120)
-        for G in (4, 64)
-        for routing in ("jagged", "zipf")
-        for block in (32, 64, 128)
-        for d in (H100, H200)
-    ]
+    return select(studies_of(rows, current), [], "sm_90", current)
 
 
 def run(text: str) -> ModuleType:
@@ -57,15 +42,20 @@ def test_a_module_holds_the_rows_and_where_they_come_from() -> None:
     text = LaunchTable("sm_90", entries, frozenset({"colwise"})).render()
     module = run(text)
     assert module.ROWS == (("colwise", "", KEY, CONFIG, 1), ("colwise", "", None, CONFIG, 0))
-    assert module.ORIGINS == ((), ("NVIDIA H100",))
-    assert module.NEAREST == ("colwise",)
+    assert (module.ORIGINS, module.NEAREST) == (((), ("NVIDIA H100",)), ("colwise",))
     assert parse(text, "sm_90") == LaunchTable("sm_90", entries, frozenset({"colwise"}))
     assert run(LaunchTable("sm_90").render()).ROWS == ()
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
+    text = shipped_path(arch).read_text()
+    assert parse(text, arch).render() == text
+
+
 @pytest.mark.parametrize("place", range(40))
 def test_a_table_that_is_cut_is_refused(place: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = (SHIPPED / "gfx942.py").read_text()
+    whole = shipped_path("gfx942").read_text()
     lines = [match + 1 for match in range(len(whole)) if whole.startswith("\n", match)][:-1]
     draw = random.Random(place)
     end = (0, len(whole) - 3, draw.choice(lines), draw.randrange(len(whole) - 2))[place if place < 2 else 2 + place % 2]
@@ -83,21 +73,24 @@ def test_a_table_that_is_cut_is_refused(place: int, monkeypatch: pytest.MonkeyPa
 
 def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_url: str) -> None:
     """In two files and on a server."""
-    trials = [(size, config(block), 100.0 + block) for size in {r.problem for r in many_rows()} for block in (32, 64)]
+    sizes = [
+        problem(K=K, G=G, routing=routing) for K in (1024, 5120) for G in (4, 64) for routing in ("jagged", "zipf")
+    ]
+    trials = [(size, config(block), 100.0 + block) for size in sizes for block in (32, 64)]
     texts = set()
     for number, database in enumerate((tmp_path / "0.db", tmp_path / "1.db", postgresql_url)):
         random.Random(number).shuffle(trials)
         with Store.open(str(database), create=True) as store:
             sweep = begin(store)
             store.add_many(sweep, [row(time_us, of=size, config=name) for size, name, time_us in trials])
-            for size in {size for size, _, _ in trials}:
+            for size in sizes:
                 store.mark_complete(sweep, subject(size), 2)
             texts.add(select_rows(store, "sm_90").table.render())
     assert len(texts) == 1
 
 
 def test_writing_twice_changes_nothing_and_an_edited_file_is_stale(tmp_path: Path) -> None:
-    path, chosen = tmp_path / "sm_90.py", selection(many_rows())
+    path, chosen = tmp_path / "sm_90.py", selection([evidence(100.0, device=device) for device in (H100, H200)])
     assert merge_file(path, chosen)[1]
     stamp = path.stat().st_mtime_ns
     assert not merge_file(path, chosen)[1]
@@ -107,7 +100,7 @@ def test_writing_twice_changes_nothing_and_an_edited_file_is_stale(tmp_path: Pat
     assert path.read_text().endswith(")\n\n")
 
 
-def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Study]:
+def measured(times_us: dict[int, tuple[float, ...]], draw: random.Random, has_finals: bool) -> list[Study]:
     """K -> the times of blocks 32, 64 and 128; every process agrees on a time, the next sweep has another factor."""
     session = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     rows = []
@@ -115,45 +108,34 @@ def with_finals(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> 
         for block, true_us in zip((32, 64, 128), times, strict=True):
             time_us = true_us * draw.uniform(0.9991, 1.0009)
             visits = tuple(ProcessTimes(session, f"final {n:02d}", ((0, time_us), (1, time_us))) for n in range(4))
-            rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), finals=visits))
+            finals = visits if has_finals else ()
+            rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), finals=finals))
     return rows
-
-
-def coarse(times_us: dict[int, tuple[float, ...]], draw: random.Random) -> list[Study]:
-    """Return the same without finals."""
-    return [
-        replace(study, results=(replace(study.results[0], finals=()),), has_finals=False)
-        for study in with_finals(times_us, draw)
-    ]
 
 
 near = st.floats(100.0, 108.0)
 timed = st.dictionaries(st.sampled_from([512, 1024, 2048, 4096, 8192]), st.tuples(near, near, near), min_size=1)
 
 
-@pytest.mark.parametrize("measured", [with_finals, coarse])
-@given(timed, st.integers(0, 2**32))
-@example({512: (100.0, 100.0, 103.0), 1024: (100.0, 105.0, 102.0), 2048: (105.0, 100.0, 105.0)}, 0)  # all at the bound
-def test_a_table_keeps_its_rows_while_times_move_by_less_than_the_bands(measured, times_us, seed) -> None:
+@given(st.booleans(), timed, st.integers(0, 2**32))
+@example(True, {512: (100.0, 100.0, 103.0), 1024: (100.0, 105.0, 102.0), 2048: (105.0, 100.0, 105.0)}, 0)
+def test_a_table_keeps_its_rows_while_times_move_by_less_than_the_bands(has_finals, times_us, seed) -> None:
     """From scratch a pick is within 1 % of the best, and it stays within 1.5 %.
 
     The rule for unseen keys rests on what others chose, which is no such promise.
     """
     draw = random.Random(seed)
-    first = selection(measured(times_us, draw)).table
+    first = selection(measured(times_us, draw, has_finals)).table
     current = installed(*(entry.row for entry in first.entries), nearest=tuple(first.nearest))
-    again = selection(measured(times_us, draw), current).table
+    again = selection(measured(times_us, draw, has_finals), current).table
     assert {entry.row for entry in again.entries} == {entry.row for entry in first.entries}
 
 
-@pytest.mark.parametrize(
-    "arch", ["../x", "/etc/passwd", "", ".", "sm_90/../x", "sm_90\n", "SM_90", "a" * 99, "interpreter"]
-)
+@pytest.mark.parametrize("arch", ["../x", "/etc/passwd", "", ".", "sm_90/../x", "sm_90\n", "SM_90", "a" * 99])
 def test_an_arch_that_is_no_name_makes_no_path(arch: str) -> None:
-    for use in (shipped_path, default_path):
-        with pytest.raises(UsageError, match="has no table") as raised:
-            use(arch)
-        assert "\n" not in str(raised.value)
+    for path in (shipped_path, default_path):
+        with pytest.raises(UsageError, match=r"has no table[^\n]*\Z"):
+            path(arch)
 
 
 @pytest.mark.parametrize(
@@ -175,30 +157,19 @@ def test_a_checkout_is_a_work_tree_and_no_installation(
     assert default_path("sm_90").parent == tmp_path / ("own" if is_own else place)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        Entry('x", __import__("os"), "', "", None, CONFIG),
-        Entry("colwise", "\u202e", None, CONFIG),
-        Entry("colwise", "", None, CONFIG, ("a\nb",)),
-        Entry("colwise", "", (("a b", 1),), CONFIG),
-        *(Entry("colwise", "", None, (("BLOCK_SIZE", value),)) for value in (-1, 2**63, 1.5, "1", True, None)),
-    ],
+names = st.sampled_from(["K", "num_warps", "BLOCK_SIZE", "a b"]) | st.text(max_size=8)
+numbers = st.integers(0, 2**63 - 1) | st.integers() | st.sampled_from([-1, 2**63, 1.5, "1", True, None])
+items = st.dictionaries(names, numbers, max_size=3).map(lambda values: tuple(sorted(values.items())))
+texts = st.sampled_from(["", "colwise", '", __import__("os"), "', "\\", "${x}", "é", "\u202e", "a\nb"]) | st.text(
+    max_size=12
 )
-def test_a_value_that_no_lookup_has_is_refused(entry: Entry) -> None:
-    with pytest.raises(DatabaseError, match="cannot be in a table") as raised:
-        LaunchTable("sm_90", (entry,)).render()
-    assert "\n" not in str(raised.value)
-
-
-names = st.sampled_from(["K", "num_warps", "BLOCK_SIZE"]) | st.text(max_size=8)
-items = st.dictionaries(names, st.integers(0, 2**63 - 1) | st.integers(), max_size=3).map(NamedInts)
-texts = st.sampled_from(["", "colwise", '", __import__("os"), "', "\\", "${x}", "é"]) | st.text(max_size=12)
 
 
 @given(items, items, texts, texts, texts)
+@example((), (("BLOCK_SIZE", -1),), "colwise", "", "")
+@example((), (("BLOCK_SIZE", True),), "colwise", "", "")
 def test_any_row_reads_back_or_is_refused(key, launch, kernel, device, origin) -> None:
-    entry = Entry(kernel, device, tuple(key.items()), tuple(launch.items()), (origin,))
+    entry = Entry(kernel, device, key, launch, (origin,))
     try:
         text = LaunchTable("sm_90", (entry,), frozenset({kernel})).render()
     except DatabaseError as error:
@@ -207,3 +178,4 @@ def test_any_row_reads_back_or_is_refused(key, launch, kernel, device, origin) -
     module = run(text)
     assert ((*entry.row, 0),) == module.ROWS
     assert ((kernel,), ((origin,),)) == (module.NEAREST, module.ORIGINS)
+    assert all(type(value) is int and 0 <= value < 2**63 for _, value in (*key, *launch))

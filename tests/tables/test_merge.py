@@ -55,32 +55,24 @@ def path(tmp_path: Path) -> Path:
 def test_kernels_that_the_database_does_not_know_keep_their_rows(path: Path) -> None:
     before = blocks(path)
     merged, is_changed = merge_file(path, measured(1024, kernel="toy"), prune=True)
-    assert is_changed
+    assert (is_changed, counts(merged)) == (True, (2, 0, 4, 0))
     assert blocks(path) == {**before, ("toy", "", 1024): 32, ("toy", "", None): 32}
-    assert counts(merged) == (2, 0, 4, 0)
     assert parse(path.read_text(), "sm_90").entries[0].origins == (H100.name,)
     assert not merge_file(path, measured(1024, kernel="toy"))[1]
 
 
 def test_a_row_of_a_known_kernel_goes_only_if_it_is_pruned(path: Path) -> None:
-    merged, _ = merge_file(path, measured(1024, block=64))
-    assert counts(merged) == (0, 2, 2, 0)
-    assert [dict(entry.key or ())["K"] for entry in merged.prunable] == [2048, 4096]
+    assert counts(merge_file(path, measured(1024, block=64))[0]) == (0, 2, 2, 0)
     assert blocks(path)["colwise", "", 2048] == 32
-    merged, _ = merge_file(path, measured(1024, block=64), prune=True)
-    assert counts(merged) == (0, 0, 2, 2)
+    assert counts(merge_file(path, measured(1024, block=64), prune=True)[0]) == (0, 0, 2, 2)
     assert blocks(path) == {("colwise", "", 1024): 64, ("colwise", "", None): 64}
 
 
 def test_a_row_rests_on_its_device_in_the_module_alone(path: Path) -> None:
     """Another device's results become rows of its own, instead of overwriting rows that it did not measure."""
     merged, _ = merge_file(path, measured(1024, 8192, device=H200, block=64), prune=True)
-    assert blocks(path) == {
-        **{("colwise", "", K): 32 for K in (1024, 2048, 4096, None)},
-        ("colwise", "", 8192): 64,
-        ("colwise", H200.name, 1024): 64,
-        ("colwise", H200.name, None): 64,
-    }
+    own = {("colwise", "", 8192): 64, ("colwise", H200.name, 1024): 64, ("colwise", H200.name, None): 64}
+    assert blocks(path) == {("colwise", "", K): 32 for K in (1024, 2048, 4096, None)} | own
     assert counts(merged) == (3, 0, 4, 0)
     merge_file(path, measured(2048, device=H200))
     assert ("colwise", H200.name, 2048) not in blocks(path)  # it takes the shared config: no row of its own
@@ -89,8 +81,7 @@ def test_a_row_rests_on_its_device_in_the_module_alone(path: Path) -> None:
 def test_rows_that_nobody_measured_stay(path: Path) -> None:
     table = parse(path.read_text(), "sm_90")
     path.write_text(replace(table, entries=tuple(entry._replace(origins=()) for entry in table.entries)).render())
-    merged, _ = merge_file(path, measured(8192), prune=True)
-    assert (len(merged.added), merged.removed) == (1, ())
+    assert counts(merge_file(path, measured(8192), prune=True)[0]) == (1, 0, 4, 0)
 
 
 def test_the_rule_for_near_keys_stays_with_the_fallback_row(path: Path) -> None:
@@ -98,14 +89,18 @@ def test_the_rule_for_near_keys_stays_with_the_fallback_row(path: Path) -> None:
     assert merge(old, measured(1024, kernel="toy")).table.nearest == {"colwise"}
     assert merge(old, measured(1024, device=H200, block=64)).table.nearest == {"colwise"}
     assert merge(old, measured(1024, 2048)).table.nearest == frozenset()
+    toy = measured(1024, kernel="toy")
+    toy = replace(toy, table=replace(toy.table, nearest=frozenset({"toy"})))
+    for entries in (toy.table.entries, toy.table.entries[:1]):  # with and without a row for other keys
+        selected = replace(toy, table=replace(toy.table, entries=entries))
+        assert merge(old, selected).table.nearest == {"colwise", "toy"}
 
 
 @pytest.mark.parametrize("text", ["", "ROWS = 1", "import os\n", "ROWS: tuple = (1,)\n", "<<<<<<< HEAD\n", "(" * 9999])
 def test_a_file_that_is_no_table_is_not_overwritten(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(UsageError, match="is no table") as raised:
+    with pytest.raises(UsageError, match=r"is no table[^\n]*\Z"):
         merge_file(tmp_path / "mine.py", measured(1024))
-    assert "\n" not in str(raised.value)
     assert (tmp_path / "mine.py").read_text() == text
 
 
@@ -117,19 +112,15 @@ def test_exports_in_turn_lose_no_row_and_a_second_time_change_nothing(exports: l
         selection = measured(K, device=H200 if is_h200 else H100, block=block)
         merged = merge(old, selection)
         assert {entry[:3] for entry in merged.table.entries} >= {entry[:3] for entry in old.entries}
-        assert merged.removed == ()
         again = merge(merged.table, selection)
         assert again.table.render() == merged.table.render()
-        assert not again.added + again.changed + again.removed
+        assert not merged.removed + again.added + again.changed + again.removed
         old = merged.table
 
 
-# Two exports at once
-
-
-def export_repeatedly(path: Path, kernel: str, count: int) -> None:
+def export_repeatedly(path: Path, kernel: str) -> None:
     selections = [measured(1024 * place, kernel=kernel, block=32 * place) for place in (1, 2, 4)]
-    for number in range(count):
+    for number in range(80):
         merge_file(path, selections[number % 3])
 
 
@@ -138,7 +129,7 @@ def test_two_exports_at_once_never_fail_and_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "sm_90.py"
     merge_file(path, measured(512, kernel="first"))
     fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=export_repeatedly, args=(path, kernel, 80)) for kernel in ("a", "b")]
+    writers = [fork.Process(target=export_repeatedly, args=(path, kernel)) for kernel in ("a", "b")]
     for writer in writers:
         writer.start()
     seen: set[tuple[str, str, int | None]] = set()
@@ -146,14 +137,9 @@ def test_two_exports_at_once_never_fail_and_never_mix(tmp_path: Path) -> None:
         rows = blocks(path)  # raises for a part of a table
         assert rows.keys() >= seen
         seen = set(rows)
-    for writer in writers:
-        writer.join()
-        assert writer.exitcode == 0
-    assert blocks(path).keys() == {
-        *((kernel, "", K) for kernel in ("a", "b") for K in (1024, 2048, 4096, None)),
-        ("first", "", 512),
-        ("first", "", None),
-    }
+    assert [writer.join() or writer.exitcode for writer in writers] == [0, 0]
+    exported = {(kernel, "", K) for kernel in ("a", "b") for K in (1024, 2048, 4096, None)}
+    assert blocks(path).keys() == exported | {("first", "", 512), ("first", "", None)}
     assert [file.name for file in tmp_path.iterdir()] == ["sm_90.py"]
 
 
@@ -161,62 +147,52 @@ def test_two_exports_at_once_never_fail_and_never_mix(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of tables of a checkout, a copy of the committed ones."""
-    (tmp_path / "checkout" / ".git").mkdir(parents=True)
-    folder = tmp_path / "checkout" / "tables"
+def toy(tmp_path: Path) -> tuple[str, ...]:
+    """The command that exports a database of one toy kernel for sm_90."""
+    with Store.open(str(tmp_path / "toy.db"), create=True) as store:
+        finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 120.0} for K in (1024, 2048)})
+    return ("export", "--arch", "sm_90", "--db", str(tmp_path / "toy.db"), "--allow-quick")
+
+
+def installed_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the committed tables to a folder below a checkout, from which kernels then read them."""
     shutil.copytree(SHIPPED, folder)
     monkeypatch.setattr(tables, "__file__", str(folder / "__init__.py"))
-    monkeypatch.chdir(folder)
     return folder
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> str:
-    """A database of one toy kernel, and of nothing for other arches."""
-    with Store.open(str(tmp_path / "toy.db"), create=True) as store:
-        finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 120.0} for K in (1024, 2048)})
-    return str(tmp_path / "toy.db")
-
-
-def test_a_database_of_one_kernel_takes_nothing_from_the_table(checkout: Path, toy: str) -> None:
-    before = user_tables.parsed((checkout / "sm_90.py").read_text())
-    ended = fp8tune("export", "--arch", "sm_90", "--db", toy, "--allow-quick")
-    after = user_tables.parsed((checkout / "sm_90.py").read_text())
+def test_a_database_of_one_kernel_takes_nothing_from_the_table(
+    tmp_path: Path, toy: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    folder = installed_at(tmp_path / "tables", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    before = user_tables.parsed((folder / "sm_90.py").read_text())
+    ended = fp8tune(*toy)
+    after = user_tables.parsed((folder / "sm_90.py").read_text())
     assert {row[:3] for row in after.rows} >= {row[:3] for row in before.rows}
     assert [row for row in after.rows if row[0] != "colwise"] == [row for row in before.rows if row[0] != "colwise"]
     assert set(after.nearest) >= set(before.nearest) - {"colwise"}
     assert f"written: {len(after.rows) - len(before.rows)} rows added, " in ended.stdout
-    assert fp8tune("export", "--arch", "sm_90", "--db", toy, "--allow-quick", "--check").returncode == 0
-
-
-@pytest.mark.parametrize("check", [(), ("--check",)])
-def test_an_empty_result_is_refused(checkout: Path, toy: str, check: tuple[str, ...]) -> None:
-    before = (checkout / "gfx942.py").read_bytes()
-    ended = fp8tune("export", "--arch", "gfx942", "--db", toy, "--allow-quick", *check)
-    assert (ended.returncode, "nothing to export for gfx942" in ended.stderr) == (2, True)
-    assert (checkout / "gfx942.py").read_bytes() == before
+    assert fp8tune(*toy, "--check").returncode == 0
+    text = (folder / "gfx942.py").read_bytes()
+    for check in ((), ("--check",)):
+        ended = fp8tune(*toy, "--arch", "gfx942", *check)
+        assert (ended.returncode, "nothing to export for gfx942" in ended.stderr) == (2, True)
+    assert (folder / "gfx942.py").read_bytes() == text
 
 
 def test_an_installed_fp8tune_writes_the_users_own_table(
-    tmp_path: Path, toy: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, toy: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = tmp_path / "checkout" / ".venv" / "lib" / "site-packages" / "fp8tune_kernels" / "tables"
-    (tmp_path / "checkout" / ".git").mkdir(parents=True)
-    shutil.copytree(SHIPPED, site)
+    (tmp_path / ".git").mkdir()
+    site = installed_at(tmp_path / ".venv/lib/site-packages/fp8tune_kernels/tables", monkeypatch)
     before = {file.name: file.read_bytes() for file in site.glob("*.*")}
-    monkeypatch.setattr(tables, "__file__", str(site / "__init__.py"))
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path / "mine" / "tables"))
     own = tmp_path / "mine" / "tables" / "sm_90.py"
-    assert str(own) in fp8tune("export", "--arch", "sm_90", "--db", toy, "--allow-quick").stdout
+    assert str(own) in fp8tune(*toy).stdout
     assert {row[0] for row in user_tables.parsed(own.read_text()).rows} == {"colwise"}
     assert {file.name: file.read_bytes() for file in site.glob("*.*")} == before
-    assert fp8tune("export", "--arch", "sm_90", "--db", toy, "--allow-quick", "--check").returncode == 0
+    assert fp8tune(*toy, "--check").returncode == 0
     monkeypatch.setenv("FP8TUNE_TABLES", "")
-    assert "FP8TUNE_TABLES is empty" in fp8tune("export", "--arch", "sm_90", "--db", toy, "--allow-quick").stderr
-
-
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
-    text = (SHIPPED / f"{arch}.py").read_text()
-    assert parse(text, arch).render() == text
+    assert "FP8TUNE_TABLES is empty" in fp8tune(*toy).stderr

@@ -16,16 +16,17 @@ from fp8tune.errors import UsageError
 from fp8tune.records import Device
 from fp8tune.replay.recording import Config, Kernel
 from fp8tune.tables import files
-from fp8tune.tables.formats import Options, by_size
+from fp8tune.tables.formats import Options, by_size, parse_options
 from fp8tune.tables.formats.moe_defaults import LADDER
 from fp8tune.tables.picks import KernelPicks
 
 FLAT_SMALL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 3}
+NO_SIZES: dict[str, str | int] = {}
 FLAT_LARGE = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 2}
 
 
-def documents(write, kernel: KernelPicks, **options: object) -> dict[str, dict]:
-    return {str(file.path): json.loads(file.text) for file in write([kernel], Options(**options))}
+def documents(write, kernel: KernelPicks, sizes=NO_SIZES, notice=lambda message: None) -> dict[str, dict]:
+    return {str(file.path): json.loads(file.text) for file in write([kernel], Options(sizes, notice=notice))}
 
 
 def moe(device: Device = made.H200, **others: object) -> KernelPicks:
@@ -51,7 +52,7 @@ def test_the_dim_that_varies_most_is_inside_if_there_is_no_m() -> None:
     rms = made.kernel_picks(*picks, kernel=kernel)
     ((name, rows),) = documents(by_size.write_hugging_face, rms).items()
     assert (name, list(rows)) == ("_rms/n_cols=64,device_name=NVIDIA_H200.json", ["1", "2", "3"])
-    (name,) = documents(by_size.write_hugging_face, rms, sizes={"M": "n_rows", "N": "n_cols"})
+    (name,) = documents(by_size.write_hugging_face, rms, {"M": "n_rows", "N": "n_cols"})
     assert name == "_rms/N=64,device_name=NVIDIA_H200.json"
 
 
@@ -70,13 +71,13 @@ def test_a_pick_that_ties_with_the_fastest_stays_for_launches_that_share_it() ->
     assert rows["16"] == FLAT_SMALL
 
 
-BLOCKS = {"sizes": {"block_n": 128, "block_k": 128, "GROUP_SIZE_M": 8}, "dtype": "fp8_w8a8"}
+BLOCKS = {"block_n": 128, "block_k": 128, "GROUP_SIZE_M": 8, "dtype": "fp8_w8a8"}
 
 
 def test_vllm_and_sglang_have_their_own_names_and_constants() -> None:
     name = "E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,{}128].json"
-    ((vllm_name, vllm),) = documents(by_size.write_vllm, moe(), **BLOCKS).items()
-    ((sglang_name, sglang),) = documents(by_size.write_sglang, moe(), **BLOCKS).items()
+    ((vllm_name, vllm),) = documents(by_size.write_vllm, moe(), BLOCKS).items()
+    ((sglang_name, sglang),) = documents(by_size.write_sglang, moe(), BLOCKS).items()
     assert (vllm_name, sglang_name) == (name.format(""), f"configs/triton_3_6_0/{name.format(' ')}")
     assert (vllm.pop("triton_version"), vllm["1"]) == ("3.6.0", {**FLAT_SMALL, "GROUP_SIZE_M": 8, "SPLIT_K": 1})
     assert sglang["256"] == {**FLAT_LARGE, "GROUP_SIZE_M": 8}  # SGLang's kernel takes no SPLIT_K, and no key but sizes
@@ -89,9 +90,9 @@ def test_vllm_and_sglang_have_their_own_names_and_constants() -> None:
         (by_size.write_sglang, ((64, 128, 128, 32, 4, 3), (64, 128, 128, 32, 4, 3))),
     ],
 )
-def test_a_file_has_all_sizes_and_only_near_ones_take_a_swept_config(write, pinned) -> None:
+def test_a_file_has_all_sizes_and_only_near_ones_take_a_swept_config(tmp_path, write, pinned) -> None:
     notices: list[str] = []
-    (rows,) = documents(write, moe(), **BLOCKS, notice=notices.append).values()
+    (rows,) = documents(write, moe(), BLOCKS, notices.append).values()
     rows.pop("triton_version", None)
     assert [int(size) for size in rows] == [*LADDER]
     assert [size for size, row in rows.items() if row == rows["1"]] == ["1", "2"]
@@ -100,21 +101,16 @@ def test_a_file_has_all_sizes_and_only_near_ones_take_a_swept_config(write, pinn
     assert tuple(tuple(rows[size][name] for name in names) for size in ("32", "1024")) == pinned
     (notice,) = notices
     assert "M = 4, 8, 16, 24, 32, 48, 64, 96, 1024, 1536, 2048, 3072, 4096" in notice
+    files.write(write([moe()], Options(BLOCKS)), tmp_path)
+    (file,), _ = check_folder(tmp_path, "3.6.0")
+    assert (file.problems, len(file.configs)) == ([], len(LADDER))
 
 
 def test_sizes_without_a_known_default_are_left_out_and_named() -> None:
     notices: list[str] = []
-    (rows,) = documents(by_size.write_vllm, moe(), dtype="int4_w4a16", notice=notices.append).values()
+    (rows,) = documents(by_size.write_vllm, moe(), {"dtype": "int4_w4a16"}, notices.append).values()
     assert [*rows] == ["triton_version", "1", "2", "128", "256", "512"]
     assert any("default is unknown for M = 4, 8," in notice for notice in notices)
-
-
-def test_exported_files_have_no_problem_for_doctor(tmp_path) -> None:
-    for write in (by_size.write_vllm, by_size.write_sglang):
-        folder = tmp_path / write.__name__
-        files.write(write([moe()], Options(**BLOCKS)), folder)
-        (file,), _ = check_folder(folder, "3.6.0")
-        assert (file.problems, len(file.configs)) == ([], len(LADDER))
 
 
 def test_vllm_has_one_name_for_the_h200_family() -> None:
@@ -124,16 +120,18 @@ def test_vllm_has_one_name_for_the_h200_family() -> None:
     assert name.endswith("device_name=NVIDIA_H200_NVL.json")
 
 
-def test_sizes_can_be_named_or_given() -> None:
-    kernel = made.kernel_picks(made.pick({"num_tokens": 3, "N": 64}, (1.0, 2.0, 3.0)))
-    (name,) = documents(by_size.write_vllm, kernel, sizes=by_size.parse_sizes(["E=8", "M=num_tokens"]))
-    assert name == "E=8,N=64,device_name=NVIDIA_H200.json"
-    by_rows = made.kernel_picks(made.pick({"num_rows": 24, "N": 64}, (1.0, 2.0, 3.0)))
-    (entries,) = documents(by_size.write_vllm, by_rows, sizes=by_size.parse_sizes(["E=8", "M=num_rows/8"])).values()
-    assert "3" in entries
-    for text in ("E", "E=", "E=-1", "=8", "E=a b", "M=8/2", "M=rows/0", "M=rows/"):
-        with pytest.raises(UsageError, match="is no size"):
-            by_size.parse_sizes([text])
+@pytest.mark.parametrize(("dim", "size", "text"), [("num_tokens", 3, "num_tokens"), ("num_rows", 24, "num_rows/8")])
+def test_sizes_can_be_named_or_given(dim: str, size: int, text: str) -> None:
+    options, _ = parse_options(["E=8", f"M={text}"])
+    kernel = made.kernel_picks(made.pick({dim: size, "N": 64}, (1.0, 2.0, 3.0)))
+    ((name, entries),) = documents(by_size.write_vllm, kernel, options.sizes).items()
+    assert (name, "3" in entries) == ("E=8,N=64,device_name=NVIDIA_H200.json", True)
+
+
+@pytest.mark.parametrize("text", ["E", "E=", "E=-1", "=8", "E=a b", "M=8/2", "M=rows/0", "M=rows/", "dtype=a-b"])
+def test_a_text_that_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        parse_options([text])
 
 
 def constants(**values: int) -> KernelPicks:
@@ -142,49 +140,37 @@ def constants(**values: int) -> KernelPicks:
     return made.kernel_picks(made.pick({"M": 1, "N": 64, "E": 8}, (1.0,), kernel), kernel=kernel)
 
 
-@pytest.mark.parametrize(
-    ("write", "values"),
-    [
-        (by_size.write_vllm, {"GROUP_SIZE_M": 4, "SPLIT_K": 1}),
-        (by_size.write_sglang, {"GROUP_SIZE_M": 4}),
-    ],
-)
-def test_constants_of_a_config_come_first(write, values) -> None:
+def test_constants_of_a_config_come_first() -> None:
     notices: list[str] = []
-    kernel = constants(GROUP_SIZE_M=4, SPLIT_K=1)
-    (rows,) = documents(write, kernel, sizes={"GROUP_SIZE_M": 8}, notice=notices.append).values()
-    assert {name: rows["1"].get(name) for name in values} == values
-    assert ("SPLIT_K" in rows["1"]) == ("SPLIT_K" in values)
-    documents(write, constants(), notice=notices.append)
-    assert any("GROUP_SIZE_M=1 is written" in notice for notice in notices)
+    for write, split in ((by_size.write_vllm, {"SPLIT_K": 1}), (by_size.write_sglang, {})):
+        (rows,) = documents(write, constants(GROUP_SIZE_M=4, SPLIT_K=1), {"GROUP_SIZE_M": 8}).values()
+        assert rows["1"] == {**FLAT_SMALL, "GROUP_SIZE_M": 4, **split}
+        documents(write, constants(), notice=notices.append)
+    assert sum("GROUP_SIZE_M=1 is written" in notice for notice in notices) == 2
 
 
 ODD = Kernel("maker:k", key=("M",), configs=(Config({"BLOCK": 32}, has_pre_hook=True), made.SMALL))
+ODD_PICKS = made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD), kernel=ODD)
 
 
 @pytest.mark.parametrize(
-    ("write", "kernel", "options", "message"),
+    ("write", "kernel", "sizes", "message"),
     [
         (by_size.write_vllm, made.gemm(), {}, "has no dim E"),
-        (by_size.write_vllm, made.gemm(), {"sizes": {"E": "experts"}}, "has no dim experts"),
-        (by_size.write_hugging_face, made.gemm(), {"sizes": {"M": "N/1000"}}, "is no multiple of 1000"),
+        (by_size.write_vllm, made.gemm(), {"E": "experts"}, "has no dim experts"),
+        (by_size.write_hugging_face, made.gemm(), {"M": "N/1000"}, "is no multiple of 1000"),
+        (by_size.write_hugging_face, made.gemm(), {"dtype": "fp8"}, "has no dim fp8"),
         (by_size.write_hugging_face, made.gemm(device=Device("sm_90")), {}, "does not name the device"),
         (by_size.write_vllm, constants(SPLIT_K=2), {}, "sets SPLIT_K=2, which the kernel of vLLM"),
         (by_size.write_sglang, constants(STAGES=2), {}, "sets STAGES, which the kernel of SGLang"),
         (by_size.write_vllm, moe(in_dtype="float64"), {}, "no name for the dtype float64"),
-        (by_size.write_vllm, moe(), {"dtype": "a/b"}, "is no name"),
-        (by_size.write_vllm, made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD)), {}, "has no BLOCK_SIZE_M"),
-        (
-            by_size.write_hugging_face,
-            made.kernel_picks(made.pick({"M": 1}, (1.0, 2.0), ODD), kernel=ODD),
-            {},
-            "have a pre_hook: export --for python",
-        ),
+        (by_size.write_vllm, ODD_PICKS, {}, "has no BLOCK_SIZE_M"),
+        (by_size.write_hugging_face, ODD_PICKS, {}, "have a pre_hook: export --for python"),
     ],
 )
-def test_what_a_format_cannot_hold_is_refused(write, kernel, options, message) -> None:
+def test_picks_that_a_format_cannot_hold_are_refused(write, kernel, sizes, message) -> None:
     with pytest.raises(UsageError, match=message):
-        documents(write, kernel, **options)
+        documents(write, kernel, sizes)
 
 
 @given(st.text(max_size=80), st.text(min_size=1, max_size=40))
@@ -193,7 +179,7 @@ def test_hostile_names_stay_in_the_folder(kernel, device) -> None:
     pick = made.pick({"M": 1, "E": 1, "N": 1}, (1.0, 2.0, 3.0), hostile)
     picks = [made.kernel_picks(pick, kernel=hostile, device=Device("sm_90", device, triton=device))]
     for write in (by_size.write_hugging_face, by_size.write_vllm, by_size.write_sglang):
-        for file in write(picks, Options()):
+        for file in write(picks, Options({} if write is by_size.write_hugging_face else {"dtype": device})):
             assert not file.path.is_absolute()
             assert not {"..", ""} & set(file.path.parts)
             assert all("\\" not in part and len(part) <= 255 for part in file.path.parts)

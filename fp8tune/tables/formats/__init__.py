@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -11,6 +12,7 @@ from typing import cast
 from fp8tune.errors import UsageError, one_line, unknown
 from fp8tune.tables.files import File
 from fp8tune.tables.picks import KernelPicks
+from fp8tune.text import NAME, visible
 
 GROUP = "fp8tune.formats"
 DIFF = "diff"  # the format that changes a source file
@@ -23,14 +25,15 @@ _SHIPPED = {
     "sglang": "by_size:SGLANG",
     "hf": "by_size:HUGGING_FACE",
 }  # modules are imported on demand: one of them needs Triton
+_SIZE = re.compile(rf"{NAME.pattern}(/[1-9][0-9]{{0,8}})?|[0-9]{{1,18}}")
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of an export. Each format uses only some of them."""
 
-    sizes: Mapping[str, str | int] = field(default_factory=dict)  # size in a file name -> dim of the kernel, or number
-    dtype: str | None = None  # name of the dtype in file names
+    sizes: Mapping[str, str | int] = field(default_factory=dict)
+    """Size in a file name -> dim of the kernel, or number; ``dtype`` -> name of the dtype in file names."""
     within: float = 0.02  # largest slowdown that fewer configs may cause on a problem; 0.02 is 2 %
     notice: Callable[[str], object] = lambda message: None  # receives one line per omitted launch
 
@@ -70,14 +73,18 @@ def load(name: str) -> Format:
 
 
 def parse_options(size: Sequence[str], within: float | None = None) -> tuple[Options, list[str]]:
-    """Read ``--size`` texts, of which ``dtype=NAME`` names the dtype. Return options and the names of those given."""
-    from fp8tune.tables.formats.by_size import parse_sizes
+    """Read ``--size`` texts such as ``M=tokens``, ``M=rows/8`` and ``E=8``. Return options and the names of those set.
 
-    dtype = next((text.partition("=")[2] for text in size if text.startswith("dtype=")), None)
-    sizes = parse_sizes(text for text in size if not text.startswith("dtype="))
-    requested = {"sizes": sizes, "dtype": dtype, "within": within}
-    names = [name for name, value in requested.items() if value not in (None, {})]
-    return Options(sizes, dtype, Options.within if within is None else within), names
+    Raises UsageError for any other text.
+    """
+    sizes: dict[str, str | int] = {}
+    for text in size:
+        name, _, value = text.partition("=")
+        if not NAME.fullmatch(name) or not _SIZE.fullmatch(value):
+            raise UsageError(f"--size {visible(text)!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=tokens")
+        sizes[name] = int(value) if value.isdigit() else value
+    names = (["sizes"] if sizes else []) + (["within"] if within is not None else [])
+    return Options(sizes, Options.within if within is None else within), names
 
 
 def check_options(name: str, options: Collection[str], kernels: Sequence[str]) -> None:

@@ -6,10 +6,10 @@ huggingface/kernels). SGLang has a folder for each Triton version where vLLM has
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TypeVar
 
@@ -19,7 +19,6 @@ from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.formats.moe_defaults import LADDER, Default, sglang_default, vllm_default
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune.tables.tuned_files import SGLANG_MOE, TILE, VLLM_MOE, Rule, launch_options
-from fp8tune.text import NAME, visible
 
 DTYPES = {"bfloat16": "", "float16": "", "float32": "float32", "int8": "int8_w8a8"}
 DTYPES |= dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), "fp8_w8a8")
@@ -29,20 +28,10 @@ _LEADING_SIZES = ("E", "N", "K")  # sizes that come first in Hugging Face's file
 _Place = TypeVar("_Place")
 
 
-def parse_sizes(texts: Iterable[str]) -> dict[str, str | int]:
-    """Parse sizes such as ``M=num_tokens``, ``M=num_rows/8`` and ``E=8``. Raises UsageError for any other text."""
-    sizes: dict[str, str | int] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not NAME.fullmatch(name) or not re.fullmatch(rf"{NAME.pattern}(/[1-9][0-9]{{0,8}})?|[0-9]{{1,18}}", value):
-            raise UsageError(f"--size {visible(text)!r} is no size: give NAME=DIM or NAME=NUMBER, such as M=tokens")
-        sizes[name] = int(value) if value.isdigit() else value
-    return sizes
-
-
 def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return a file for each combination of the sizes in the file name, in a folder named after the kernel."""
     (kernel,) = kernels
+    size = functools.partial(_size, options=options)
     first, *others = (pick.problem.shape for pick in kernel.picks)
     dims = [dim for dim in first if all(dim in shape for shape in others)]
     dims = [dim for dim in dims if kernel.recorded and dim in kernel.recorded.key] or dims
@@ -50,16 +39,19 @@ def write_hugging_face(kernels: Sequence[KernelPicks], options: Options) -> list
     names = list(dict.fromkeys([*(renamed.get(dim, dim) for dim in dims), *options.sizes]))
     if not names:
         raise UsageError(f"the problems of {kernel.kernel} have no dim in common: use --for python")
-    inside = "M" if "M" in names else max(names, key=lambda name: len({_size(p, name, options) for p in kernel.picks}))
+    inside = "M" if "M" in names else max(names, key=lambda name: len({size(pick, name) for pick in kernel.picks}))
     outside = sorted((name for name in names if name != inside), key=lambda name: [*_LEADING_SIZES, name].index(name))
     has_dtypes = len({pick.problem.in_dtype for pick in kernel.picks}) > 1
 
     def path(pick: Pick) -> PurePosixPath:
-        parts = [*(f"{name}={_size(pick, name, options)}" for name in outside), f"device_name={_device_name(kernel)}"]
+        parts = [*(f"{name}={size(pick, name)}" for name in outside), f"device_name={_device_name(kernel)}"]
         parts += [f"dtype={pick.problem.in_dtype}"] if has_dtypes else []
-        return PurePosixPath(_safe_file_name(kernel.bare_name), _safe_file_name(",".join(parts)) + ".json")
+        return PurePosixPath(_safe_name(kernel.bare_name), _safe_name(",".join(parts)) + ".json")
 
-    return _build_files(kernel, options, inside, path)
+    return [
+        _file(name, {}, {size: _json_config(kernel, picks) for size, picks in by_size.items()})
+        for name, by_size in _by_file(kernel, options, inside, path)
+    ]
 
 
 def write_vllm(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
@@ -70,59 +62,47 @@ def write_vllm(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
 
 def write_sglang(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return SGLang's fused-MoE files, one for each combination of E, N and dtype, in the Triton version's folder."""
-    version = _safe_file_name(kernels[0].device.triton).replace(".", "_")
+    version = _safe_name(kernels[0].device.triton).replace(".", "_")
     folder = PurePosixPath("configs", f"triton_{version}")
     return _write_fused_moe(kernels[0], options, SGLANG_MOE, sglang_default, folder, {})
-
-
-@dataclass(frozen=True)
-class _MoeFile:
-    """File of a fused-MoE kernel, and what its kernel's default depends on."""
-
-    path: PurePosixPath
-    experts: int
-    dtype: str
-    block: tuple[int, int] | None
 
 
 def _write_fused_moe(
     kernel: KernelPicks, options: Options, rule: Rule, default: Default, folder: PurePosixPath, head: Mapping[str, str]
 ) -> list[File]:
-    if options.dtype and not NAME.fullmatch(options.dtype):
-        raise UsageError(f"--dtype {visible(options.dtype)!r} is no name: give one as vLLM does, such as fp8_w8a8")
-    missing = [name for name in TILE for pick in kernel.picks if name not in pick.config]
-    if missing:
+    if missing := [name for name in TILE for pick in kernel.picks if name not in pick.config]:
         raise UsageError(f"{kernel.kernel} has no {missing[0]}, which fused-MoE kernels have: use --for python")
     dims = {*options.sizes, *(dim for pick in kernel.picks for dim in pick.problem.shape)}
     has_blocks = dims.issuperset(("block_n", "block_k"))
-    _device_name(kernel)
+    _device_name(kernel)  # refuses a device without one
 
-    def place(pick: Pick) -> _MoeFile:
-        dtype = DTYPES.get(pick.problem.in_dtype) if options.dtype is None else options.dtype
-        if dtype is None:
-            raise UsageError(f"vLLM has no name for the dtype {pick.problem.in_dtype}: give --dtype, such as fp8_w8a8")
+    def place(pick: Pick) -> tuple[PurePosixPath, int, str, tuple[int, int] | None]:
+        """Return the file of a pick, and what the consumer's default config depends on."""
+        dtype = options.sizes.get("dtype", DTYPES.get(pick.problem.in_dtype))
+        if not isinstance(dtype, str):
+            advice = "give --size dtype=NAME, such as fp8_w8a8"
+            raise UsageError(f"vLLM has no name for the dtype {pick.problem.in_dtype}: {advice}")
         experts, columns = (_size(pick, name, options) for name in "EN")
         block = (_size(pick, "block_n", options), _size(pick, "block_k", options)) if has_blocks else None
         values = {"E": experts, "N": columns, "dtype": dtype, "block_shape": block}
-        name = _safe_file_name(str(rule.file_name(values, kernel.device.name)))
-        return _MoeFile(folder / f"{name}.json", experts, dtype, block)
+        name = _safe_name(str(rule.file_name(values, kernel.device.name)))
+        return folder / f"{name}.json", experts, dtype, block
 
-    files, pinned, missing_sizes = [], set[int](), set[int]()
-    for file, by_size in _by_file(kernel, options, "M", place):
+    files, pinned, unknown = [], set[int](), set[int]()
+    for (path, experts, dtype, block), by_size in _by_file(kernel, options, "M", place):
         entries = {size: _moe_config(kernel, picks, rule, options) for size, picks in by_size.items()}
         for tokens in sorted({*LADDER} - {*entries}):
             # The consumer takes the nearest key, however far it is. Its tuner's steps are at most a factor of 2.
             near = min(by_size, key=lambda size: max(size, tokens) / max(1, min(size, tokens)))
-            config = default(tokens, file.experts, file.dtype, file.block, kernel.device.arch)
             if max(near, tokens) <= 2 * min(near, tokens):
                 entries[tokens] = entries[near]
-            elif config is None:
-                missing_sizes.add(tokens)
-            else:
+            elif (config := default(tokens, experts, dtype, block, kernel.device.arch)) is not None:
                 entries[tokens] = {**config}
                 pinned.add(tokens)
-        files.append(_file(file.path, head, entries))
-    for sizes, text in ((pinned, "is written for"), (missing_sizes, "is unknown for")):
+            else:
+                unknown.add(tokens)
+        files.append(_file(path, head, entries))
+    for sizes, text in ((pinned, "is written for"), (unknown, "is unknown for")):
         if sizes:
             listed = ", ".join(map(str, sorted(sizes)))
             options.notice(f"{rule.consumer}'s default {text} M = {listed}, far from all swept: sweep these")
@@ -131,36 +111,21 @@ def _write_fused_moe(
 
 def _moe_config(kernel: KernelPicks, picks: Sequence[Pick], rule: Rule, options: Options) -> dict[str, object]:
     """Return the config of a size, with all constants that the consumer's kernel takes, and no others."""
-    config = _json_config(kernel, picks)
-    launch = picks[0].launch
+    config, launch = _json_config(kernel, picks), picks[0].launch
     constants = {**(launch.scalars if launch else {}), **options.sizes}
-    group, split = config.get("GROUP_SIZE_M", constants.get("GROUP_SIZE_M")), config.pop("SPLIT_K", 1)
+    group, split = config.pop("GROUP_SIZE_M", constants.get("GROUP_SIZE_M")), config.pop("SPLIT_K", 1)
     if not isinstance(group, int):
         group = 1
         options.notice("GROUP_SIZE_M=1 is written, which no config has: name another with --size GROUP_SIZE_M=8")
-    tile = {name: config.pop(name) for name in TILE}
-    config = {
-        **tile,
-        "GROUP_SIZE_M": group,
-        **{name: value for name, value in config.items() if name != "GROUP_SIZE_M"},
-    }
+    config = {**{name: config.pop(name) for name in TILE}, "GROUP_SIZE_M": group, **config}
     if "SPLIT_K" in rule.optional:
         config["SPLIT_K"] = split
     known = {*rule.required, *rule.optional, *launch_options(kernel.device.arch)}
-    unknown = next((name for name in config if name not in known), "" if split == 1 else f"SPLIT_K={split}")
-    if unknown:
-        advice = "use --for python"
-        raise UsageError(f"{kernel.kernel} sets {unknown}, which the kernel of {rule.consumer} does not take: {advice}")
+    refused = next((name for name in config if name not in known), "" if split == 1 else f"SPLIT_K={split}")
+    if refused:
+        reason = f"{kernel.kernel} sets {refused}, which the kernel of {rule.consumer} does not take"
+        raise UsageError(f"{reason}: use --for python")
     return config
-
-
-def _build_files(
-    kernel: KernelPicks, options: Options, inside: str, path: Callable[[Pick], PurePosixPath]
-) -> list[File]:
-    files = []
-    for name, by_size in _by_file(kernel, options, inside, path):
-        files.append(_file(name, {}, {size: _json_config(kernel, picks) for size, picks in by_size.items()}))
-    return files
 
 
 def _by_file(
@@ -182,8 +147,8 @@ def _json_config(kernel: KernelPicks, picks: Sequence[Pick]) -> dict[str, object
     """Return one config. Picks with the same file and size get that whose worst slowdown is smallest."""
     config = kernel.triton_config(shared_config(picks))
     if config.has_pre_hook or any(isinstance(value, Mapping) for value in config.kwargs.values()):
-        what = "a pre_hook" if config.has_pre_hook else "values that JSON does not have"
-        raise UsageError(f"configs of {kernel.kernel} have {what}: export --for python, and use fp8tune.pin")
+        problem = "a pre_hook" if config.has_pre_hook else "values that JSON does not have"
+        raise UsageError(f"configs of {kernel.kernel} have {problem}: export --for python, and use fp8tune.pin")
     return {**config.kwargs, **config.options}
 
 
@@ -202,10 +167,10 @@ def _size(pick: Pick, name: str, options: Options) -> int:
 def _device_name(kernel: KernelPicks) -> str:
     if not kernel.device.name:
         raise UsageError("the database does not name the device, as the format's file names do: sweep on the GPU")
-    return _safe_file_name(kernel.device.name.replace(" ", "_"))
+    return _safe_name(kernel.device.name.replace(" ", "_"))
 
 
-def _safe_file_name(text: str) -> str:
+def _safe_name(text: str) -> str:
     """Return the text with unusual characters replaced by ``_``. The file stays in its folder and is not hidden."""
     return re.sub(r"[^A-Za-z0-9_.,=()\[\] +-]+", "_", text).lstrip(".")[:200] or "_"
 
@@ -213,5 +178,5 @@ def _safe_file_name(text: str) -> str:
 HUGGING_FACE = Format(
     write_hugging_face, "put the folder's files into the kernel's configs, as the Hub's kernels load them", ("sizes",)
 )
-VLLM = Format(write_vllm, "set VLLM_TUNED_CONFIG_FOLDER={folder}", ("sizes", "dtype"))
-SGLANG = Format(write_sglang, "set SGLANG_MOE_CONFIG_DIR={folder}", ("sizes", "dtype"))
+VLLM = Format(write_vllm, "set VLLM_TUNED_CONFIG_FOLDER={folder}", ("sizes",))
+SGLANG = Format(write_sglang, "set SGLANG_MOE_CONFIG_DIR={folder}", ("sizes",))

@@ -20,11 +20,27 @@ from fp8tune.replay.recording import Config, Kernel
 from fp8tune.revisions import source
 from fp8tune.stats.shared import Cover, cover
 from fp8tune.tables.files import File, read
-from fp8tune.tables.formats import Format
+from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.literals import literal
 from fp8tune.tables.picks import KernelPicks
 
-_DTYPE_MODULES = {"tl": "triton.language", "torch": "torch"}
+
+def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
+    """Return the diff for the device with the most picks. It is empty if nothing changes."""
+    kernel = kernels[0]
+    if len(kernels) > 1:
+        options.notice(f"the diff is for {kernel.device.name}, which has the most sizes of {len(kernels)} GPUs")
+    chosen = fewest(kernel, options.within)
+    assert kernel.recorded is not None
+    path, name = source_file(kernel.recorded)
+    text = source_text(path)
+    new, notes = changed(kernel, chosen, text, path, name)
+    for note in notes:
+        options.notice(note)
+    place, count = kernel.device.name or kernel.device.arch, len(kernel.recorded.configs)
+    counts = f"{count} configs -> {len(chosen.configs)}, worst loss {100 * chosen.worst:.1f} %"
+    diff = unified(text, new, name)
+    return [File(PurePosixPath("configs.diff"), diff and f"{kernel.kernel} on {place}: {counts}\n{diff}")]
 
 
 def fewest(kernel: KernelPicks, within: float) -> Cover:
@@ -53,25 +69,14 @@ def changed(kernel: KernelPicks, chosen: Cover, text: str, path: Path, name: Pur
     assert kernel.recorded is not None
     configs = [kernel.triton_config(config) for config in chosen.configs]
     new, notes = replaced(text, kernel.recorded, configs, str(name))
-    code = source.source_hash(kernel.recorded.name, source.in_folder(path.parents[len(name.parts) - 1]))
-    if kernel.recorded.source_hash and code != kernel.recorded.source_hash:
-        recorded_code = f"{name} has other code ({code}) than was recorded ({kernel.recorded.source_hash})"
-        notes.append(f"{recorded_code}: record and sweep it again")
+    code, recorded = (
+        source.source_hash(kernel.kernel, source.in_folder(path.parents[len(name.parts) - 1])),
+        kernel.recorded,
+    )
+    if recorded.source_hash and code != recorded.source_hash:
+        difference = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
+        notes.append(f"{difference}: record and sweep it again")
     return new, notes
-
-
-def shrink(kernel: KernelPicks, within: float) -> tuple[str, list[str]]:
-    """Return the diff to the fewest configs, which is empty if nothing changes, and notes for the maintainer."""
-    chosen = fewest(kernel, within)
-    assert kernel.recorded is not None
-    path, name = source_file(kernel.recorded)
-    text = source_text(path)
-    new, notes = changed(kernel, chosen, text, path, name)
-    place = kernel.device.name or kernel.device.arch
-    counts = f"{len(kernel.recorded.configs)} configs -> {len(chosen.configs)}"
-    diff = unified(text, new, name)
-    headline = f"{kernel.kernel} on {place}: {counts}, worst loss {100 * chosen.worst:.1f} %\n"
-    return headline + diff if diff else "", notes
 
 
 def source_text(path: Path) -> str:
@@ -105,27 +110,24 @@ def unified(before: str, after: str, path: PurePosixPath) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _split_lines(text: str) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+", text)  # not at form feeds, like Python's parser and patch
-
-
 def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) -> tuple[str, list[str]]:
     """Replace the configs in the decorator of a kernel. Return the new source, and notes for the maintainer."""
     try:
-        source_text = _ParsedSource(text, name)
+        parsed = _Source(text, name)
     except SyntaxError as error:
         raise UsageError(f"{name}:{error.lineno} does not parse: {error.msg}; mend the file") from None
-    call = source_text.autotuner(kernel.name.rpartition(":")[2])
+    call = parsed.autotune_call(kernel.name.rpartition(":")[2])
     value = next((keyword.value for keyword in call.keywords if keyword.arg == "configs"), (*call.args, None)[0])
     if value is None or isinstance(value, ast.Starred):
         raise UsageError(f"{name}:{call.lineno}: @triton.autotune does not name its configs: see its **")
-    start, end = source_text.span(value)
-    changed = text[:start] + source_text.config_list(configs, value.lineno) + text[end:]
+    start = parsed.position(value.lineno, value.col_offset)
+    end = parsed.position(value.end_lineno or 0, value.end_col_offset or 0)
+    changed = text[:start] + parsed.config_list(configs, value.lineno) + text[end:]
     try:
         compile(changed, name, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{name}:{value.lineno}: the list cannot be replaced ({error}): do it by hand") from None
-    if ast.dump(source_text.tree) == ast.dump(ast.parse(changed)):  # the same list in another style
+    if ast.dump(parsed.tree) == ast.dump(ast.parse(changed)):  # the same list in another style
         return text, ["the file has exactly these configs already"]
     notes = []
     elements = value.elts if isinstance(value, ast.List | ast.Tuple) else []
@@ -136,47 +138,46 @@ def replaced(text: str, kernel: Kernel, configs: Sequence[Config], name: str) ->
     return changed, notes
 
 
-class _ParsedSource:
+def _split_lines(text: str) -> list[str]:
+    return re.findall(r"[^\n]*\n|[^\n]+", text)  # not at form feeds, like Python's parser and patch
+
+
+class _Source:
     """Parsed source file, with the full names of its imports."""
 
     def __init__(self, text: str, name: str) -> None:
         self.tree, self.lines, self.name = ast.parse(text), _split_lines(text), name
-        self.names: dict[str, str] = {}  # imported name -> full name: tl -> triton.language
+        self.imports: dict[str, str] = {}  # name in the file -> full name: tl -> triton.language
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     top = alias.name.partition(".")[0]
-                    self.names[alias.asname or top] = alias.name if alias.asname else top
+                    self.imports[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom) and not node.level:
-                self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                self.imports |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
 
-    def span(self, node: ast.expr) -> tuple[int, int]:
-        """Return the start and end of an expression in characters; the parser counts columns in UTF-8 bytes."""
-        ends = ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset))
-        start, end = (
-            sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
-            for line, column in ends
-        )
-        return start, end
+    def position(self, line: int, column: int) -> int:
+        """Return a place in characters; the parser counts columns in UTF-8 bytes."""
+        return sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
 
     def is_triton(self, node: ast.expr, attribute: str) -> bool:
         """Return True if the expression is Triton's ``attribute``, under any name that the file imports it by."""
         root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
-        full = f"{self.names.get(root, '')}.{rest}".rstrip(".")
+        full = f"{self.imports.get(root, '')}.{rest}".rstrip(".")
         return full.startswith("triton.") and full.rpartition(".")[2] == attribute
 
-    def autotuner(self, attribute: str) -> ast.Call:
+    def autotune_call(self, attribute: str) -> ast.Call:
         """Return the only ``triton.autotune(...)`` call on a function. A custom autotune decorator counts too."""
-        candidates: list[ast.expr] = []
+        decorators: list[ast.expr] = []
         name = attribute.rpartition(".")[2]
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef) and node.name == name:
-                candidates += node.decorator_list
+                decorators += node.decorator_list
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):  # name = triton.autotune(...)(f)
-                candidates += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
+                decorators += [node.value.func] if any(ast.unparse(target) == name for target in node.targets) else []
         calls = [
             node
-            for node in candidates
+            for node in decorators
             if isinstance(node, ast.Call)
             if self.is_triton(node.func, "autotune")
             or ("autotune" in ast.unparse(node.func) and any(keyword.arg == "configs" for keyword in node.keywords))
@@ -189,28 +190,23 @@ class _ParsedSource:
 
     def config_list(self, configs: Sequence[Config], line: int) -> str:
         """Return the source ``[triton.Config({...}, num_warps=4, num_stages=3), ...]``, with one config per line."""
-        at = f"{self.name}:{line}"
+        place = f"{self.name}:{line}"
         nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         calls = [node for node in nodes if self.is_triton(node.func, "Config")]
         spellings = [ast.unparse(call.func) for call in calls]
-        spellings += [f"{name}.Config" for name, full in self.names.items() if full == "triton"]
-        spellings += [name for name, full in self.names.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
+        spellings += [f"{name}.Config" for name, full in self.imports.items() if full == "triton"]
+        spellings += [name for name, full in self.imports.items() if re.fullmatch(r"triton(\.\w+)*\.Config", full)]
         if not spellings:
-            raise UsageError(f"{at}: the file has no name for triton.Config: import triton there")
-        hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
-        inside = [node for hook in hooks.values() for node in ast.walk(hook)]
-        functions = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)} | set(self.names)
-        parameters = {node.arg for node in inside if isinstance(node, ast.arg)}
-        strange = {node.id for node in inside if isinstance(node, ast.Name)} - functions - parameters
-        if any(config.has_pre_hook for config in configs) and (len(hooks) != 1 or strange):
-            raise UsageError(
-                f"{at}: the pre_hook of the configs is not one function of the module: export --for python, and use "
-                "fp8tune.pin, which adds it"
-            )
-        modules = {full: name for name, full in self.names.items()}
+            raise UsageError(f"{place}: the file has no name for triton.Config: import triton there")
+        hook = self._pre_hook(calls) if any(config.has_pre_hook for config in configs) else ""
+        if hook is None:
+            advice = "export --for python, and use fp8tune.pin, which adds it"
+            raise UsageError(f"{place}: the pre_hook of the configs is not one function of the module: {advice}")
+        modules = {full: name for name, full in self.imports.items()}
         if "triton" in modules:
             modules.setdefault("triton.language", f"{modules['triton']}.language")
-        dtypes = {kind: modules[full] for kind, full in _DTYPE_MODULES.items() if full in modules}
+        short = {"tl": modules.get("triton.language"), "torch": modules.get("torch")}
+        dtypes = {name: module for name, module in short.items() if module is not None}
         declaration = self.lines[line - 1]
         indent = declaration[: len(declaration) - len(declaration.lstrip(" \t"))]
         newline = "\r\n" if declaration.endswith("\r\n") else "\n"
@@ -218,13 +214,20 @@ class _ParsedSource:
         for config in configs:
             kwargs = ", ".join(f"{literal(name)}: {literal(item, dtypes)}" for name, item in config.kwargs.items())
             options = [f"{name}={int(number)}" for name, number in config.options.items()]
-            options += [f"pre_hook={next(iter(hooks))}"] if config.has_pre_hook else []
+            options += [f"pre_hook={hook}"] if config.has_pre_hook else []
             rows.append(f"{indent}    {spellings[0]}({{{kwargs}}}, {', '.join(options)}),{newline}")
         return "".join([f"[{newline}", *rows, f"{indent}]"])
 
+    def _pre_hook(self, calls: Sequence[ast.Call]) -> str | None:
+        """Return the source of the only pre_hook of the configs, or None if it does not stand for itself."""
+        hooks = {ast.unparse(k.value): k.value for call in calls for k in call.keywords if k.arg == "pre_hook"}
+        inside = [node for hook in hooks.values() for node in ast.walk(hook)]
+        known = {node.name for node in self.tree.body if isinstance(node, ast.FunctionDef)} | set(self.imports)
+        known |= {node.arg for node in inside if isinstance(node, ast.arg)}
+        is_alone = len(hooks) == 1 and {node.id for node in inside if isinstance(node, ast.Name)} <= known
+        return next(iter(hooks)) if is_alone else None
+
 
 FORMAT = Format(
-    lambda kernels, options: [File(PurePosixPath("configs.diff"), shrink(kernels[0], options.within)[0])],
-    "in the folder above the package: git apply FILE, or patch -p1 < FILE",
-    ("within",),
+    write, "in the folder above the package: git apply FILE, or patch -p1 < FILE", ("within",), has_all_devices=True
 )

@@ -8,7 +8,6 @@ GPU is needed. The key does not name the device, so each device has its own fold
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fp8tune.errors import UsageError, one_line
-from fp8tune.records import Device, NamedInts
+from fp8tune.records import Device
 from fp8tune.replay.loading import imported_module
 from fp8tune.replay.values import decoded
 from fp8tune.stats.means import group_by
@@ -28,6 +27,7 @@ from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.tuners import chain, resolved, tuner_of
 
 _ADVICE = "export --for python, and use fp8tune.pin"
 
@@ -35,18 +35,23 @@ _ADVICE = "export --for python, and use fp8tune.pin"
 def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return a cache file for each tuning key. Imports the kernel; needs no GPU."""
     (kernel,) = kernels
-    autotuner = _import_autotuner(kernel)
+    autotuner, folder = _import_autotuner(kernel), folder_of(kernel.device)
     files: list[File] = []
     for picks in group_by(kernel.picks, lambda pick: json.dumps(pick.key)).values():
         try:
             with _set_target(kernel.device.arch):
-                files += _build_files(kernel, picks, autotuner)
+                files += [File(folder / path, text) for path, text in _write_cache(kernel, picks, autotuner).items()]
         except UsageError as error:
             for pick in picks:
                 options.notice(f"{kernel.kernel}: {pick.problem.shape} cannot be written: {error}")
     if not files:
         raise UsageError(f"no launch of {kernel.kernel} can be written for Triton's cache: {_ADVICE}")
     return files
+
+
+def folder_of(device: Device) -> PurePosixPath:
+    """Return the folder of a device: keys of the cache do not name it."""
+    return PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", device.name).strip("_.") or device.arch)
 
 
 def _import_autotuner(kernel: KernelPicks) -> Any:
@@ -56,18 +61,15 @@ def _import_autotuner(kernel: KernelPicks) -> Any:
         raise UsageError(f"{kernel.kernel} on {arch} has no triton.autotune or no GPU: export it --for python")
     if measured not in ("", installed):
         raise UsageError(f"measured under triton {measured}, {installed} makes other keys: export there, or {_ADVICE}")
-    from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     module, _, attribute = kernel.kernel.partition(":")
     try:
-        chain = [functools.reduce(getattr, attribute.split("."), imported_module(module))]
-    except (UsageError, AttributeError) as error:
+        launched = resolved(imported_module(module), attribute)
+    except (UsageError, AttributeError, LookupError) as error:
         raise UsageError(f"cannot import {kernel.kernel}: {one_line(error)}: export where the program runs") from error
-    while (inner := getattr(chain[-1], "fn", None)) is not None:
-        chain.append(inner)
-    autotuner: Any = next((item for item in chain if isinstance(item, Autotuner)), None)
-    if autotuner is None or not any(isinstance(item, JITFunction) for item in chain):
+    autotuner = tuner_of(launched)
+    if autotuner is None or not any(isinstance(item, JITFunction) for item in chain(launched)):
         raise UsageError(f"{kernel.kernel} has no triton.autotune any more or is interpreted: record it again")
     for is_unfit, problem in (
         (autotuner.early_config_prune or autotuner.perf_model, "prunes its configs"),
@@ -80,42 +82,22 @@ def _import_autotuner(kernel: KernelPicks) -> Any:
     return autotuner
 
 
-def _build_files(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> list[File]:
-    """Return the cache files of the tuning key that the picks share."""
+def _write_cache(kernel: KernelPicks, picks: Sequence[Pick], autotuner: Any) -> dict[str, str]:
+    """Let Triton write its cache for the tuning key that the picks share. Return the text of each path."""
+    from triton import Config, knobs
+
     key = tuple(map(decoded, picks[0].key))
     if not key or not all(map(_is_json_scalar, key)):
         raise UsageError(f"Triton does not cache the key {key!r}: {_ADVICE}")
-    folder = folder_of(kernel.device)
     chosen = shared_config(picks)
-    timings = {_triton_config(kernel, chosen): [picks[0].study.times_us[chosen] / 1000]}  # Triton launches the fastest
-    return [File(folder / path, text) for path, text in _write_cache(autotuner, key, timings).items()]
-
-
-def folder_of(device: Device) -> PurePosixPath:
-    """Return the folder of a device: keys of the cache do not name it."""
-    return PurePosixPath(re.sub(r"[^A-Za-z0-9.\-]+", "_", device.name).strip("_.") or device.arch)
-
-
-def _triton_config(kernel: KernelPicks, stored_config: NamedInts) -> Any:
-    from triton import Config
-
-    config = kernel.triton_config(stored_config)
+    config = kernel.triton_config(chosen)
     kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
     if not all(map(_is_json_scalar, kwargs.values())):
         raise UsageError(f"a value of {kwargs} is none of JSON's: {_ADVICE}")
-    return Config(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
+    fastest = Config(kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg)
 
-
-def _is_json_scalar(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _write_cache(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str, str]:
-    """Let Triton write its cache as if it had measured these timings. Return the text of each path."""
-    from triton import knobs
-
-    def benchmark() -> None:
-        autotuner.configs_timings = timings
+    def benchmark() -> None:  # as if it had measured this config alone: Triton launches the fastest
+        autotuner.configs_timings = {fastest: [picks[0].study.times_us[chosen] / 1000]}
 
     before = getattr(autotuner, "configs_timings", None)
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
@@ -126,6 +108,10 @@ def _write_cache(autotuner: Any, key: tuple[Any, ...], timings: Any) -> dict[str
             autotuner.configs_timings = before
         files = Path(folder).rglob("*.autotune.json")
         return {str(path.relative_to(folder)): path.read_text() for path in sorted(files)}
+
+
+def _is_json_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
 @contextlib.contextmanager
