@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, insert, select
 from fp8tune.records import Pick, Subject
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads, writes
-from fp8tune.store.read import Names, checked_rows
+from fp8tune.store.rows import Names, checked_rows
 from fp8tune.store.write import Writing
 
 _DECIDED_BY = "decided_by"

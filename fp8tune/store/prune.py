@@ -10,7 +10,7 @@ from sqlalchemy import delete, func, select
 from fp8tune.records import Kind, NamedInts
 from fp8tune.store import schema as db
 from fp8tune.store.database import writes
-from fp8tune.store.read import Names
+from fp8tune.store.rows import Names
 from fp8tune.store.trials import chunks
 from fp8tune.store.write import Writing
 
