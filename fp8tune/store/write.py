@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Table, and_, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -215,23 +215,24 @@ class Writing(Reading):
 
     @writes
     def forget(self, rows: Collection[tuple[str, int]]) -> dict[str, int]:
-        """Remove rows, named by table and id, and all that refer to them. Returns how many went from each table."""
-        trials, removed, touched = db.Trials.c, dict[str, int](), set[int]()
-        sweeps = select(db.Processes.c.id).where(db.Processes.c.sweep_id.in_([i for t, i in rows if t == "sweeps"]))
-        processes = {*self._connection.scalars(sweeps), *(i for table, i in rows if table == "processes")}
-        for ids in chunks(processes):
-            touched |= set(self._connection.scalars(select(trials.result_id).where(trials.process_id.in_(ids))))
-            self._connection.execute(delete(db.Trials).where(trials.process_id.in_(ids)))
+        """Remove rows, named by table and id, with all that refers to them. Returns how many went from each table."""
+        ids: dict[str, set[int]] = {"results": set(), "processes": set(), "sweeps": set()}
+        for name, id in rows:
+            ids.setdefault(name, set()).add(id)
+        of_processes = db.Processes.c.id.in_(ids["processes"]) | db.Processes.c.sweep_id.in_(ids["sweeps"])
+        query = select(db.Trials.c.result_id).distinct().join(db.Processes).where(of_processes)
+        touched = set(self._connection.scalars(query))
+        removed = {name: self._delete(db.METADATA.tables[name], some) for name, some in ids.items()}
         left = {trial.result_id for trial in read_trials(self._connection, touched)}
-        gone = [*dict.fromkeys(rows), *(("results", id) for id in touched - left)]
-        for name in dict.fromkeys(table for table, _ in gone):
-            table = db.METADATA.tables[name]
-            for ids in chunks({id for table, id in gone if table == name}):
-                count = self._connection.execute(delete(table).where(table.c["id"].in_(ids))).rowcount
-                removed[name] = removed.get(name, 0) + count
+        removed["results"] += self._delete(db.Results, touched - left)
         self.summarize(left)
         self._update_studies(self._connection.scalars(select(db.Studies.c.id)).all())
-        return removed
+        return {name: count for name, count in removed.items() if count}
+
+    def _delete(self, table: Table, ids: Iterable[int]) -> int:
+        """Remove rows with all that refers to them. Returns how many there were."""
+        gone = (delete(table).where(table.c["id"].in_(some)) for some in chunks(ids))
+        return sum(self._connection.execute(statement).rowcount for statement in gone)
 
     # Rows that others refer to
 
@@ -241,12 +242,15 @@ class Writing(Reading):
         While another database is merged, the larger of two newer values stays: whichever is merged into which, the
         outcome is the same.
         """
-        identity, known = operator.itemgetter(*db.unique_names(table)), self._known.setdefault(table.name, {})
-        places = [tuple(row.values()) for row in rows]
+        names, known, defaults = db.unique_names(table), self._known.setdefault(table.name, {}), db.defaults(table)
+        identity, places = operator.itemgetter(*names), [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
-        stored = self._stored(table, list(new.values()))
-        defaults, keys = db.defaults(table), map(identity, new.values())
-        missing = {key: defaults | row for key, row in zip(keys, new.values(), strict=True) if key not in stored}
+        of_rows = [table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()})]
+        if len(new) == 1:
+            of_rows = [and_(*(table.c[name] == row[name] for row in new.values() for name in names))]
+        queries = (self._connection.execute(select(table).where(condition)).mappings() for condition in of_rows)
+        stored = {identity(row): dict(row) for query in queries for row in query}
+        missing = {identity(row): {**defaults, **row} for row in new.values() if identity(row) not in stored}
         if missing:
             if "id" in table.c:  # no other writer comes between
                 newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
@@ -258,33 +262,22 @@ class Writing(Reading):
             self._connection.execute(insert(table), list(missing.values()))
             stored |= missing
         for place, row in new.items():
-            old = stored[identity(row)]
+            old, changes = stored[identity(row)], dict[str, Any]()
             known[place] = old.get("id", 0)
-            changes = {name: row[name] for name in _NEWER.get(table, ()) if self._wins(row.get(name), old[name])}
+            for name in _NEWER.get(table, ()):
+                value, before = row.get(name), old[name]
+                if value not in (None, before) and (before is None or not self._is_merging or value > before):
+                    changes[name] = value
             if changes:
                 if "crc" in table.c and table is not db.Results:  # which summaries bring up to date
                     changes["crc"] = db.row_checksum(table, old | changes)
-                same = (table.c[name] == row[name] for name in db.unique_names(table))
+                same = (table.c[name] == row[name] for name in names)
                 self._connection.execute(update(table).where(*same).values(**changes))
                 stored[identity(row)] = old | changes
         return [known[place] for place in places]
 
     def _id(self, table: Table, row: Values) -> int:
         return self._ids(table, [row])[0]
-
-    def _stored(self, table: Table, rows: Sequence[Values]) -> dict[Any, dict[str, Any]]:
-        """Return the stored rows with the unique columns of these rows, by these columns."""
-        names, query = db.unique_names(table), select(table)
-        if len(rows) == 1:
-            queries = [query.where(*(table.c[name] == rows[0][name] for name in names))]
-        else:
-            queries = [query.where(table.c[names[0]].in_(some)) for some in chunks({row[names[0]] for row in rows})]
-        stored = (dict(row) for query in queries for row in self._connection.execute(query).mappings())
-        identity = operator.itemgetter(*names)
-        return {identity(row): row for row in stored}
-
-    def _wins(self, value: Any, old: Any) -> bool:
-        return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
 
     def _device(self, device: Device) -> int:
         return self._id(db.Devices, vars(device))
@@ -355,7 +348,12 @@ class Writing(Reading):
                 begun[place] = self._study(subject, sweep, row)
             studies.append(begun[place])
         configs = self._ids(db.Configs, [_config(row.config) for row in rows])
-        results = self._ids(db.Results, list(map(_result, studies, configs, rows)))
+        names = [
+            {"study_id": study, "config_id": config, "source": row.source, "note": row.note}
+            | {name: getattr(row.outcome.facts, name) for name in db.FACTS}
+            for study, config, row in zip(studies, configs, rows, strict=True)
+        ]
+        results = self._ids(db.Results, names)
         places = [
             {"sweep_id": sweep, "name": row.process, "git_commit": row.commit, "started_at": now}
             for sweep, row in sweeps_and_rows
@@ -445,11 +443,6 @@ def _config(config: NamedInts | None) -> Values:
     """Return the row of a config; None stands for a publication that names none."""
     config = config or NamedInts()
     return {"canonical": config.canonical, "text": str(config)}
-
-
-def _result(study: int, config: int, row: Row) -> Values:
-    facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
-    return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
 
 
 def _trial(row: Row, result: int, process: int, sweep: int) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
-from fp8tune.store.prune import FASTEST
-from fp8tune.store.results import Store
+from fp8tune.store.results import FASTEST, Store
 from fp8tune.studies import deciding_configs, is_stale, pick_of, read_studies
 
 OLD, NEW = (Compiler("sm_90", version, ptxas="12.8.93") for version in ("3.6.0", "3.9.0"))
