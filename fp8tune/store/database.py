@@ -91,7 +91,7 @@ _reached: set[str] = set()
 """Labels of databases that answered this process once."""
 _open_files: Counter[tuple[int, int] | None] = Counter()
 """Number of databases that this process has open, by file."""
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -122,6 +122,8 @@ class Database:
         self.label, self.path, self.writable, self.version = label(url), path_of(url), writable, VERSION
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
+        self._inode: tuple[int, int] | None = None
+        self._file: tuple[int, int] | None = None
         self._open: Connection | None = None
         self._fence: Callable[[Connection], None] = lambda connection: None
         """Called at the beginning of each write; raises to store nothing."""
@@ -153,26 +155,27 @@ class Database:
             DatabaseError: The database cannot be used.
         """
         database = cls(url, create=create, writable=writable)
+        may_create = create and writable
 
         def is_passing(error: LostConnectionError) -> bool:
             return wait or error.is_starting or database.label in _reached
 
         with _opening if database.path else contextlib.nullcontext():
             if database.path is not None:
-                _check_path(database.path, create=create and writable)
+                _check_path(database.path, create=may_create)
             try:
-                _repeated(lambda: database._check_tables(versions, create=create and writable), is_passing, url)
+                _repeated(lambda: database._check_tables(versions, create=may_create), database.label, is_passing)
             finally:
                 database._engine.dispose()  # connections from now on use a write-ahead log
+            _reached.add(database.label)
+            if database.version not in versions:
+                with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
+                    older.run(older._migrate, write=True)
+                database.version = VERSION
             database._is_ours = True
             if database.path is not None:
                 database._inode = database._file = _inode(database.path)
                 _open_files[database._file] += 1
-        _reached.add(database.label)
-        if database.version not in versions:
-            with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
-                older.run(older._migrate, write=True)
-            database.version = VERSION
         return database
 
     def __enter__(self) -> Self:
@@ -224,7 +227,7 @@ class Database:
                 if had_collector:
                     gc.enable()
 
-        return _repeated(attempt, lambda error: True, self.label)
+        return _repeated(attempt, self.label)
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -371,7 +374,9 @@ def _within(method: Method, *, write: bool) -> Method:
     return cast("Method", call)
 
 
-def _repeated(work: Callable[[], Value], is_passing: Callable[[LostConnectionError], bool], url: str) -> Value:
+def _repeated(
+    work: Callable[[], Value], label: str, is_passing: Callable[[LostConnectionError], bool] = lambda error: True
+) -> Value:
     """Repeat ``work`` while a server is away, for PATIENCE_S; announce a wait of more than a second, and its end."""
     began, is_announced = time.monotonic(), False
 
@@ -380,7 +385,7 @@ def _repeated(work: Callable[[], Value], is_passing: Callable[[LostConnectionErr
         alive.sign()
         if not is_announced and time.monotonic() - began >= 1.0:
             is_announced = True
-            _logger.warning(f"{redacted(url)} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
+            _logger.warning(f"{label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")
 
     value = tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda e: isinstance(e, LostConnectionError) and is_passing(e)),
@@ -391,7 +396,7 @@ def _repeated(work: Callable[[], Value], is_passing: Callable[[LostConnectionErr
         reraise=True,
     )(work)
     if is_announced:
-        _logger.warning(f"{redacted(url)}: the connection is back after {time.monotonic() - began:.0f} s")
+        _logger.warning(f"{label}: the connection is back after {time.monotonic() - began:.0f} s")
     return value
 
 

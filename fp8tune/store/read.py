@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from sqlalchemy import Connection, Select, Table, func, inspect, select
 
@@ -47,14 +47,6 @@ FEW = 300  # studies that are looked up one by one; more are read with all other
 
 Keep = Callable[[Sequence[Study]], Collection[Study]]
 """Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
-
-
-class Conditions(TypedDict, total=False):
-    """Conditions on studies; what is left out, or None, matches all."""
-
-    problems: Collection[Problem] | None
-    device: Device | None
-    """One device, with the software that drove it."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +99,17 @@ class Reading(Database):
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
         *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
         keep: Keep | None = None,
-        **conditions: Unpack[Conditions],
     ) -> list[Study]:
         """Return studies with their results, undecided. ``keep`` chooses those whose results are read."""
-        problems = conditions.get("problems")
         if problems is not None and len(problems) <= FEW:  # a sweep asks for each of its problems, mostly in vain
             shapes = {problem.shape.canonical for problem in problems}
             if self._connection.scalar(select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes))) is None:
                 return []
         names = Names(self._connection)
-        studies = names.matching(kernel, arch, kinds, **conditions)
+        studies = names.matching(kernel, arch, kinds, problems=problems, device=device)
         if keep is not None:
             chosen = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in chosen}
@@ -125,7 +117,7 @@ class Reading(Database):
             return _with_results(names, studies)
 
     @reads
-    def pools(self, *places: Any, **conditions: Unpack[Conditions]) -> list[Study]:
+    def pools(self, *places: Any, **conditions: Any) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
         return list(Names(self._connection).matching(*places, **conditions).values())
 
@@ -279,7 +271,7 @@ class Reading(Database):
             for ids in chunks(results):
                 query = select(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis)
                 for row in self._connection.execute(query).mappings():
-                    if db.row_checksum(db.OutputBits, row) != row["crc"]:
+                    if db.row_checksum(db.OutputBits, dict(row)) != row["crc"]:
                         raise damaged(db.OutputBits.name, "", "its checksum differs")
                     bits.setdefault(results[row["result_id"]][0], {})[row["size"]] = row["bits"]
         return bits
@@ -349,13 +341,10 @@ class Reading(Database):
         compilers = {id: record(Compiler, row) for id, row in by_id(self._connection, db.Compilers).items()}
         with reported_damage("programs"):
             for row in checked_rows(self._connection, db.Programs):
-                problem, compiler, version = (
-                    names.problems[row.problem_id],
-                    compilers[row.compiler_id],
-                    names.versions[row.version_id],
-                )
+                problem, version = names.problems[row.problem_id], names.versions[row.version_id]
+                compiler, config = compilers[row.compiler_id], names.configs[row.config_id]
                 if kernel in (None, problem.kernel) and arch in (None, compiler.arch):
-                    program = problem, version.source_hash if version else "", names.configs[row.config_id]
+                    program = problem, version.source_hash if version else "", config
                     programs.setdefault(program, {})[compiler] = row.code_hash
         return programs
 

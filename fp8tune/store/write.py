@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -245,6 +245,7 @@ class Writing(Reading):
         names, known, defaults = db.unique_names(table), self._known.setdefault(table.name, {}), db.defaults(table)
         identity, places = operator.itemgetter(*names), [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
+        of_rows: list[ColumnElement[bool]]
         of_rows = [table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()})]
         if len(new) == 1:
             of_rows = [and_(*(table.c[name] == row[name] for row in new.values() for name in names))]
@@ -254,11 +255,11 @@ class Writing(Reading):
         if missing:
             if "id" in table.c:  # no other writer comes between
                 newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
-                for id, row in enumerate(missing.values(), newest + 1):
-                    row["id"] = id
+                for id, complete in enumerate(missing.values(), newest + 1):
+                    complete["id"] = id
             if "crc" in table.c:
-                for row in missing.values():
-                    row["crc"] = db.row_checksum(table, row, *([[]] if table is db.Results else []))
+                for complete in missing.values():
+                    complete["crc"] = db.row_checksum(table, complete, *([[]] if table is db.Results else []))
             self._connection.execute(insert(table), list(missing.values()))
             stored |= missing
         for place, row in new.items():
