@@ -1,4 +1,4 @@
-"""What is left out before results are read must make no difference to who wins."""
+"""Studies that are left out before results are read must make no difference to who wins."""
 
 from __future__ import annotations
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_rows import H100, H200, begin, config, finished_sweep, problem, row, studies_of, subject
 
-from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
-from fp8tune.store.layers import Layers, Reader
+from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks as kept_picks
@@ -49,27 +47,27 @@ def picks(reader: Reader) -> dict[tuple[int, str], float]:
 
 
 def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: location.Databases) -> None:
-    other = problem(K=2048)
+    second = problem(K=2048)
     with both(databases) as (own, base):
-        finished_sweep(base, {SIZE: {config(32): 100.0}, other: {config(32): 200.0}})
+        finished_sweep(base, {SIZE: {config(32): 100.0}, second: {config(32): 200.0}})
         finished_sweep(base, {SIZE: {config(32): 70.0}}, H200)
         finished_sweep(own, {SIZE: {config(64): 90.0}})
         for store, values in ((base, {"a": 1.0, "b": 2.0}), (own, {"b": 3.0})):
             for name, value in values.items():
                 store.record_calibration(begin(store), H100, name, value)
-        base.record_launches({SIZE: '{"of": "base"}', other: '{"of": "base"}'})
+        base.record_launches({SIZE: '{"of": "base"}', second: '{"of": "base"}'})
         own.record_launches({SIZE: '{"of": "own"}'})
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0, (2048, H100.name): 200.0, (1024, H200.name): 70.0}
         assert sorted(single.outcome.time_us or 0 for single in reader.rows()) == [70.0, 90.0, 200.0]
         assert sorted(reader.trials_frame()["time_us"]) == [70.0, 90.0, 200.0]
         assert set(reader.tally(subject(SIZE)).outcomes) == {config(64)}
-        assert set(reader.tally(subject(other)).outcomes) == {config(32)}
+        assert set(reader.tally(subject(second)).outcomes) == {config(32)}
         assert len(subjects_of(reader.pools())) == 3
         assert (reader.arches(), reader.kernels()) == (["sm_90"], ["colwise"])
-        assert reader.commit(subject(other)) == "c0ffee"
+        assert reader.commit(subject(second)) == "c0ffee"
         assert reader.calibration(H100) == {"a": 1.0, "b": 3.0}
-        assert reader.recorded_launches() == {SIZE: '{"of": "own"}', other: '{"of": "base"}'}
+        assert reader.recorded_launches() == {SIZE: '{"of": "own"}', second: '{"of": "base"}'}
 
 
 def test_what_was_imported_counts_once(databases: location.Databases) -> None:
@@ -117,23 +115,6 @@ def test_what_was_not_timed_is_read_of_one_database(databases: location.Database
         outcomes = reader.tally(replace(subject(SIZE), kind=Kind.INTERPRETER)).outcomes
         assert {size: outcome.status for size, outcome in outcomes.items()} == {config(64): "wrong"}
         assert len(list(reader.rows())) == 1
-
-
-def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Databases) -> None:
-    with both(databases) as (own, _):
-        finished_sweep(own, {SIZE: {config(32): 100.0}})
-    with layers.opened_databases(location.Databases(databases.own), pytest.fail) as reader:
-        assert not isinstance(reader, Layers)
-    with closing(sqlite3.connect(str(databases.base), isolation_level=None)) as newer:
-        newer.execute("UPDATE meta SET value = '999' WHERE name = 'schema_version'")
-    lines: list[str] = []
-    with layers.opened_databases(databases, lines.append) as reader:
-        assert picks(reader) == {(1024, H100.name): 100.0}
-    (line,) = lines
-    assert "newer fp8tune" in line
-    alone = location.Databases(None, databases.base)
-    with pytest.raises(DatabaseError, match="newer fp8tune"), layers.opened_databases(alone, pytest.fail):
-        pass
 
 
 def test_kept_picks_of_both_are_joined_and_nothing_is_decided_again(

@@ -78,8 +78,8 @@ def test_a_pick_holds_for_another_triton_if_it_makes_the_same_code_of_pick_and_r
             assert programs.is_unchanged(pick, H100)
             assert is_stale(pick, UPGRADED, lambda: programs) or is_unchanged
             assert is_stale(pick, replace(UPGRADED, driver="590.1"), lambda: programs)
-            for other in ({"codegen": "fp_fusion=0"}, {"arch": "sm_100"}):
-                assert not programs.is_unchanged(pick, replace(UPGRADED, **other))
+            for values in ({"codegen": "fp_fusion=0"}, {"arch": "sm_100"}):
+                assert not programs.is_unchanged(pick, replace(UPGRADED, **values))
         # Of a compiler whose assembler was replaced nothing is known but what it was seen to compile.
         store.keep_programs(replace(NEW, ptxas="13.0.1"), code(pick=new.get("pick", ""), runner_up="c2"))
         programs = Programs(store.programs())

@@ -25,10 +25,8 @@ from database_rows import (
 )
 from sqlalchemy import event
 
-from fp8tune.errors import DatabaseError
 from fp8tune.records import ClockLimits, Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
 
 BYTES_MOVED = 3 * 16640 * 5120
 
@@ -169,23 +167,6 @@ def test_trials_that_come_together_are_one_commit_and_whatever_is_asked_next_kno
         assert rounds(reader) == [0, 1, 1, 1, 1, 1, 2, 3, 4]
 
 
-def test_trials_that_wait_are_not_stored_once_the_unit_is_lost(each_database: str) -> None:
-    with Store.open(each_database, create=True) as store:
-        sweep = begin(store)
-        store.add_units(QueuedSweep("s", "gpu", "{}"), [Unit("u", "s", 0, "colwise", "aaaa", ())])
-        lease = store.take_unit("gpu", "me")
-        assert lease is not None
-        with store.fenced([lease]), contextlib.ExitStack() as together:
-            together.enter_context(store.adding_together(3600.0))
-            store.add_soon(sweep, row())
-            store.add_soon(sweep, row(round=1))
-            with Store.open(each_database) as rival:
-                rival.return_units_of("me", "lost")
-            with pytest.raises(LeaseLostError):
-                store.tried(subject())
-        assert rounds(store) == [0]
-
-
 def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store: Store) -> None:
     sweep = begin(store)
     for status, block in ((Status.WRONG, 32), (Status.CRASHED, 64)):
@@ -319,10 +300,3 @@ def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -
         path = Path(each_database)
         assert [file.name for file in path.parent.iterdir()] == ["results.db"]
         assert path.read_bytes()[18] == 1  # not WAL
-
-
-def test_a_batch_is_all_or_nothing(store: Store) -> None:
-    sweep = begin(store)
-    with pytest.raises(DatabaseError, match="was not stored"):
-        store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
-    assert store.studies() == []
