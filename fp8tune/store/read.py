@@ -116,15 +116,14 @@ class Reading(Database):
         with reported_damage("results"):
             return _with_results(names, studies)
 
-    @reads
     def pools(self, *places: Any, **conditions: Any) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
-        return list(Names(self._connection).matching(*places, **conditions).values())
+        return list(self.study_ids(*places, **conditions).values())
 
     @reads
-    def study_ids(self, kernel: str) -> dict[int, Study]:
-        """Return the studies of a kernel without their results, by the id of their row."""
-        return Names(self._connection).matching(kernel)
+    def study_ids(self, *places: Any, **conditions: Any) -> dict[int, Study]:
+        """Return studies without their results, by the id of their row."""
+        return Names(self._connection).matching(*places, **conditions)
 
     @reads
     def arches(self) -> list[str]:
@@ -177,10 +176,9 @@ class Reading(Database):
     @reads
     def calibration(self, device: Device) -> dict[str, float]:
         """Return the newest value of everything that was measured of this very device, by name."""
-        devices, sweeps = by_id(self._connection, db.Devices), by_id(self._connection, db.Sweeps)
-        same = {id for id, row in devices.items() if record(Device, row) == device}
-        rows = _calibrations(self._connection)
-        return {row.name: row.value for row in rows if sweeps[row.sweep_id].device_id in same}
+        names = Names(self._connection)
+        same = {id for id, sweep in names.sweeps.items() if names.devices[sweep.device_id] == device}
+        return {row.name: row.value for row in _calibrations(self._connection) if row.sweep_id in same}
 
     # Configs of one subject
 
