@@ -56,19 +56,17 @@ _CONNECT = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval":
 
 _DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
 _FOREIGN = "is not a results database of this fp8tune: give another file with --db"
-_INVALID = "cannot hold this row, which is invalid and was not stored: see its values"
 _LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
 _STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
-_FULL = "could not grow, the disk is full: free some space; every row stored before is kept"
 _READ_ONLY = "cannot be written: get the right to write it (a file's folder, too), or give another one with --db"
 
 # Pattern in "PostgreSQL's code, space, text of the error" -> line. The first that fits counts.
 _LINES = {
-    "^23|constraint|cannot store": _INVALID,
+    "^23|constraint|cannot store": "cannot hold this row, which is invalid and was not stored: see its values",
     "^42p01|^42703|no such (table|column)": _FOREIGN,
     "^42501|^25006|readonly": _READ_ONLY,
-    "^53100|is full": _FULL,
+    "^53100|is full": "could not grow, the disk is full: free some space; every row stored before is kept",
     "^57p04": "was removed while it was in use: make the database with createdb",
     "^57p03|^53300": _STARTING,
     # A lock held longer than usual, a shutdown, IDLE_S, a lost connection, and what a server undoes by itself.
