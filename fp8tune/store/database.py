@@ -163,8 +163,9 @@ class Database:
                 _check_path(database.path, create=may_create)
             try:
                 _repeated(lambda: database._check_tables(versions, create=may_create), database.label, is_passing)
-            finally:
-                database._engine.dispose()  # connections from now on use a write-ahead log
+            except BaseException:
+                database._engine.dispose()
+                raise
             _reached.add(database.label)
             if database.version not in versions:
                 with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
@@ -172,6 +173,7 @@ class Database:
                 database.version = VERSION
             database._is_ours = True
             if database.path is not None:
+                database._engine.dispose()  # connections from now on use a write-ahead log
                 database._inode = database._file = _inode(database.path)
                 _open_files[database._file] += 1
         return database

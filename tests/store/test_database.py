@@ -61,6 +61,12 @@ def test_the_last_of_two_writers_leaves_one_plain_file(tmp_path: Path, name: str
     assert path.read_bytes()[18] == 1  # not WAL
 
 
+def test_a_database_in_memory_lasts_until_it_is_closed() -> None:
+    with Store.open("sqlite://", create=True) as store:
+        assert store.add(begin(store), row())
+        assert len(store.studies()) == 1
+
+
 def test_reading_needs_no_right_to_write(path: Path) -> None:
     with Store.open(str(path), create=True) as store:
         store.add(begin(store), row())
