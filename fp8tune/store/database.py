@@ -163,14 +163,15 @@ class Database:
                 _check_path(database.path, create=may_create)
             try:
                 _repeated(lambda: database._check_tables(versions, create=may_create), database.label, is_passing)
+                if database.version not in versions:
+                    database._engine.dispose()
+                    with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
+                        older.run(older._migrate, write=True)
+                    database.version = VERSION
             except BaseException:
                 database._engine.dispose()
                 raise
             _reached.add(database.label)
-            if database.version not in versions:
-                with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
-                    older.run(older._migrate, write=True)
-                database.version = VERSION
             database._is_ours = True
             if database.path is not None:
                 database._engine.dispose()  # connections from now on use a write-ahead log
