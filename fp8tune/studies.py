@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError
@@ -18,7 +18,6 @@ from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.same_code import Programs
 from fp8tune.stats.study import Study, process_us
 from fp8tune.store.layers import Reader
-from fp8tune.store.read import Conditions
 from fp8tune.tables.current import (
     NO_TABLES,
     SHIPPED,
@@ -42,10 +41,11 @@ def read_studies(
     kinds: Collection[Kind] | None = None,
     *,
     tables: CurrentTables = SHIPPED,
-    **conditions: Unpack[Conditions],
+    problems: Collection[Problem] | None = None,
+    device: Device | None = None,
 ) -> list[Study]:
     """Read and decide the study that answers each question; None means any."""
-    studies = store.studies(kernel, arch, kinds, keep=competing, **conditions)
+    studies = store.studies(kernel, arch, kinds, keep=competing, problems=problems, device=device)
     documents = store.recorded_launches(kernel)
     studies = decided(studies, tables, recorded_configs(documents))
     return [replace(study, problem=with_words(study.problem, documents.get(study.problem, ""))) for study in studies]

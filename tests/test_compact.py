@@ -8,8 +8,7 @@ import pytest
 from command_line import fp8tune
 from database_rows import config, finished_sweep, problem
 
-from fp8tune.store.prune import FASTEST
-from fp8tune.store.results import Store
+from fp8tune.store.results import FASTEST, Store
 
 BLOCKS, WARPS = (16, 32, 64, 128, 256, 512), (1, 2, 4, 8, 16)
 

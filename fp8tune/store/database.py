@@ -56,19 +56,17 @@ _CONNECT = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval":
 
 _DAMAGED = "is damaged (cut off or overwritten): restore it from git or a copy, or move it away and sweep again"
 _FOREIGN = "is not a results database of this fp8tune: give another file with --db"
-_INVALID = "cannot hold this row, which is invalid and was not stored: see its values"
 _LOST = "was lost, the server ended the connection: run this again; every row stored before is kept"
 _STARTING = "takes no connection now (it starts, stops or is full): run this again in a minute"
 _UNREACHABLE = "cannot be reached: check the host and the port, and that the server runs"
-_FULL = "could not grow, the disk is full: free some space; every row stored before is kept"
 _READ_ONLY = "cannot be written: get the right to write it (a file's folder, too), or give another one with --db"
 
 # Pattern in "PostgreSQL's code, space, text of the error" -> line. The first that fits counts.
 _LINES = {
-    "^23|constraint|cannot store": _INVALID,
+    "^23|constraint|cannot store": "cannot hold this row, which is invalid and was not stored: see its values",
     "^42p01|^42703|no such (table|column)": _FOREIGN,
     "^42501|^25006|readonly": _READ_ONLY,
-    "^53100|is full": _FULL,
+    "^53100|is full": "could not grow, the disk is full: free some space; every row stored before is kept",
     "^57p04": "was removed while it was in use: make the database with createdb",
     "^57p03|^53300": _STARTING,
     # A lock held longer than usual, a shutdown, IDLE_S, a lost connection, and what a server undoes by itself.
@@ -88,9 +86,10 @@ _LINES = {
 
 _logger = logging.getLogger("fp8tune")
 _reached: set[str] = set()
+"""Labels of databases that answered this process once."""
 _open_files: Counter[tuple[int, int] | None] = Counter()
 """Number of databases that this process has open, by file."""
-_opening = threading.Lock()
+_opening = threading.RLock()
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -98,10 +97,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 class EmptyDatabaseError(DatabaseError):
     """The database has no tables yet."""
-
-
-class OlderSchemaError(DatabaseError):
-    """The database has the tables of an older version that :meth:`Database.open` can bring up to date."""
 
 
 class ForeignLogError(DatabaseError):
@@ -113,71 +108,75 @@ class LostConnectionError(DatabaseError):
 
     def __init__(self, label: str, line: str) -> None:
         super().__init__(f"{label} {line}")
-        self.label, self.is_starting = label, line == _STARTING
+        self.is_starting = line == _STARTING
 
 
 class Database:
     """An SQLite file, or a database on a PostgreSQL server. A context manager; one thread at a time."""
 
-    def __init__(
-        self, url: str, *, create: bool = False, writable: bool = True, versions: tuple[int, ...] = (VERSION,)
-    ) -> None:
-        """Open a plain path or a URL, at once or not at all; see :meth:`open`."""
+    def __init__(self, url: str, *, create: bool = False, writable: bool = True) -> None:
+        """Prepare connections; :meth:`open` makes the first one."""
         parsed = parse(url)
-        self.version, self._versions = VERSION, versions
-        self.label, self.path, self.writable = label(url), path_of(url), writable
+        self.label, self.path, self.writable, self.version = label(url), path_of(url), writable, VERSION
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
+        self._inode: tuple[int, int] | None = None
+        self._file: tuple[int, int] | None = None
         self._open: Connection | None = None
         self._fence: Callable[[Connection], None] = lambda connection: None
         """Called at the beginning of each write; raises to store nothing."""
         self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already, by table."""
         self._mode = "ro" if not writable else "rwc" if create else "rw"
-        with _opening if self.path else contextlib.nullcontext():
-            if self.path is not None:
-                _check_path(self.path, create=create and writable)
-            self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
-            try:
-                self._check_tables(create=create and writable)
-            except BaseException:
-                self._engine.dispose()
-                raise
-            self._is_ours = True
-            if self.path is not None:
-                self._engine.dispose()  # connections from now on use a write-ahead log
-                self._inode = self._file = _inode(self.path)
-                _open_files[self._file] += 1
+        self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
 
     @classmethod
-    def open(cls, url: str, *, wait: bool = False, **options: Any) -> Self:
-        """Open a plain path or a database URL.
-
-        Tables of an older version are brought up to date first, in one transaction.
+    def open(
+        cls,
+        url: str,
+        *,
+        create: bool = False,
+        writable: bool = True,
+        wait: bool = False,
+        versions: tuple[int, ...] = (VERSION,),
+    ) -> Self:
+        """Open a plain path or a database URL. Tables of an older version are brought up to date first.
 
         Args:
             url: The database.
+            create: Make a missing file, and the tables of an empty database.
+            writable: False needs no right to write.
             wait: Wait for a server that this process has never reached.
-            **options: ``create``: make a missing file, and the tables of an empty database. ``writable=False``: nothing
-                needs a right to write. ``versions``: versions of the schema that the caller can read.
+            versions: Versions of the schema that the caller can read.
 
         Raises:
             DatabaseError: The database cannot be used.
         """
+        database = cls(url, create=create, writable=writable)
+        may_create = create and writable
 
         def is_passing(error: LostConnectionError) -> bool:
-            return wait or error.is_starting or error.label in _reached
+            return wait or error.is_starting or database.label in _reached
 
-        def migrate() -> None:
-            with cls(url, versions=(*MIGRATIONS, VERSION)) as older:
-                older.run(older._migrate, write=True)
-
-        try:
-            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
-        except OlderSchemaError:
-            _repeated(migrate, is_passing, label(url))
-            database = _repeated(lambda: cls(url, **options), is_passing, label(url))
-        _reached.add(database.label)
+        with _opening if database.path else contextlib.nullcontext():
+            if database.path is not None:
+                _check_path(database.path, create=may_create)
+            try:
+                _repeated(lambda: database._check_tables(versions, create=may_create), database.label, is_passing)
+                if database.version not in versions:
+                    database._engine.dispose()
+                    with cls.open(url, versions=(*MIGRATIONS, VERSION)) as older:
+                        older.run(older._migrate, write=True)
+                    database.version = VERSION
+            except BaseException:
+                database._engine.dispose()
+                raise
+            _reached.add(database.label)
+            database._is_ours = True
+            if database.path is not None:
+                database._engine.dispose()  # connections from now on use a write-ahead log
+                database._inode = database._file = _inode(database.path)
+                _open_files[database._file] += 1
         return database
 
     def __enter__(self) -> Self:
@@ -229,7 +228,7 @@ class Database:
                 if had_collector:
                     gc.enable()
 
-        return _repeated(attempt, lambda error: error.label == self.label, self.label)
+        return _repeated(attempt, self.label)
 
     @contextlib.contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
@@ -259,10 +258,9 @@ class Database:
         options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
         named = url.query.get("options", "")
         options["options"] = f"{_OPTIONS} {named if isinstance(named, str) else ' '.join(named)}"
+        options["application_name"] = "fp8tune"
         try:
-            return create_engine(
-                url, connect_args={**options, "application_name": "fp8tune"}, pool_size=1, max_overflow=2
-            )
+            return create_engine(url, connect_args=options, pool_size=1, max_overflow=2)
         except ImportError:
             raise DatabaseError(f"{self.label} needs a driver: pip install 'fp8tune[postgresql]'") from None
 
@@ -284,7 +282,8 @@ class Database:
             raw.execute("PRAGMA synchronous=NORMAL")
         return raw
 
-    def _check_tables(self, *, create: bool) -> None:
+    def _check_tables(self, versions: tuple[int, ...], *, create: bool) -> None:
+        """Make missing tables, and read the version. Raises DatabaseError for one that cannot be read or migrated."""
         with self.transaction(write=create) as connection:
             inspector = inspect(connection)
             tables, fakes = set(inspector.get_table_names()), set(inspector.get_view_names())
@@ -301,24 +300,20 @@ class Database:
                 raise EmptyDatabaseError(f"{self.label} is empty: run fp8tune sweep or fp8tune db import to fill it")
             if not {"meta", "trials"} <= tables:
                 raise DatabaseError(f"{self.label} {_FOREIGN}")
-            text = str(connection.scalar(select(Meta.c.value).where(Meta.c.name == "schema_version")))
+            text = str(connection.scalar(_SCHEMA_VERSION))
         self.version = int(text) if text.isdecimal() else 0
-        is_readable = "studies" in tables
-        if self.version in self._versions and is_readable:
+        if "studies" in tables and self.version in {*versions, *MIGRATIONS}:
             return
-        if self.version in MIGRATIONS and is_readable:
-            raise OlderSchemaError(f"{self.label} was written by an older fp8tune")
         line = "was written by a development version that this fp8tune cannot read: move it away, and sweep again"
         if self.version > VERSION:
             line = f"was written by a newer fp8tune (schema {text}, this one: {VERSION}): pip install -U fp8tune"
-        elif self.version and is_readable:  # all trials, as a release has them
+        elif self.version and "studies" in tables:  # all trials, as a release has them
             line = "is an archive: read it with fp8tune db import, into another database"
         raise DatabaseError(f"{self.label} {line}")
 
     def _migrate(self) -> None:
         """Bring the tables up to date, unless another process did so in the meantime."""
-        stored = select(Meta.c.value).where(Meta.c.name == "schema_version")
-        while (version := int(self._connection.scalar(stored) or VERSION)) in MIGRATIONS:
+        while (version := int(self._connection.scalar(_SCHEMA_VERSION) or VERSION)) in MIGRATIONS:
             MIGRATIONS[version](self._connection)
             new = update(Meta).where(Meta.c.name == "schema_version").values(value=str(version + 1))
             self._connection.execute(new)
@@ -357,6 +352,9 @@ class Database:
             raise DatabaseError(f"{self.label} {_DAMAGED}") from error
 
 
+_SCHEMA_VERSION = select(Meta.c.value).where(Meta.c.name == "schema_version")
+
+
 def reads(method: Method) -> Method:
     """Make a method read in one transaction, which sees one state of the database."""
     return _within(method, write=False)
@@ -377,7 +375,9 @@ def _within(method: Method, *, write: bool) -> Method:
     return cast("Method", call)
 
 
-def _repeated(work: Callable[[], Value], is_passing: Callable[[LostConnectionError], bool], label: str) -> Value:
+def _repeated(
+    work: Callable[[], Value], label: str, is_passing: Callable[[LostConnectionError], bool] = lambda error: True
+) -> Value:
     """Repeat ``work`` while a server is away, for PATIENCE_S; announce a wait of more than a second, and its end."""
     began, is_announced = time.monotonic(), False
 

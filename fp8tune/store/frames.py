@@ -11,7 +11,8 @@ from fp8tune.records import Kind
 from fp8tune.stats.study import Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import reads
-from fp8tune.store.read import FEW, Names, Reading
+from fp8tune.store.read import FEW, Reading
+from fp8tune.store.rows import Names
 from fp8tune.store.trials import STAGES
 
 if TYPE_CHECKING:

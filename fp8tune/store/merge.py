@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table, select, text
+from sqlalchemy import Connection, Table, inspect, select, text
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import NamedInts
@@ -26,8 +26,6 @@ _OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
 """Tables of which each database has its own."""
 
 _CHUNK = 2000
-
-Ids = Mapping[str, Mapping[int, int]]
 
 
 class Merging(Writing):
@@ -57,19 +55,17 @@ class Merging(Writing):
         ids: dict[str, dict[int, int]] = {}
         added = total = 0
         for table in db.METADATA.sorted_tables:
-            if table in _OWN:
-                continue
-            translated = ((row.get("id", 0), _translated(table, row, ids)) for row in _rows(source, table))
-            while chunk := list(itertools.islice(translated, _CHUNK)):
-                rows = [row for _, row in chunk]
-                if "id" in table.c or "crc" in table.c:
-                    complete = [db.defaults(table) | row for row in rows]
-                    old_ids = (id for id, _ in chunk)
-                    ids.setdefault(table.name, {}).update(zip(old_ids, self._ids(table, complete), strict=True))
-                else:
-                    stored = self._insert(table, rows)
+            rows = _rows(source, table) if table not in _OWN else iter(())
+            while chunk := list(itertools.islice(rows, _CHUNK)):
+                translated = [_translated(table, row, ids) for row in chunk]
+                if table in (db.Trials, db.TrialDetails):
+                    stored = self._insert(table, translated)
                     if table is db.Trials:
-                        added, total = added + stored, total + len(rows)
+                        added, total = added + stored, total + len(chunk)
+                else:
+                    new_ids = self._ids(table, translated)
+                    old_ids = (row.get("id", 0) for row in chunk)
+                    ids.setdefault(table.name, {}).update(zip(old_ids, new_ids, strict=True))
         self.summarize(ids.get("results", {}).values())
         self._update_studies(set(ids.get("studies", {}).values()))
         return added, total
@@ -77,17 +73,13 @@ class Merging(Writing):
 
 def _rows(source: Connection, table: Table) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table with the columns of this schema that they have, by their ids."""
-    columns, extra = set(table.c.keys()), list[str]()
-    if source.dialect.name == "sqlite":
-        stored = {row[1] for row in source.exec_driver_sql(f"PRAGMA table_info({table.name})")}
-        if not stored:  # the table is newer than the database
-            return
-        columns, extra = columns & stored, sorted(stored - columns)
-        if table is db.Problems and "flops" not in stored:  # the full set of trials has them in its studies
-            extra.append("(SELECT max(flops) FROM studies WHERE problem_id = problems.id) AS flops")
-    named = [column for column in table.c if column.name in columns - {"crc"}]
-    query = select(*named, *map(text, extra))
-    query = query.select_from(table).order_by(*(column for column in table.primary_key if column.name in columns))
+    if not inspect(source).has_table(table.name):  # the table is newer than the database
+        return
+    stored = {column["name"] for column in inspect(source).get_columns(table.name)} - {"crc"}
+    query = select(*(column for column in table.c if column.name in stored)).select_from(table)
+    if table is db.Problems and "flops" not in stored:  # the full set of trials has them in its studies
+        query = query.add_columns(text("(SELECT max(flops) FROM studies WHERE problem_id = problems.id) AS flops"))
+    query = query.order_by(*(column for column in table.primary_key if column.name in stored))
     for row in source.execute(query, execution_options={"yield_per": _CHUNK}).mappings():
         yield _upgraded(table, dict(row))
 
@@ -114,9 +106,9 @@ def _upgraded(table: Table, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _translated(table: Table, row: Mapping[str, Any], ids: Ids) -> dict[str, Any]:
+def _translated(table: Table, row: dict[str, Any], ids: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
     """Return another database's row with our ids in place of its own."""
-    values = {name: value for name, value in row.items() if name != "id" and name in table.c}
+    values = {name: value for name, value in (db.defaults(table) | row).items() if name != "id"}
     for name, target in _targets(table).items():
         value = values.get(name)
         if value is not None:
@@ -131,10 +123,9 @@ def _targets(table: Table) -> dict[str, str]:
     """Return the tables that the columns of a table refer to, in the end."""
     targets = {}
     for column in table.c:
-        for key in column.foreign_keys:
-            end = key.column
-            while end.foreign_keys:
-                end = next(iter(end.foreign_keys)).column
-            if end.name == "id":
-                targets[column.name] = end.table.name
+        end: Any = column
+        while end.foreign_keys:
+            end = next(iter(end.foreign_keys)).column
+        if end is not column and end.name == "id":
+            targets[column.name] = end.table.name
     return targets

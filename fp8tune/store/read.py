@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
-from sqlalchemy import Connection, Select, Table, Text, func, inspect, select
+from sqlalchemy import Connection, Select, Table, func, inspect, select
 
 from fp8tune.ceiling import FLOP_PER_S, ceiling_gb_per_s
 from fp8tune.errors import DatabaseError
@@ -23,7 +20,6 @@ from fp8tune.records import (
     Device,
     Facts,
     FinalsRun,
-    KernelVersion,
     Kind,
     NamedInts,
     Outcome,
@@ -38,26 +34,19 @@ from fp8tune.records import (
 from fp8tune.stats.study import CACHED_RATE, Result, Study
 from fp8tune.store import schema as db
 from fp8tune.store.database import Database, reads
-from fp8tune.store.texts import check_text, parse_axes, parse_document, parse_named_ints
-from fp8tune.store.trials import LIMITS, STAGES, Trial, chunks, last_status, read_trials
+from fp8tune.store.rows import Names, by_id, checked_rows, damaged, problem_of, record, reported_damage
+from fp8tune.store.texts import parse_document, parse_named_ints
+from fp8tune.store.trials import STAGES, Trial, chunks, outcome_of, read_trials
 from fp8tune_kernels.spec import CHECKS
 
 COPY_CEILING = "copy_ceiling_gb_per_s"
 """Calibration of a device-to-device copy, read plus written."""
 
-_STAGES = {number: stage for stage, number in STAGES.items()}
+STAGE_NAMES = {number: stage for stage, number in STAGES.items()}
 FEW = 300  # studies that are looked up one by one; more are read with all others
 
 Keep = Callable[[Sequence[Study]], Collection[Study]]
 """Studies without results -> those to read: :func:`fp8tune.stats.rank.competing`."""
-
-
-class Conditions(TypedDict, total=False):
-    """Conditions on studies; what is left out, or None, matches all."""
-
-    problems: Collection[Problem] | None
-    device: Device | None
-    """One device, with the software that drove it."""
 
 
 @dataclass(frozen=True)
@@ -98,83 +87,10 @@ class Timed:
         return ProcessTimes(run, self.process, self.blocks)
 
 
-class Names:
-    """All rows that results belong to, by id. Small beside the results, so they are read whole and checked."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.sweeps = _by_id(connection, db.Sweeps)
-        self.processes = _by_id(connection, db.Processes)
-        self.rows = _by_id(connection, db.Studies)
-        self.runs: dict[int, list[Any]] = {}
-        with _damage("studies"):
-            self.configs = {id: parse_named_ints(row.text) for id, row in _by_id(connection, db.Configs).items()}
-            self.devices = {id: _record(Device, row) for id, row in _by_id(connection, db.Devices).items()}
-            began = {id: (sweep.started_at, sweep.uid) for id, sweep in self.sweeps.items()}
-            for run in sorted(checked_rows(connection, db.StudyRuns), key=lambda run: began[run.sweep_id]):
-                self.runs.setdefault(run.study_id, []).append(run)
-            problems, versions = _by_id(connection, db.Problems), _by_id(connection, db.Versions)
-            self.problems = {id: _problem(row) for id, row in problems.items()}
-            self.versions = {
-                id: _record(
-                    KernelVersion,
-                    row,
-                    default=self.configs[row.default_id],
-                    axes=parse_axes(row.axes),
-                    key=tuple(row.key.split()),
-                )
-                for id, row in versions.items()
-            }
-            self.studies = {
-                id: Study(
-                    problem=self.problems[row.problem_id],
-                    device=self.devices[row.device_id],
-                    kind=Kind(row.kind),
-                    # None for rows of another implementation
-                    version=self.versions[row.version_id] if versions[row.version_id].source_hash else None,
-                    lookup_key=None if row.lookup_key is None else parse_named_ints(row.lookup_key),
-                    bytes_moved=row.bytes_moved,
-                    flops=problems[row.problem_id].flops,
-                    complete=row.kind == Kind.PUBLISHED
-                    or any(run.planned is not None for run in self.runs.get(id, ())),
-                    has_finals=self.finals(id) is not None,
-                    newest=row.timed_at,
-                )
-                for id, row in self.rows.items()
-            }
-
-    def finals(self, study: int) -> tuple[int, FinalsRun] | None:
-        """Return the sweep whose finals count, and its bands: the last that ended."""
-        for run in reversed(self.runs.get(study, ())):
-            if run.tie_band is not None:
-                uid = self.sweeps[run.sweep_id].uid
-                return run.sweep_id, FinalsRun(uid, run.tie_band, run.keep_band, run.floor_us or 0.0)
-        return None
-
-    def matching(
-        self,
-        kernel: str | None = None,
-        arch: str | None = None,
-        kinds: Collection[Kind] | None = None,
-        *,
-        problems: Collection[Problem] | None = None,
-        device: Device | None = None,
-    ) -> dict[int, Study]:
-        """Return the studies of a kernel, an arch and kinds that meet conditions, by id; None means any."""
-        problems = None if problems is None else set(problems)
-        return {
-            id: study
-            for id, study in self.studies.items()
-            if (kernel is None or study.problem.kernel == kernel)
-            and (arch is None or study.device.arch == arch)
-            and (kinds is None or study.kind in kinds)
-            and (problems is None or study.problem in problems)
-            and (device is None or study.device == device)
-        }
-
-
 class Reading(Database):
     """Methods that return records."""
+
+    # Studies
 
     @reads
     def studies(
@@ -183,32 +99,62 @@ class Reading(Database):
         arch: str | None = None,
         kinds: Collection[Kind] | None = None,
         *,
+        problems: Collection[Problem] | None = None,
+        device: Device | None = None,
         keep: Keep | None = None,
-        **conditions: Unpack[Conditions],
     ) -> list[Study]:
         """Return studies with their results, undecided. ``keep`` chooses those whose results are read."""
-        problems = conditions.get("problems")
         if problems is not None and len(problems) <= FEW:  # a sweep asks for each of its problems, mostly in vain
             shapes = {problem.shape.canonical for problem in problems}
             if self._connection.scalar(select(db.Problems.c.id).where(db.Problems.c.canonical.in_(shapes))) is None:
                 return []
         names = Names(self._connection)
-        studies = names.matching(kernel, arch, kinds, **conditions)
+        studies = names.matching(kernel, arch, kinds, problems=problems, device=device)
         if keep is not None:
             chosen = {identity(study) for study in keep(list(studies.values()))}
             studies = {id: study for id, study in studies.items() if identity(study) in chosen}
-        with _damage("results"):
+        with reported_damage("results"):
             return _with_results(names, studies)
 
-    @reads
-    def pools(self, *places: Any, **conditions: Unpack[Conditions]) -> list[Study]:
+    def pools(self, *places: Any, **conditions: Any) -> list[Study]:
         """Return studies without their results, as :meth:`studies` offers them to ``keep``."""
-        return list(Names(self._connection).matching(*places, **conditions).values())
+        return list(self.study_ids(*places, **conditions).values())
 
     @reads
-    def study_ids(self, kernel: str) -> dict[int, Study]:
-        """Return the studies of a kernel without their results, by the id of their row."""
-        return Names(self._connection).matching(kernel)
+    def study_ids(self, *places: Any, **conditions: Any) -> dict[int, Study]:
+        """Return studies without their results, by the id of their row."""
+        return Names(self._connection).matching(*places, **conditions)
+
+    @reads
+    def arches(self) -> list[str]:
+        """Return the arches that have rows, sorted."""
+        return sorted(self._connection.scalars(select(db.Devices.c.arch).distinct().join(db.Studies)))
+
+    @reads
+    def kernels(self) -> list[str]:
+        """Return the kernels that have rows, sorted."""
+        return sorted(self._connection.scalars(select(db.Problems.c.kernel).distinct().join(db.Studies)))
+
+    @reads
+    def integrity(self) -> list[str]:
+        """Return the faults of the database; empty if all is well."""
+        if not self.is_server:
+            lines = map(str, self._connection.exec_driver_sql("PRAGMA integrity_check(10)").scalars())
+            if faults := [line for line in lines if line != "ok"]:
+                return faults
+        try:
+            self.studies()
+        except DatabaseError as error:
+            return [str(error)]
+        return []
+
+    # Sweeps and devices
+
+    @property
+    def changes(self) -> object:
+        """A value that each commit of another process changes."""
+        query = "SELECT pg_current_snapshot()::text" if self.is_server else "PRAGMA data_version"
+        return self.run(lambda: self._connection.exec_driver_sql(query).scalar_one())
 
     @reads
     def sweep_uid(self, sweep_id: int) -> str:
@@ -218,14 +164,8 @@ class Reading(Database):
     @reads
     def limits_of(self, sweep_uid: str) -> ClockLimits:
         """Return the clock and power limits at which a sweep timed."""
-        query = select(*(db.Sweeps.c[name] for name in LIMITS)).where(db.Sweeps.c.uid == sweep_uid)
+        query = select(*(db.Sweeps.c[name] for name in db.LIMITS)).where(db.Sweeps.c.uid == sweep_uid)
         return ClockLimits(*(self._connection.execute(query).first() or ()))
-
-    @property
-    def changes(self) -> object:
-        """A value that each commit of another process changes."""
-        query = "SELECT pg_current_snapshot()::text" if self.is_server else "PRAGMA data_version"
-        return self.run(lambda: self._connection.exec_driver_sql(query).scalar_one())
 
     @reads
     def unfinished_sweeps(self) -> list[str]:
@@ -233,20 +173,14 @@ class Reading(Database):
         query = select(db.Sweeps.c.command).where(db.Sweeps.c.finished_at.is_(None)).order_by(db.Sweeps.c.id)
         return list(self._connection.scalars(query))
 
+    @reads
     def calibration(self, device: Device) -> dict[str, float]:
         """Return the newest value of everything that was measured of this very device, by name."""
-        return self.calibrations(device).get(device, {})
+        names = Names(self._connection)
+        same = {id for id, sweep in names.sweeps.items() if names.devices[sweep.device_id] == device}
+        return {row.name: row.value for row in _calibrations(self._connection) if row.sweep_id in same}
 
-    @reads
-    def calibrations(self, like: Device | None = None) -> dict[Device, dict[str, float]]:
-        """Return the newest values of each device by name, the device measured last at the end; of one name or all."""
-        devices, sweeps = _by_id(self._connection, db.Devices), _by_id(self._connection, db.Sweeps)
-        values: dict[Device, dict[str, float]] = {}
-        for row in _calibrations(self._connection):
-            device = _record(Device, devices[sweeps[row.sweep_id].device_id])
-            if like is None or (device.arch, device.name) == (like.arch, like.name):
-                values[device] = {**values.pop(device, {}), row.name: row.value}
-        return values
+    # Configs of one subject
 
     def tally(self, subject: Subject) -> Tally:
         """Return the outcomes of the configs of a problem."""
@@ -286,11 +220,11 @@ class Reading(Database):
             if not trial.is_outdated(reference) and trial.is_comparable(limits):
                 parts.setdefault(part(trial), {}).setdefault(trial.result_id, []).append(trial)
         outcomes = {
-            number: {results[id][0]: _outcome(trials, results[id][1]) for id, trials in parts[number].items()}
+            number: {results[id][0]: outcome_of(trials, results[id][1]) for id, trials in parts[number].items()}
             for number in sorted(parts)
         }
         # results whose coarse trials were removed have their summaries
-        pruned = {results[id][0]: _outcome([], results[id][1]) for id in left if results[id][1].coarse_us}
+        pruned = {results[id][0]: outcome_of([], results[id][1]) for id in left if results[id][1].coarse_us}
         if pruned and sweep is None and not reference:
             outcomes[0] = pruned | outcomes.get(0, {})
         return outcomes
@@ -305,33 +239,32 @@ class Reading(Database):
                 blocks.setdefault(place, []).append((trial.round, trial.time_us))
         timed: dict[NamedInts, list[Timed]] = {}
         for (result, stage, process), times in sorted(blocks.items()):
-            timed.setdefault(results[result][0], []).append(Timed(_STAGES[stage], process, tuple(sorted(times))))
+            timed.setdefault(results[result][0], []).append(Timed(STAGE_NAMES[stage], process, tuple(sorted(times))))
         return timed
 
     @reads
     def commit(self, subject: Subject) -> str:
         """Return the git commit of the working tree that last timed a problem; empty outside git."""
+        c = db.Processes.c
         timed = (db.Results.c.study_id.in_(_study_ids(subject)), db.Trials.c.time_us.is_not(None))
-        query = select(db.Processes.c.git_commit).join_from(db.Trials, db.Results).join(db.Processes).where(*timed)
-        newest = query.order_by(db.Processes.c.started_at.desc(), db.Processes.c.id.desc()).limit(1)
-        return str(self._connection.scalar(newest) or "")
+        query = select(c.git_commit).join_from(db.Trials, db.Results).join(db.Processes).where(*timed)
+        return str(self._connection.scalar(query.order_by(c.started_at.desc(), c.id.desc()).limit(1)) or "")
 
     @reads
     def tick_us(self, subject: Subject, sweep: int) -> float | None:
         """Return the smallest step between two samples in a sweep's finals of a problem; None if unknown."""
         details = db.TrialDetails.c
-        query = select(func.min(details.tick_us)).select_from(db.TrialDetails)
-        query = query.join(db.Results, db.Results.c.id == details.result_id)
-        query = query.join(db.Processes, db.Processes.c.id == details.process_id)
+        query = select(func.min(details.tick_us)).join(db.Results, db.Results.c.id == details.result_id)
+        query = query.join(db.Processes, db.Processes.c.id == details.process_id).where(details.stage != db.COARSE)
         same = (db.Results.c.study_id.in_(_study_ids(subject)), db.Processes.c.sweep_id == sweep)
-        tick: float | None = self._connection.scalar(query.where(*same, details.stage != db.COARSE))
+        tick: float | None = self._connection.scalar(query.where(*same))
         return tick
 
     @reads
     def output_bits(self, subject: Subject, axis: str) -> dict[NamedInts, dict[int, str]]:
         """Return the hashes of outputs on a problem by config and size. Raises DatabaseError for damaged ones."""
         bits: dict[NamedInts, dict[int, str]] = {}
-        if inspect(self._connection).has_table(db.OutputBits.name):
+        if inspect(self._connection).has_table(db.OutputBits.name):  # a database may be older than the table
             results, c = self._results_of(subject), db.OutputBits.c
             for ids in chunks(results):
                 query = select(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis)
@@ -345,20 +278,21 @@ class Reading(Database):
         """Return the config and the row of each result of a subject."""
         of_study = db.Results.c.study_id.in_(_study_ids(subject).where(db.Studies.c.kind == str(subject.kind)))
         query = select(db.Results, db.Configs.c.text.label("config")).join(db.Configs).where(of_study)
-        with _damage("configs"):
+        with reported_damage("configs"):
             rows = self._connection.execute(query.order_by(db.Results.c.id))
             return {row.id: (parse_named_ints(row.config), row) for row in rows}
+
+    # Rows, recorded launches, machine code
 
     def rows(self, kernel: str | None = None, arch: str | None = None) -> Iterator[Row]:
         """Yield every trial with its samples, in the order of the studies."""
         with self.transaction() as connection:
             names = Names(connection)
             studies, codes = names.matching(kernel, arch), _codes(connection)
-            query = select(
-                db.Results, db.Trials, *(column for column in db.TrialDetails.c if column.name not in db.Trials.c)
-            )
-            query = query.join_from(db.Results, db.Trials).outerjoin(db.TrialDetails).order_by(db.Results.c.id)
-            result, c, trial = connection.execute(query.execution_options(yield_per=1000)), db.Results.c, db.Trials.c
+            details = [db.TrialDetails.c[name] for name in db.DETAILS]
+            query = select(db.Results, db.Trials, *details).join_from(db.Results, db.Trials).outerjoin(db.TrialDetails)
+            result = connection.execute(query.order_by(db.Results.c.id).execution_options(yield_per=1000))
+            c, trial = db.Results.c, db.Trials.c
             for row in result.mappings():
                 if (study := studies.get(row[c.study_id])) is None:
                     continue
@@ -380,11 +314,11 @@ class Reading(Database):
                     commit=process.git_commit,
                     source=row[c.source],
                     note=row[c.note],
-                    stage=_STAGES[row[trial.stage]],
+                    stage=STAGE_NAMES[row[trial.stage]],
                     round=row[trial.round],
                     process=process.name,
                     position=row[trial.position],
-                    **{name: getattr(study, name) for name in _OF_STUDY},
+                    **{name: getattr(study, name) for name in OF_STUDY},
                 )
 
     @reads
@@ -395,50 +329,26 @@ class Reading(Database):
         rows = self._connection.execute(query.order_by(db.Problems.c.id)).all()
         for row in rows:
             parse_document(row.document)
-        with _damage("problems"):
-            return {_problem(row): row.document for row in rows}
+        with reported_damage("problems"):
+            return {problem_of(row): row.document for row in rows}
 
     @reads
     def programs(self, kernel: str | None = None, arch: str | None = None) -> dict[Program, dict[Compiler, str]]:
         """Return the hash of the machine code of each launch by each compiler that is known to have compiled it."""
-        with _damage("programs"):
-            compilers = {id: _record(Compiler, row) for id, row in _by_id(self._connection, db.Compilers).items()}
-            problems = {id: _problem(row) for id, row in _by_id(self._connection, db.Problems).items()}
-            versions = {id: row.source_hash for id, row in _by_id(self._connection, db.Versions).items()}
-            configs = {id: parse_named_ints(row.text) for id, row in _by_id(self._connection, db.Configs).items()}
-            programs: dict[Program, dict[Compiler, str]] = {}
+        names, programs = Names(self._connection), dict[Program, dict[Compiler, str]]()
+        compilers = {id: record(Compiler, row) for id, row in by_id(self._connection, db.Compilers).items()}
+        with reported_damage("programs"):
             for row in checked_rows(self._connection, db.Programs):
-                problem, compiler = problems[row.problem_id], compilers[row.compiler_id]
+                problem, version = names.problems[row.problem_id], names.versions[row.version_id]
+                compiler, config = compilers[row.compiler_id], names.configs[row.config_id]
                 if kernel in (None, problem.kernel) and arch in (None, compiler.arch):
-                    program = problem, versions[row.version_id], configs[row.config_id]
+                    program = problem, version.source_hash if version else "", config
                     programs.setdefault(program, {})[compiler] = row.code_hash
-            return programs
-
-    @reads
-    def arches(self) -> list[str]:
-        """Return the arches that have rows, sorted."""
-        return sorted(self._connection.scalars(select(db.Devices.c.arch).distinct().join(db.Studies)))
-
-    @reads
-    def kernels(self) -> list[str]:
-        """Return the kernels that have rows, sorted."""
-        return sorted(self._connection.scalars(select(db.Problems.c.kernel).distinct().join(db.Studies)))
-
-    @reads
-    def integrity(self) -> list[str]:
-        """Return the faults of the database; empty if all is well."""
-        if not self.is_server:
-            lines = map(str, self._connection.exec_driver_sql("PRAGMA integrity_check(10)").scalars())
-            if faults := [line for line in lines if line != "ok"]:
-                return faults
-        try:
-            self.studies()
-        except DatabaseError as error:
-            return [str(error)]
-        return []
+        return programs
 
 
-_OF_STUDY = ("problem", "device", "kind", "version", "lookup_key", "bytes_moved")
+OF_STUDY = ("problem", "device", "kind", "version", "lookup_key", "bytes_moved")
+"""Fields of a study that its rows and picks have too."""
 
 
 def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
@@ -446,9 +356,9 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
     few = list(studies) if len(studies) <= FEW else None
     blocks, codes, common = _blocks(names.connection, few), _codes(names.connection), _common(names, studies)
     statuses, unknown, no_facts = {str(status): status for status in Status}, Facts(), [None] * (len(db.FACTS) + 1)
-    results = {id: list[Result]() for id in studies}
-    failures, untimed = {id: dict[NamedInts, Status]() for id in studies}, {id: list[NamedInts]() for id in studies}
-    counts, runs = Counter[int](), {id: names.finals(id) for id in studies}
+    results, untimed = {id: list[Result]() for id in studies}, {id: list[NamedInts]() for id in studies}
+    failures, counts = {id: dict[NamedInts, Status]() for id in studies}, Counter[int]()
+    runs = {id: names.finals(id) for id in studies}
     for row in checked_rows(names.connection, db.Results, blocks, few):
         id, config_id, source, note, status_text, coarse_us, processes, _, *facts, _, result_id = row
         if id not in studies:
@@ -553,58 +463,6 @@ def _common(names: Names, studies: Mapping[int, Study]) -> dict[int, dict[str, A
     return common
 
 
-def checked_rows(
-    connection: Connection,
-    table: Table,
-    blocks: Mapping[int, list[Any]] | None = None,
-    studies: Sequence[int] | None = None,
-) -> list[Any]:
-    """Return the rows of a table. Raises DatabaseError for one that was changed by another program.
-
-    Args:
-        connection: A transaction of the database.
-        table: A table with checksums.
-        blocks: Blocks of each result, which its checksum covers.
-        studies: Studies to read; None for all.
-    """
-    names, others = db.checked_columns(table), [name for name in ("id", "finished_at") if name in table.c]
-    texts = [(place, name) for place, name in enumerate(names) if isinstance(table.c[name].type, Text)]
-    query = select(*(table.c[name] for name in (*names, "crc", *others))).order_by(*table.primary_key)
-    if studies is not None:
-        query = query.where(table.c.study_id.in_(studies))
-    rows, count = connection.execute(query).all(), len(names)
-    for row in rows:
-        # The id of a result comes last: SQLAlchemy looks up a name for each row.
-        covered = row[:count] if blocks is None else (*row[:count], sorted(blocks.get(row[-1], ())))
-        if zlib.crc32(repr(covered).encode()) != row[count]:
-            raise damaged(table.name, getattr(row, "id", ""), "its checksum differs")
-        for place, name in texts:  # a file that another program wrote need not have our constraints
-            if row[place]:
-                check_text(name, row[place])
-    return list(rows)
-
-
-def damaged(table: str, id: object, fault: str) -> DatabaseError:
-    """Return the error for a row that no program of ours wrote so."""
-    where = f"{table}:{id}" if id != "" else f"a row of {table}"
-    remedy = "restore the database from git or a copy"
-    if id != "" and table in ("results", "studies"):
-        remedy += f", or run fp8tune db forget {where}"
-    return DatabaseError(f"{where} is damaged, {fault[:100]}: {remedy}")
-
-
-@contextlib.contextmanager
-def _damage(table: str) -> Iterator[None]:
-    """Report values that no program of ours writes, and references to missing rows."""
-    try:
-        yield
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        fault = f"it refers to row {error}, which is missing" if isinstance(error, KeyError) else str(error)
-        raise DatabaseError(
-            f"a row of {table} is damaged, {fault[:100]}: restore the database from git or a copy"
-        ) from error
-
-
 def identity(record: Study | Row | Subject) -> tuple[object, ...]:
     """Return what makes results comparable: problem, device, kind, and the kernel's code."""
     return record.problem, record.device, record.kind, None if record.version is None else record.version.source_hash
@@ -627,40 +485,14 @@ def result_order(result: Result) -> tuple[object, ...]:
     return not result.finals, value_us, config, result.source, result.note
 
 
-def _by_id(connection: Connection, table: Table) -> dict[int, Any]:
-    return {row.id: row for row in checked_rows(connection, table)}
-
-
 def _calibrations(connection: Connection) -> list[Any]:
     return sorted(checked_rows(connection, db.Calibrations), key=lambda row: (row.created_at, row.value))
-
-
-def _outcome(trials: Sequence[Trial], row: Any) -> Outcome:
-    """Return the outcome of a config from its trials, else from the summary of its result."""
-    facts = Facts(*(getattr(row, name) for name in db.FACTS))
-    if not trials:
-        return Outcome(Status(row.status), row.coarse_us, facts=facts)
-    status = last_status(trials)
-    deciding = [trial for trial in trials if trial.status == status]
-    times_us = [trial.time_us for trial in deciding if trial.time_us is not None]
-    time_us = median(times_us) if times_us and status is Status.OK else None
-    return Outcome(status, time_us, deciding[-1].reason, facts=facts)
 
 
 def _codes(connection: Connection) -> dict[int, Code]:
     """Return the facts of the machine code of configs that were only compiled, by result."""
     rows = connection.execute(select(db.Codes))
     return {row.result_id: Code(*(getattr(row, name) or 0 for name in db.CODE)) for row in rows}
-
-
-def _record(record: type[Any], row: Any, **values: Any) -> Any:
-    names = [name for name in record.__dataclass_fields__ if name not in values]
-    return record(**values, **{name: getattr(row, name) for name in names})
-
-
-def _problem(row: Any) -> Problem:
-    problem: Problem = _record(Problem, row, shape=parse_named_ints(row.shape))
-    return problem
 
 
 def _study_ids(subject: Subject) -> Select[Any]:

@@ -17,42 +17,22 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    REAL,
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Connection,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    insert,
-    select,
-)
-from sqlalchemy.sql.schema import SchemaItem
-from sqlalchemy.types import TypeEngine
+import sqlalchemy as sa
+from sqlalchemy import CheckConstraint, Column, Integer, Table, Text
 
 from fp8tune.records import Kind, Status
 
 VERSION = 23
-METADATA = MetaData()
+METADATA = sa.MetaData()
 COARSE, FINAL, CONTROL = range(3)
 """Stages of a trial. As integers: SQLite stores 0 and 1 in no byte at all, and there are many trials."""
 
 # STRICT tables of SQLite know five type names only.
-_INTEGER: TypeEngine[Any] = BigInteger().with_variant(Integer, "sqlite")
-_REAL: TypeEngine[Any] = Double().with_variant(REAL(), "sqlite")
+_INTEGER: sa.types.TypeEngine[Any] = sa.BigInteger().with_variant(Integer, "sqlite")
+_REAL: sa.types.TypeEngine[Any] = sa.Double().with_variant(sa.REAL(), "sqlite")
 
 _NAME = "A-Za-z0-9_.:+-"
 _INTS = "A-Za-z0-9_= "
-_TRIAL_KEY = ("result_id", "stage", "process_id", "round")
 
 
 class UnitState(StrEnum):
@@ -64,14 +44,18 @@ class UnitState(StrEnum):
     FAILED = "failed"
 
 
-def _table(name: str, about: str, *parts: SchemaItem, rowid: bool = True) -> Table:
+def _table(name: str, about: str, *parts: sa.schema.SchemaItem, rowid: bool = True, **info: Any) -> Table:
     # Checks that differ by dialect must belong to the table: SQLAlchemy ignores ddl_if in columns.
     checks = [check for part in parts for check in part.info.get("checks", ())]
-    return Table(name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info={"about": about})
+    info |= {"about": about}
+    return Table(name, METADATA, *parts, *checks, sqlite_strict=True, sqlite_with_rowid=rowid, info=info)
 
 
-def _id() -> Column[Any]:
-    return Column("id", Integer, primary_key=True)
+def _named(name: str, about: str, *columns: Column[Any], unique: Iterable[str]) -> Table:
+    """Define a table whose rows have an id here, and unique columns that identify them in every copy of a database."""
+    names = tuple(unique)
+    id = Column("id", Integer, primary_key=True)
+    return _table(name, about, id, *columns, _crc(), sa.UniqueConstraint(*names), unique=names)
 
 
 def _crc() -> Column[Any]:
@@ -82,10 +66,9 @@ def _integer(name: str, *, null: bool = False, **options: Any) -> Column[Any]:
     return Column(name, _INTEGER, CheckConstraint(f"{name} >= 0"), nullable=null, **options)
 
 
-def _real(name: str, *, null: bool = True, default: int | None = None) -> Column[Any]:
+def _real(name: str, *, null: bool = True, **options: Any) -> Column[Any]:
     # Rejects infinities, and NaN, which PostgreSQL sorts above every number.
-    text = None if default is None else str(default)
-    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null, server_default=text)
+    return Column(name, _REAL, CheckConstraint(f"abs({name}) <= 1e18"), nullable=null, **options)
 
 
 def _duration(name: str, *, null: bool = True) -> Column[Any]:
@@ -114,62 +97,55 @@ def _choice(name: str, choices: Iterable[str], **options: Any) -> Column[Any]:
 
 
 def _refers(name: str, table: str, *, null: bool = False, **options: Any) -> Column[Any]:
-    return Column(name, Integer, ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=null, **options)
+    return Column(name, Integer, sa.ForeignKey(f"{table}.id", ondelete="CASCADE"), nullable=null, **options)
 
 
 Meta = _table(
     "meta", "Facts about the database: its schema version.", _text("name", _NAME, primary_key=True), _text("value")
 )
 
-_DEVICE = ("arch", "name", "uuid_hash", "multiprocessors", "driver", "runtime", "torch", "triton", "timing", "codegen")
-Devices = _table(
+_SOFTWARE = ("driver", "runtime", "torch", "triton", "timing", "codegen")
+Devices = _named(
     "devices",
     "GPUs with their software and the way they were timed. Rows compare only where all columns agree.",
-    _id(),
     _text("arch", _NAME),
     _text("name"),
     _text("uuid_hash", _NAME),
     _integer("multiprocessors"),
-    *(_text(name) for name in _DEVICE[4:]),
-    _crc(),
-    UniqueConstraint(*_DEVICE),
+    *map(_text, _SOFTWARE),
+    unique=("arch", "name", "uuid_hash", "multiprocessors", *_SOFTWARE),
 )
 
-Configs = _table(
+Configs = _named(
     "configs",
     "Launch configs in the order of their declaration; empty where a publication names none.",
-    _id(),
     _text("text", _INTS, longest=4000),
-    _text("canonical", _INTS, longest=4000, unique=True),
-    _crc(),
+    _text("canonical", _INTS, longest=4000),
+    unique=["canonical"],
 )
 
-Versions = _table(
+Versions = _named(
     "versions",
     "Kernels at one state of their source code; without a hash, implementations of others.",
-    _id(),
     _text("kernel"),
     _text("source_hash", _NAME),
     _refers("default_id", "configs"),
     _text("axes", longest=100_000),
     _text("key", _INTS, longest=4000),
-    _crc(),
-    UniqueConstraint("kernel", "source_hash"),
+    unique=("kernel", "source_hash"),
 )
 
-_MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
-Problems = _table(
+MODES = ("routing", "input_layout", "in_dtype", "fp8_dtype", "scale_mode")
+Problems = _named(
     "problems",
     "Problem sizes with routing, layout and dtypes. The shape keeps its order, canonical makes it unique.",
-    _id(),
     _text("kernel"),
     _text("shape", _INTS, longest=4000),
     _text("canonical", _INTS, longest=4000),
-    *(_text(name, _NAME) for name in _MODES),
+    *(_text(name, _NAME) for name in MODES),
     _integer("seed"),
     Column("flops", _INTEGER),
-    _crc(),
-    UniqueConstraint("kernel", "canonical", *_MODES, "seed"),
+    unique=("kernel", "canonical", *MODES, "seed"),
 )
 
 RecordedLaunches = _table(
@@ -179,11 +155,11 @@ RecordedLaunches = _table(
     _document("document"),
 )
 
-Sweeps = _table(
+LIMITS = ("sm_clock_limit_mhz", "memory_clock_mhz", "power_limit_w")
+Sweeps = _named(
     "sweeps",
     "Sweeps. The uid is the same in every copy, so importing a database twice adds nothing.",
-    _id(),
-    _text("uid", _NAME, unique=True),
+    _text("uid", _NAME),
     _refers("device_id", "devices"),
     _text("request"),
     _text("command", longest=10_000),
@@ -192,39 +168,35 @@ Sweeps = _table(
     Column("seed", _INTEGER, nullable=False, server_default="0"),
     _integer("again", server_default="0"),
     _text("ptxas"),
-    *(_real(name) for name in ("sm_clock_limit_mhz", "memory_clock_mhz", "power_limit_w")),
+    *map(_real, LIMITS),
     _real("started_at", null=False),
     _real("finished_at"),
-    _crc(),
+    unique=["uid"],
 )
 
-Processes = _table(
+Processes = _named(
     "processes",
     "Worker processes: the unit of replication. Trials reach their sweep, and their time, through it.",
-    _id(),
     _refers("sweep_id", "sweeps"),
     _text("name"),
     _text("git_commit", _NAME),
     _real("started_at", null=False),
-    _crc(),
-    UniqueConstraint("sweep_id", "name", "git_commit"),
+    unique=("sweep_id", "name", "git_commit"),
 )
 
-Studies = _table(
+Studies = _named(
     "studies",
     "One problem, kernel version and device: everything comparable; with the number of its results and runs.",
-    _id(),
     _refers("problem_id", "problems"),
     _refers("version_id", "versions"),
     _refers("device_id", "devices"),
     _choice("kind", Kind),
     Column("lookup_key", Text),
     _integer("bytes_moved", null=True),
-    _real("timed_at", null=False, default=0),
+    _real("timed_at", null=False, server_default="0"),
     _integer("results", server_default="0"),
     _integer("runs", server_default="0"),
-    _crc(),
-    UniqueConstraint("problem_id", "version_id", "device_id", "kind"),
+    unique=("problem_id", "version_id", "device_id", "kind"),
 )
 
 StudyRuns = _table(
@@ -235,17 +207,16 @@ StudyRuns = _table(
     _integer("planned", null=True),
     _text("reference", _NAME),
     _text("check_used", server_default="exact"),
-    *(_real(name) for name in ("tie_band", "keep_band", "floor_us")),
+    *map(_real, ("tie_band", "keep_band", "floor_us")),
     _crc(),
     CheckConstraint("(tie_band IS NULL) = (keep_band IS NULL)"),
     rowid=False,
 )
 
 FACTS = ("registers", "spill_bytes", "shared_bytes", "compile_s")
-Results = _table(
+Results = _named(
     "results",
     "One config in one study. Status, coarse_us and final_us summarize its trials and outlive them.",
-    _id(),
     _refers("study_id", "studies"),
     _refers("config_id", "configs"),
     _text("source"),
@@ -256,8 +227,7 @@ Results = _table(
     _duration("final_us"),
     *(_integer(name, null=True) for name in FACTS[:3]),
     _real("compile_s"),
-    _crc(),
-    UniqueConstraint("study_id", "config_id", "source", "note"),
+    unique=("study_id", "config_id", "source", "note"),
 )
 
 CODE = ("agprs", "sgprs", "scratch_bytes", "resident_warps", "fp8_conversions")
@@ -268,15 +238,12 @@ Codes = _table(
     *(_integer(name, null=True) for name in CODE),
 )
 
-_COMPILER = ("arch", "triton", "codegen", "ptxas")
-Compilers = _table(
+Compilers = _named(
     "compilers",
     "Compilers: the version of Triton, the settings that change machine code, and the version of NVIDIA's assembler.",
-    _id(),
     _text("arch", _NAME),
-    *(_text(name) for name in _COMPILER[1:]),
-    _crc(),
-    UniqueConstraint(*_COMPILER),
+    *map(_text, ("triton", "codegen", "ptxas")),
+    unique=("arch", "triton", "codegen", "ptxas"),
 )
 
 Programs = _table(
@@ -318,28 +285,30 @@ Trials = _table(
     rowid=False,
 )
 
+TRIAL_KEY = ("result_id", "stage", "process_id", "round")
 TELEMETRY = ("tick_us", "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "temperature_c", "power_w")
 TrialDetails = _table(
     "trial_details",
     "Samples (little-endian float32, microseconds) and telemetry of a block, which decisions never read.",
-    *(Column(name, Trials.c[name].type, primary_key=True) for name in _TRIAL_KEY),
-    *(_real(name) for name in TELEMETRY),
-    Column("samples", LargeBinary),
-    ForeignKeyConstraint(_TRIAL_KEY, [f"trials.{name}" for name in _TRIAL_KEY], ondelete="CASCADE"),
+    *(Column(name, Trials.c[name].type, primary_key=True) for name in TRIAL_KEY),
+    *map(_real, TELEMETRY),
+    Column("samples", sa.LargeBinary),
+    sa.ForeignKeyConstraint(TRIAL_KEY, [f"trials.{name}" for name in TRIAL_KEY], ondelete="CASCADE"),
     rowid=False,
 )
+DETAILS = ("samples", *TELEMETRY)
 
 Decisions = _table(
     "decisions",
     "Pick of each study as it was decided last, beside the config that launches used until then and its origin.",
     _refers("study_id", "studies", primary_key=True),
     *(_refers(name, "configs", null=True) for name in ("config_id", "runner_up_id", "today_id")),
-    *(_text(name) for name in ("source", "note", "stage", "checked_by")),
+    *map(_text, ("source", "note", "stage", "checked_by")),
     *(Column(name, Text) for name in ("verdict", "runner_up_stage", "bound", "today_origin")),
-    *(_duration(name) for name in ("time_us", "runner_up_us", "today_us")),
-    *(_real(name) for name in ("ceiling_share", "runner_up_ratio", "slowdown_lower_share", "slowdown_upper_share")),
-    *(_real(name) for name in ("noise_floor_share", "speedup_ratio", "default_ratio")),
-    *(_integer(name) for name in ("processes", "is_default", "is_incumbent")),
+    *map(_duration, ("time_us", "runner_up_us", "today_us")),
+    *map(_real, ("ceiling_share", "runner_up_ratio", "slowdown_lower_share", "slowdown_upper_share")),
+    *map(_real, ("noise_floor_share", "speedup_ratio", "default_ratio")),
+    *map(_integer, ("processes", "is_default", "is_incumbent")),
     _real("decided_at", null=False),
     _crc(),
 )
@@ -369,7 +338,7 @@ Units = _table(
     "units",
     "Parts of a queued sweep and the leases of the workers that do them.",
     _text("key", _NAME, primary_key=True),
-    Column("sweep_key", Text, ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
+    Column("sweep_key", Text, sa.ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
     _integer("position"),
     _text("kernel"),
     _text("source_hash", _NAME),
@@ -379,59 +348,50 @@ Units = _table(
     _integer("attempts", server_default="0"),
     _text("worker"),
     _text("token", _NAME),
-    *(_real(name) for name in ("taken_at", "expires_at", "ended_at")),
+    *map(_real, ("taken_at", "expires_at", "ended_at")),
     _text("reason", longest=2_000),
     CheckConstraint("(state = 'running') = (expires_at IS NOT NULL)"),
-    Index("units_by_state", "state", "sweep_key"),
+    sa.Index("units_by_state", "state", "sweep_key"),
 )
 
 
-def _with_programs(connection: Connection) -> None:
+def _with_programs(connection: sa.Connection) -> None:
     """Bring a database of schema 22 to 23: tables of machine code, and no columns and tables that nothing used."""
     for name in ("shared_launches", "published_operations", "removed_trials"):
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
     for table in (Codes, Units):
-        rows = [dict(row) for row in connection.execute(select(table)).mappings()]
+        rows = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
         table.drop(connection)
         table.create(connection)
         if rows:
-            connection.execute(insert(table), rows)
+            connection.execute(sa.insert(table), rows)
     METADATA.create_all(connection, tables=[Compilers, Programs])
 
 
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {22: _with_programs}
+MIGRATIONS: Mapping[int, Callable[[sa.Connection], None]] = {22: _with_programs}
 """Schema version -> the step to the next one."""
 
 
-def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
-    """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
-    values = [None if row[name] is None else plain(row[name]) for name, plain in _checked(table)]
-    return zlib.crc32(repr((*values, *more)).encode())
-
-
-def checked_columns(table: Table) -> list[str]:
-    """Return the columns that a row's checksum covers."""
-    return [name for name, _ in _checked(table)]
-
-
-@functools.cache
-def _checked(table: Table) -> list[tuple[str, type]]:
-    return [(c.name, c.type.python_type) for c in table.c if c.name not in ("id", "crc", "finished_at")]
-
-
-@functools.cache
 def unique_names(table: Table) -> list[str]:
     """Return the columns that identify a row in every copy of a database."""
-    for constraint in table.constraints:
-        if isinstance(constraint, UniqueConstraint):
-            return [column.name for column in constraint.columns]
-    return [column.name for column in table.primary_key]
+    return list(table.info.get("unique") or table.primary_key.columns.keys())
 
 
 @functools.cache
 def defaults(table: Table) -> dict[str, Any]:
     """Return the value of each column that a row may leave out."""
-    rows = {c.name: None if c.server_default is None else str(c.server_default.arg) for c in table.c}  # type: ignore[attr-defined]
-    texts = {c.name for c in table.c if isinstance(c.type, Text)}
-    numbers = {name: value if value is None else int(value) for name, value in rows.items() if name not in texts}
-    return {name: numbers.get(name, value) for name, value in rows.items() if name not in ("id", "crc")}
+    texts: dict[str, Any] = {c.name: getattr(c.server_default, "arg", None) for c in table.c}
+    types = {c.name: c.type.python_type for c in table.c if c.name not in ("id", "crc")}
+    return {name: None if texts[name] is None else plain(str(texts[name])) for name, plain in types.items()}
+
+
+@functools.cache
+def checked_columns(table: Table) -> Mapping[str, type]:
+    """Return the columns that a row's checksum covers, with their types."""
+    return {c.name: c.type.python_type for c in table.c if c.name not in ("id", "crc", "finished_at")}
+
+
+def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
+    """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
+    values = [None if row[name] is None else plain(row[name]) for name, plain in checked_columns(table).items()]
+    return zlib.crc32(repr((*values, *more)).encode())

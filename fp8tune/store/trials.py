@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, geometric_mean, median
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from fp8tune.records import ClockLimits, Status
+from fp8tune.records import ClockLimits, Facts, Outcome, Status
 from fp8tune.stats.means import trimmed_mean
 from fp8tune.store import schema as db
 
 STAGES = {"screen": db.COARSE, "final": db.FINAL, "duplicate": db.CONTROL}
 """Stage of a row -> its number in the database."""
-
-LIMITS = tuple(ClockLimits.__dataclass_fields__)
 
 _CHUNK = 10_000  # ids in one statement: SQLite takes 32,766 values, PostgreSQL 65,535
 
@@ -60,21 +57,23 @@ class Trial(NamedTuple):
         return self.reference != today and (bool(self.reference) or self.status == Status.WRONG)
 
 
-def read_trials(connection: Connection, results: Iterable[int], **values: Any) -> Iterator[Trial]:
+def read_trials(
+    connection: Connection, results: Iterable[int], *, sweep: int | None = None, stage: int | None = None
+) -> Iterator[Trial]:
     """Yield the trials of results, oldest first: of each sweep and process in the order they were stored."""
-    c, processes = db.Trials.c, db.Processes.c
-    same_run = (db.StudyRuns.c.study_id == db.Results.c.study_id) & (db.StudyRuns.c.sweep_id == processes.sweep_id)
+    c, processes, runs, sweeps = db.Trials.c, db.Processes.c, db.StudyRuns.c, db.Sweeps.c
+    same_run = (runs.study_id == db.Results.c.study_id) & (runs.sweep_id == processes.sweep_id)
     query = (
-        select(*(c[name] for name in Trial._fields[:7]), processes.name, processes.sweep_id, db.Sweeps.c.started_at)
-        .add_columns(db.StudyRuns.c.reference, *(db.Sweeps.c[name] for name in LIMITS))
+        select(*(c[name] for name in Trial._fields[:7]), processes.name, processes.sweep_id, sweeps.started_at)
+        .add_columns(runs.reference, *(sweeps[name] for name in db.LIMITS))
         .join_from(db.Trials, db.Processes, processes.id == c.process_id)
-        .join(db.Sweeps, db.Sweeps.c.id == processes.sweep_id)
+        .join(db.Sweeps, sweeps.id == processes.sweep_id)
         .join(db.Results, db.Results.c.id == c.result_id)
         .outerjoin(db.StudyRuns, same_run)
         .order_by(processes.started_at, processes.id, c.stage, c.round, c.position)
     )
-    places = {"stage": c.stage, "sweep": processes.sweep_id}
-    query = query.where(*(places[name] == value for name, value in values.items() if value is not None))
+    query = query if sweep is None else query.where(processes.sweep_id == sweep)
+    query = query if stage is None else query.where(c.stage == stage)
     for ids in chunks(results):
         yield from map(Trial._make, connection.execute(query.where(c.result_id.in_(ids))).all())
 
@@ -101,30 +100,42 @@ def last_status(trials: Sequence[Trial]) -> Status:
     return Status(next((t.status for t in reversed(trials) if t.status != Status.WRONG), Status.WRONG))
 
 
+def outcome_of(trials: Sequence[Trial], row: Any) -> Outcome:
+    """Return the outcome of a config from its trials, else from the summary in the row of its result."""
+    facts = Facts(*(getattr(row, name) for name in db.FACTS))
+    if not trials:
+        return Outcome(Status(row.status), row.coarse_us, facts=facts)
+    status = last_status(trials)
+    deciding = [trial for trial in trials if trial.status == status]
+    times_us = [trial.time_us for trial in deciding if trial.time_us is not None]
+    time_us = median(times_us) if times_us and status is Status.OK else None
+    return Outcome(status, time_us, deciding[-1].reason, facts=facts)
+
+
 def summary(trials: Sequence[Trial], *, is_published: bool, limits: ClockLimits = ClockLimits()) -> dict[str, Any]:
     """Return what a result keeps of its trials, with times at ``limits``; a pruned one keeps what it has."""
     values: dict[str, Any] = {"status": str(last_status(trials))} if trials else {}
     comparable = [trial for trial in trials if trial.is_comparable(limits)]
     if len(comparable) < len(trials):
         values |= {"coarse_us": None, "coarse_processes": 0, "final_us": None}
-    timed = [(trial, trial.time_us) for trial in comparable if trial.time_us is not None]
+    coarse = [trial for trial in comparable if trial.stage == db.COARSE and trial.time_us is not None]
+    finals = [trial for trial in comparable if trial.stage == db.FINAL and trial.time_us is not None]
     # One time a process, or one in all if one sweep's worker was replaced; figures of publications are not one run.
-    coarse = [(trial, time_us) for trial, time_us in timed if trial.stage == db.COARSE]
-    is_one = not is_published and len({trial.sweep_id for trial, _ in coarse}) == 1
-    by_process: dict[int, list[float]] = {}
-    for trial, time_us in coarse:
-        by_process.setdefault(0 if is_one else trial.process_id, []).append(time_us)
-    if by_process:
-        values |= {"coarse_us": median(map(_middle_mean, by_process.values())), "coarse_processes": len(by_process)}
-    finals = [(trial, time_us) for trial, time_us in timed if trial.stage == db.FINAL]
-    newest = max(((trial.started_at, trial.sweep_id) for trial, _ in finals), default=None)
-    by_process = {}
-    for trial, time_us in finals:
-        if (trial.started_at, trial.sweep_id) == newest:
-            by_process.setdefault(trial.process_id, []).append(time_us)
-    if by_process:
-        values["final_us"] = geometric_mean(map(trimmed_mean, by_process.values()))
+    is_one = not is_published and len({trial.sweep_id for trial in coarse}) == 1
+    if times_us := _grouped(coarse, lambda trial: 0 if is_one else trial.process_id):
+        values |= {"coarse_us": median(map(_middle_mean, times_us)), "coarse_processes": len(times_us)}
+    newest = max(((trial.started_at, trial.sweep_id) for trial in finals), default=None)
+    finals = [trial for trial in finals if (trial.started_at, trial.sweep_id) == newest]
+    if times_us := _grouped(finals, lambda trial: trial.process_id):
+        values["final_us"] = geometric_mean(map(trimmed_mean, times_us))
     return values
+
+
+def _grouped(trials: Iterable[Trial], key: Callable[[Trial], int]) -> list[list[float]]:
+    groups: dict[int, list[Any]] = {}
+    for trial in trials:
+        groups.setdefault(key(trial), []).append(trial.time_us)
+    return list(groups.values())
 
 
 def _middle_mean(times_us: Iterable[float]) -> float:
@@ -133,8 +144,7 @@ def _middle_mean(times_us: Iterable[float]) -> float:
     return round(1e6 * fmean(ordered[1:-1] if len(ordered) > 2 else ordered)) / 1e6
 
 
-def chunks(ids: Iterable[int]) -> Iterator[list[int]]:
-    """Yield sorted ids in lists that one statement can take."""
-    remaining = iter(sorted(ids))
-    while chunk := list(itertools.islice(remaining, _CHUNK)):
-        yield chunk
+def chunks(ids: Iterable[int]) -> list[list[int]]:
+    """Return sorted ids in lists that one statement can take."""
+    ordered = sorted(ids)
+    return [ordered[start : start + _CHUNK] for start in range(0, len(ordered), _CHUNK)]

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -33,21 +33,24 @@ from fp8tune.redaction import redacted
 from fp8tune.store import schema as db
 from fp8tune.store.database import insert_ignoring, writes
 from fp8tune.store.read import COPY_CEILING, Reading
-from fp8tune.store.schema import row_checksum, unique_names
-from fp8tune.store.trials import LIMITS, STAGES, Trial, chunks, read_trials, summary
+from fp8tune.store.trials import STAGES, Trial, chunks, read_trials, summary
 from fp8tune.text import visible
 
 _NEWER: Mapping[Table, Sequence[str]] = {
     db.Versions: ("default_id", "axes", "key"),  # a grid may change without the code
     db.Problems: ("flops",),
+    db.RecordedLaunches: ("document",),
     db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
     db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
     db.Results: db.FACTS,
+    db.Codes: db.CODE,
     db.Programs: ("code_hash",),
     db.OutputBits: ("bits",),
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
+
+_SUMMARY = ("status", "coarse_us", "coarse_processes", "final_us", "crc")
 
 Values = Mapping[str, Any]
 
@@ -83,9 +86,9 @@ class Writing(Reading):
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
         """
-        c, device_id = db.Sweeps.c, self._id(db.Devices, vars(device))
+        c, device_id = db.Sweeps.c, self._device(device)
         same = (c.request == request, c.device_id == device_id, c.again == int(again), c.finished_at.is_(None))
-        unfinished = select(c.id, *(c[name] for name in LIMITS)).where(*same).order_by(c.id.desc())
+        unfinished = select(c.id, *(c[name] for name in db.LIMITS)).where(*same).order_by(c.id.desc())
         for id, *stored in self._connection.execute(unfinished) if uid is None else ():
             if not ClockLimits(*stored).difference(limits):
                 return int(id)
@@ -124,22 +127,21 @@ class Writing(Reading):
     @writes
     def record_launches(self, documents: Mapping[Problem, str]) -> None:
         """Keep the recorded launch that each problem stands for, as JSON; a newer recording replaces it."""
-        for problem, document in documents.items():
-            self._replace(db.RecordedLaunches, {"problem_id": self._problem(problem), "document": document})
+        rows = [{"problem_id": self._problem(problem), "document": text} for problem, text in documents.items()]
+        self._ids(db.RecordedLaunches, rows)
 
     @writes
     def record_output_bits(self, subject: Subject, axis: str, bits: Mapping[NamedInts, Mapping[int, str]]) -> None:
         """Keep the hashes of outputs on a problem, by config and size, in place of earlier ones."""
         db.OutputBits.create(self._connection, checkfirst=True)  # a database may be older than the table
-        results = {config: id for id, (config, _) in self._results_of(subject).items()}
+        results, c = {config: id for id, (config, _) in self._results_of(subject).items()}, db.OutputBits.c
+        for ids in chunks(results.values()):
+            self._connection.execute(delete(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis))
         rows = [
             {"result_id": id, "axis": axis, "size": size, "bits": text}
             for config, id in results.items()
             for size, text in bits.get(config, {}).items()
         ]
-        for ids in chunks(results.values()):
-            c = db.OutputBits.c
-            self._connection.execute(delete(db.OutputBits).where(c.result_id.in_(ids), c.axis == axis))
         self._ids(db.OutputBits, rows)
 
     @writes
@@ -213,23 +215,24 @@ class Writing(Reading):
 
     @writes
     def forget(self, rows: Collection[tuple[str, int]]) -> dict[str, int]:
-        """Remove rows, named by table and id, and all that refer to them. Returns how many went from each table."""
-        trials, removed, touched = db.Trials.c, dict[str, int](), set[int]()
-        sweeps = select(db.Processes.c.id).where(db.Processes.c.sweep_id.in_([i for t, i in rows if t == "sweeps"]))
-        processes = {*self._connection.scalars(sweeps), *(i for table, i in rows if table == "processes")}
-        for ids in chunks(processes):
-            touched |= set(self._connection.scalars(select(trials.result_id).where(trials.process_id.in_(ids))))
-            self._connection.execute(delete(db.Trials).where(trials.process_id.in_(ids)))
+        """Remove rows, named by table and id, with all that refers to them. Returns how many went from each table."""
+        ids: dict[str, set[int]] = {"results": set(), "processes": set(), "sweeps": set()}
+        for name, id in rows:
+            ids.setdefault(name, set()).add(id)
+        of_processes = db.Processes.c.id.in_(ids["processes"]) | db.Processes.c.sweep_id.in_(ids["sweeps"])
+        query = select(db.Trials.c.result_id).distinct().join(db.Processes).where(of_processes)
+        touched = set(self._connection.scalars(query))
+        removed = {name: self._delete(db.METADATA.tables[name], some) for name, some in ids.items()}
         left = {trial.result_id for trial in read_trials(self._connection, touched)}
-        gone = [*dict.fromkeys(rows), *(("results", id) for id in touched - left)]
-        for name in dict.fromkeys(table for table, _ in gone):
-            table = db.METADATA.tables[name]
-            for ids in chunks({id for table, id in gone if table == name}):
-                count = self._connection.execute(delete(table).where(table.c["id"].in_(ids))).rowcount
-                removed[name] = removed.get(name, 0) + count
+        removed["results"] += self._delete(db.Results, touched - left)
         self.summarize(left)
         self._update_studies(self._connection.scalars(select(db.Studies.c.id)).all())
-        return removed
+        return {name: count for name, count in removed.items() if count}
+
+    def _delete(self, table: Table, ids: Iterable[int]) -> int:
+        """Remove rows with all that refers to them. Returns how many there were."""
+        gone = (delete(table).where(table.c["id"].in_(some)) for some in chunks(ids))
+        return sum(self._connection.execute(statement).rowcount for statement in gone)
 
     # Rows that others refer to
 
@@ -239,59 +242,58 @@ class Writing(Reading):
         While another database is merged, the larger of two newer values stays: whichever is merged into which, the
         outcome is the same.
         """
-        names, newer, known = unique_names(table), _NEWER.get(table, ()), self._known.setdefault(table.name, {})
-        identity = operator.itemgetter(*names)
-        places = [tuple(row.values()) for row in rows]
+        names, known, defaults = db.unique_names(table), self._known.setdefault(table.name, {}), db.defaults(table)
+        identity, places = operator.itemgetter(*names), [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
-        stored = self._stored(table, list(new.values()))
-        defaults, known_rows = db.defaults(table), map(identity, new.values())
-        pairs = zip(known_rows, new.values(), strict=True)
-        if missing := {key: {**defaults, **row} for key, row in pairs if key not in stored}:
-            newest = 0
+        of_rows: list[ColumnElement[bool]]
+        of_rows = [table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()})]
+        if len(new) == 1:
+            of_rows = [and_(*(table.c[name] == row[name] for row in new.values() for name in names))]
+        queries = (self._connection.execute(select(table).where(condition)).mappings() for condition in of_rows)
+        stored = {identity(row): dict(row) for query in queries for row in query}
+        missing = {identity(row): {**defaults, **row} for row in new.values() if identity(row) not in stored}
+        if missing:
             if "id" in table.c:  # no other writer comes between
                 newest = self._connection.scalar(select(func.max(table.c["id"]))) or 0
-            for id, complete in enumerate(missing.values(), newest + 1):
-                complete["crc"] = row_checksum(table, complete, *([[]] if table is db.Results else []))
-                complete |= {"id": id} if "id" in table.c else {}
+                for id, complete in enumerate(missing.values(), newest + 1):
+                    complete["id"] = id
+            if "crc" in table.c:
+                for complete in missing.values():
+                    complete["crc"] = db.row_checksum(table, complete, *([[]] if table is db.Results else []))
             self._connection.execute(insert(table), list(missing.values()))
             stored |= missing
         for place, row in new.items():
-            old = stored[identity(row)]
+            old, changes = stored[identity(row)], dict[str, Any]()
             known[place] = old.get("id", 0)
-            if changes := {name: row[name] for name in newer if self._wins(row.get(name), old[name])}:
-                if table is not db.Results:
-                    changes["crc"] = row_checksum(table, {**old, **changes})
+            for name in _NEWER.get(table, ()):
+                value, before = row.get(name), old[name]
+                if value not in (None, before) and (before is None or not self._is_merging or value > before):
+                    changes[name] = value
+            if changes:
+                if "crc" in table.c and table is not db.Results:  # which summaries bring up to date
+                    changes["crc"] = db.row_checksum(table, old | changes)
                 same = (table.c[name] == row[name] for name in names)
                 self._connection.execute(update(table).where(*same).values(**changes))
-                stored[identity(row)] = {**old, **changes}
+                stored[identity(row)] = old | changes
         return [known[place] for place in places]
 
     def _id(self, table: Table, row: Values) -> int:
         return self._ids(table, [row])[0]
 
-    def _stored(self, table: Table, rows: Sequence[Values]) -> dict[Any, dict[str, Any]]:
-        """Return the stored rows with the unique columns of these rows, by these columns."""
-        if not rows:
-            return {}
-        names, query = unique_names(table), select(table)
-        if len(rows) == 1:
-            queries = [query.where(*(table.c[name] == rows[0][name] for name in names))]
-        else:
-            queries = [query.where(table.c[names[0]].in_(some)) for some in chunks({row[names[0]] for row in rows})]
-        stored = (dict(row) for query in queries for row in self._connection.execute(query).mappings())
-        identity = operator.itemgetter(*names)
-        return {identity(row): row for row in stored}
-
-    def _wins(self, value: Any, old: Any) -> bool:
-        return bool(value is not None and value != old and (old is None or not self._is_merging or value > old))
+    def _device(self, device: Device) -> int:
+        return self._id(db.Devices, vars(device))
 
     def _problem(self, problem: Problem, flops: int | None = None) -> int:
         shape = {"canonical": problem.shape.canonical, "shape": str(problem.shape), "flops": flops}
         return self._id(db.Problems, vars(problem) | shape)
 
     def _config(self, config: NamedInts | None) -> int:
-        """Return the id of a config; None stands for a publication that names none."""
-        return self._id(db.Configs, config_row(config))
+        return self._id(db.Configs, _config(config))
+
+    def _version(self, version: KernelVersion) -> int:
+        kernel = {"kernel": version.kernel, "source_hash": version.source_hash, "key": " ".join(version.key)}
+        axes, default = json.dumps(version.axes, separators=(",", ":")), self._config(version.default)
+        return self._id(db.Versions, {**kernel, "axes": axes, "default_id": default})
 
     def _study(self, subject: Subject, sweep_id: int | None, /, row: Row | None = None, **run: Any) -> int:
         """Return the study of a subject, with what a row says of it, noted as begun in a sweep."""
@@ -300,7 +302,7 @@ class Writing(Reading):
         study = {
             "problem_id": self._problem(subject.problem),
             "version_id": self._version(version),
-            "device_id": self._id(db.Devices, vars(subject.device)),
+            "device_id": self._device(subject.device),
             "kind": str(subject.kind),
             "lookup_key": None if lookup_key is None else str(lookup_key),
             "bytes_moved": row.bytes_moved if row else None,
@@ -310,11 +312,6 @@ class Writing(Reading):
             facts = self._facts_of(sweep_id, version)
             self._ids(db.StudyRuns, [{"study_id": id, "sweep_id": sweep_id, **facts, **run}])
         return id
-
-    def _version(self, version: KernelVersion) -> int:
-        kernel = {"kernel": version.kernel, "source_hash": version.source_hash, "key": " ".join(version.key)}
-        axes, default = json.dumps(version.axes, separators=(",", ":")), self._config(version.default)
-        return self._id(db.Versions, {**kernel, "axes": axes, "default_id": default})
 
     def _store_programs(self, programs: Iterable[tuple[Compiler, KernelVersion, Problem, NamedInts, str]]) -> None:
         rows = [
@@ -334,36 +331,38 @@ class Writing(Reading):
         return self._facts.setdefault((sweep_id, version.kernel, version.source_hash), {})
 
     def _limits_of(self, study: int) -> list[ClockLimits]:
-        """Return the different limits at which a study was timed, the newest last."""
-        query = select(*(db.Sweeps.c[name] for name in LIMITS)).join(db.StudyRuns)
+        """Return the different limits at which a study was timed, the newest first."""
+        query = select(*(db.Sweeps.c[name] for name in db.LIMITS)).join(db.StudyRuns)
         query = query.where(db.StudyRuns.c.study_id == study).order_by(db.Sweeps.c.started_at.desc())
-        newest_first = dict.fromkeys(ClockLimits(*row) for row in self._connection.execute(query))
-        return [*newest_first][::-1]
+        return list(dict.fromkeys(ClockLimits(*row) for row in self._connection.execute(query)))
 
     # Results and trials
 
     def _store_rows(self, sweeps_and_rows: Sequence[tuple[int, Row]], *, once: bool = False) -> int:
         sweeps, rows = [sweep for sweep, _ in sweeps_and_rows], [row for _, row in sweeps_and_rows]
         begun: dict[tuple[object, ...], int] = {}  # many rows are of few studies
-        studies, trials, now = list[int](), list(map(_trial, rows)), time.time()
+        studies, now = list[int](), time.time()
         for sweep, row in sweeps_and_rows:
             place = (sweep, row.problem, row.version, row.device, row.kind, row.lookup_key, row.bytes_moved)
             if place not in begun:
                 subject: Any = Subject(row.version, row.device, row.kind, row.problem)  # type: ignore[arg-type]
                 begun[place] = self._study(subject, sweep, row)
             studies.append(begun[place])
-        configs = self._ids(db.Configs, [config_row(row.config) for row in rows])
-        results = self._ids(db.Results, list(map(_result, studies, configs, rows)))
-        names = ("sweep_id", "name", "git_commit", "started_at")
-        named = [(sweep, row.process, row.commit, now) for sweep, row in sweeps_and_rows]
-        processes = self._ids(db.Processes, [dict(zip(names, values, strict=True)) for values in named])
-        for trial, sweep, result, process in zip(trials, sweeps, results, processes, strict=True):
-            trial |= {"result_id": result, "process_id": process, "sweep_id": sweep}
-        codes = {
-            id: code for id, row in zip(results, rows, strict=True) if (code := row.outcome.facts.code) is not None
-        }
-        for result, code in codes.items():
-            self._replace(db.Codes, {"result_id": result, **vars(code)})
+        configs = self._ids(db.Configs, [_config(row.config) for row in rows])
+        names = [
+            {"study_id": study, "config_id": config, "source": row.source, "note": row.note}
+            | {name: getattr(row.outcome.facts, name) for name in db.FACTS}
+            for study, config, row in zip(studies, configs, rows, strict=True)
+        ]
+        results = self._ids(db.Results, names)
+        places = [
+            {"sweep_id": sweep, "name": row.process, "git_commit": row.commit, "started_at": now}
+            for sweep, row in sweeps_and_rows
+        ]
+        trials = list(map(_trial, rows, results, self._ids(db.Processes, places), sweeps))
+        facts = {id: row.outcome.facts for id, row in zip(results, rows, strict=True)}
+        codes = [{"result_id": id, **vars(fact.code)} for id, fact in facts.items() if fact.code is not None]
+        self._ids(db.Codes, codes)
         self._store_programs(
             (row.outcome.facts.compiler, row.version, row.problem, row.config, row.outcome.facts.code_hash)
             for row in rows
@@ -375,7 +374,7 @@ class Writing(Reading):
             first = {place_of(trial): trial for trial in reversed(trials)}
             trials = [trial for place, trial in first.items() if place not in known][::-1]
         stored = self._insert(db.Trials, trials)
-        self._insert(db.TrialDetails, [t for t in trials if any(t[name] is not None for name in _DETAILS)])
+        self._insert(db.TrialDetails, [t for t in trials if any(t[name] is not None for name in db.DETAILS)])
         self.summarize(set(results))
         if stored:
             untimed = (Kind.STATIC, Kind.INTERPRETER)
@@ -383,12 +382,6 @@ class Writing(Reading):
             timed = {id for id, row in of_rows if row.outcome.time_us is not None or row.kind in untimed}
             self._update_studies(set(studies), timed)
         return stored
-
-    def _replace(self, table: Table, row: Values) -> None:
-        """Store a row whose first column is its key in place of the stored one."""
-        key = next(iter(row))
-        self._connection.execute(delete(table).where(table.c[key] == row[key]))
-        self._connection.execute(insert(table), row)
 
     def _insert(self, table: Table, rows: Sequence[Values]) -> int:
         """Store rows that are not there yet. Returns how many were new."""
@@ -402,13 +395,12 @@ class Writing(Reading):
     def summarize(self, results: Iterable[int]) -> None:
         """Bring the summaries and checksums of results up to date with their trials."""
         query = select(db.Results, db.Studies.c.kind).join(db.Studies)
-        limits = functools.cache(lambda study: (self._limits_of(study) or [ClockLimits()])[-1])
-        names = ("status", "coarse_us", "coarse_processes", "final_us", "crc")
+        limits = functools.cache(lambda study: next(iter(self._limits_of(study)), ClockLimits()))
         for ids in chunks(results):
             trials: dict[int, list[Trial]] = {}
             for trial in read_trials(self._connection, ids):
                 trials.setdefault(trial.result_id, []).append(trial)
-            values, rows = list[Values](), self._connection.execute(query.where(db.Results.c.id.in_(ids)))
+            changes, rows = list[Values](), self._connection.execute(query.where(db.Results.c.id.in_(ids)))
             columns = list(rows.keys())
             for stored in rows.all():
                 row = dict(zip(columns, stored, strict=True))  # SQLAlchemy's mapping looks up each name
@@ -416,9 +408,9 @@ class Writing(Reading):
                 is_published = row["kind"] == Kind.PUBLISHED
                 row |= summary(of_result, is_published=is_published, limits=limits(row["study_id"]))
                 blocks = sorted((t.stage, t.process_id, t.round, t.time_us) for t in of_result if t.is_block)
-                row["crc"] = row_checksum(db.Results, row, blocks)
-                values.append({"id": row["id"], **{f"new_{name}": row[name] for name in names}})
-            self._update_many(db.Results, names, values)
+                row["crc"] = db.row_checksum(db.Results, row, blocks)
+                changes.append({"row_id": row["id"], **{name: row[name] for name in _SUMMARY}})
+            self._update(db.Results, changes)
 
     def _update_studies(self, studies: Iterable[int], timed: Collection[int] = ()) -> None:
         """Count the results and runs of studies anew, and note that some were timed just now."""
@@ -429,22 +421,17 @@ class Writing(Reading):
 
         query = select(db.Studies, count(db.Results).label("new_results"), count(db.StudyRuns).label("new_runs"))
         for ids in chunks(studies):
-            values = []
+            changes = list[Values]()
             for row in self._connection.execute(query.where(db.Studies.c.id.in_(ids))).mappings():
                 timed_at = time.time() if row["id"] in timed else row["timed_at"]
-                new = {**row, "results": row["new_results"], "runs": row["new_runs"], "timed_at": timed_at}
-                values.append({**new, "new_timed_at": timed_at, "new_crc": row_checksum(db.Studies, new)})
-            self._update_many(db.Studies, ("results", "runs", "timed_at", "crc"), values)
+                new = {"results": row["new_results"], "runs": row["new_runs"], "timed_at": timed_at}
+                changes.append({"row_id": row["id"], **new, "crc": db.row_checksum(db.Studies, {**row, **new})})
+            self._update(db.Studies, changes)
 
-    def _update_many(self, table: Table, names: Sequence[str], rows: Sequence[Values]) -> None:
-        """Update columns of rows, each by its ``id``, to the values with ``new_`` before their names."""
-        if rows:
-            statement = update(table).where(table.c["id"] == bindparam("row"))
-            new = [{"row": row["id"], **{f"new_{name}": row[f"new_{name}"] for name in names}} for row in rows]
-            self._connection.execute(statement.values({name: bindparam(f"new_{name}") for name in names}), new)
-
-
-_DETAILS = ("samples", *db.TELEMETRY)
+    def _update(self, table: Table, changes: Sequence[Values]) -> None:
+        """Change columns of rows, each named by its ``row_id``."""
+        if changes:
+            self._connection.execute(update(table).where(table.c["id"] == bindparam("row_id")), changes)
 
 
 def stored_command(command: str) -> str:
@@ -453,22 +440,19 @@ def stored_command(command: str) -> str:
     return " ".join(os.path.basename(word) if word.startswith(("/", "~", "../", "./")) else word for word in words)
 
 
-def config_row(config: NamedInts | None) -> Values:
+def _config(config: NamedInts | None) -> Values:
     """Return the row of a config; None stands for a publication that names none."""
     config = config or NamedInts()
     return {"canonical": config.canonical, "text": str(config)}
 
 
-def _result(study: int, config: int, row: Row) -> Values:
-    facts = {name: getattr(row.outcome.facts, name) for name in db.FACTS}
-    return {"study_id": study, "config_id": config, "source": row.source, "note": row.note, **facts}
-
-
-def _trial(row: Row) -> dict[str, Any]:
+def _trial(row: Row, result: int, process: int, sweep: int) -> dict[str, Any]:
     outcome = row.outcome
     return {
+        "result_id": result,
+        "process_id": process,
+        "sweep_id": sweep,
         "stage": STAGES[row.stage],
-        "process": row.process,
         "round": row.round,
         "position": row.position,
         "status": str(outcome.status),

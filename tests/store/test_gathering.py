@@ -1,9 +1,10 @@
-"""One record a candidate: what is left out before a record is made must make no difference to who wins."""
+"""Studies that are left out before results are read must make no difference to who wins."""
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,13 +32,11 @@ from fp8tune.studies import decided
 
 NEWER_DRIVER = replace(H100, driver="590.1")
 NEWER_KERNEL = replace(KERNEL, source_hash="bbbb")
-
-
 SEEDS = [("sqlite", seed) for seed in range(2)] + [("postgresql", 7)]
 
 
 @pytest.fixture
-def store(each_database: str) -> Store:
+def store(each_database: str) -> Iterator[Store]:
     with Store.open(each_database, create=True) as opened:
         yield opened
 
@@ -72,49 +71,34 @@ def test_what_cannot_compete_makes_no_difference(store: Store, seed: int) -> Non
         assert table_text(narrowed, arch) == table_text(everything, arch)
 
 
-def test_a_pick_whose_finalists_all_failed_is_the_screens(store: Store) -> None:
+def pool(kind: Kind = Kind.MEASURED, newest: float = 0.0, **values: bool) -> Study:
+    return Study(problem(), H100, kind, KERNEL, newest=newest, **values)
+
+
+FIRST, FINALS = pool(newest=1.0), pool(newest=1.0, has_finals=True)
+SCREEN = replace(FINALS, device=NEWER_DRIVER, newest=2.0, has_finals=False)
+UNTIMED = [pool(kind) for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)]
+
+
+@pytest.mark.parametrize(
+    ("pools", "left"),
+    [
+        (UNTIMED, UNTIMED),
+        # By kind, then end, then age.
+        ([pool(newest=9.0, complete=False), pool(Kind.PUBLISHED, 9.0), pool(newest=0.5), FIRST], [FIRST]),
+        # A screen of another machine is no reason to forget finals; those of it, or a newer version, are.
+        ([FINALS, SCREEN], [FINALS]),
+        ([FINALS, SCREEN, replace(SCREEN, has_finals=True)], [replace(SCREEN, has_finals=True)]),
+        ([replace(FINALS, complete=False), SCREEN], [SCREEN]),
+        ([FINALS, replace(SCREEN, version=NEWER_KERNEL)], [replace(SCREEN, version=NEWER_KERNEL)]),
+    ],
+)
+def test_pools_that_compete(pools: list[Study], left: list[Study]) -> None:
+    assert competing(pools) == left
+
+
+def test_finals_count_until_their_configs_fail_or_newer_finals_come(store: Store) -> None:
     finished_sweep(store, {problem(): {config(32): 100.0, config(64): 90.0, config(128): 95.0}})
-    sweep = begin(store, request="finals")
-    for block in (32, 64):
-        store.add(sweep, row(80.0, config=config(block), stage="final", process="final 00"))
-    end_finals(store, sweep)
-    (study,) = decided(store.studies(keep=competing))
-    assert study.choice.time_us == pytest.approx(80.0)
-    for block in (32, 64):
-        failed = row(None, config=config(block), stage="final", process="final 01", status=Status.CRASHED)
-        store.add(sweep, failed)
-    (study,) = decided(store.studies(keep=competing))
-    assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
-
-
-def pool(kind: Kind, newest: float = 0.0, *, complete: bool = True, has_finals: bool = False) -> Study:
-    return Study(problem(), H100, kind, KERNEL, complete=complete, has_finals=has_finals, newest=newest)
-
-
-def test_pools_without_timings_are_all_kept() -> None:
-    pools = [pool(kind) for kind in (Kind.STATIC, Kind.INTERPRETER, Kind.MEASURED)]
-    assert competing(pools) == pools
-
-
-def test_a_pool_competes_by_kind_then_end_then_age() -> None:
-    first = pool(Kind.MEASURED, 1.0)
-    others = [pool(Kind.MEASURED, 9.0, complete=False), pool(Kind.PUBLISHED, 9.0), pool(Kind.MEASURED, 0.5)]
-    assert competing([*others, first]) == [first]
-
-
-def test_finals_are_not_replaced_by_a_screen_but_by_one_of_a_newer_version() -> None:
-    finals = pool(Kind.MEASURED, 1.0, has_finals=True)
-    screen = replace(finals, device=NEWER_DRIVER, newest=2.0, has_finals=False)
-    assert competing([finals, screen]) == [finals]
-    newer_finals = replace(screen, has_finals=True)
-    assert competing([finals, screen, newer_finals]) == [newer_finals]
-    assert competing([replace(finals, complete=False), screen]) == [screen]
-    newer = replace(screen, version=NEWER_KERNEL)
-    assert competing([finals, newer]) == [newer]
-
-
-def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> None:
-    finished_sweep(store, {problem(): {config(32): 100.0, config(64): 90.0}})
     sweep = begin(store, request="finals")
     for block, process in itertools.product((32, 64), ("final 00", "final 01")):
         store.add(sweep, row(90.0 + block / 64, config=config(block), stage="final", process=process))
@@ -124,6 +108,11 @@ def test_another_machines_screen_is_no_reason_to_forget_finals(store: Store) -> 
         (study,) = decided(evidence)
         assert (study.device, study.choice.processes) == (H100, 2)
         assert study.choice.verdict is not Verdict.QUICK
+    for block in (32, 64):
+        failed = row(None, config=config(block), stage="final", process="final 02", status=Status.CRASHED)
+        store.add(sweep, failed)
+    (study,) = decided(store.studies(device=H100, keep=competing))
+    assert (study.pick.config, study.choice.time_us) == (config(128), 95.0)
 
 
 def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
@@ -131,8 +120,6 @@ def test_a_new_time_of_an_old_version_makes_it_the_newest(store: Store) -> None:
     newer = begin(store, request="newer")
     store.add(newer, row(90.0, version=NEWER_KERNEL))
     store.mark_complete(newer, subject(version=NEWER_KERNEL), 1)
-    (item,) = store.studies(keep=competing)
-    assert item.version == NEWER_KERNEL
+    assert [item.version for item in store.studies(keep=competing)] == [NEWER_KERNEL]
     store.add(begin(store, again=True), row(95.0, process="w2"))
-    (item,) = store.studies(keep=competing)
-    assert item.version == KERNEL
+    assert [item.version for item in store.studies(keep=competing)] == [KERNEL]

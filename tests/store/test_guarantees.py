@@ -110,13 +110,15 @@ def test_3_a_lost_owner_stores_nothing(each_database: str, monkeypatch: pytest.M
         lost = first.take_unit("gpu", "first")
         assert lost is not None
         assert second.take_unit("gpu", "second") is None
-        with first.fenced([lost]):
-            assert first.add(sweep_id, row())
+        with first.fenced([lost]), first.adding_together(3600.0):
+            first.add_soon(sweep_id, row())
+            first.add_soon(sweep_id, row(round=1))  # waits until something is asked
             clock[0] += LEASE_S + 1
             lease = second.take_unit("gpu", "second")
             assert lease is not None
             for write in (
-                lambda: first.add(sweep_id, row(round=1)),
+                lambda: first.tried(subject()),
+                lambda: first.add(sweep_id, row(round=2)),
                 lambda: first.finish_unit(lost),
                 lambda: first.renew_lease(lost),
             ):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_rows import H100, H200, begin, config, finished_sweep, problem, row, studies_of, subject
 
-from fp8tune.errors import DatabaseError
 from fp8tune.records import Kind, Status
 from fp8tune.stats.rank import competing
 from fp8tune.store import layers, location
-from fp8tune.store.layers import Layers, Reader
+from fp8tune.store.layers import Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks as kept_picks
+
+SIZE = problem(K=1024)
 
 
 @pytest.fixture
@@ -30,9 +30,7 @@ def databases(each_database: str, tmp_path: Path) -> location.Databases:
 @contextmanager
 def both(databases: location.Databases) -> Iterator[tuple[Store, Store]]:
     """The own database and the base, to be filled."""
-    assert databases.own
-    assert databases.base
-    with Store.open(databases.own, create=True) as own, Store.open(databases.base, create=True) as base:
+    with Store.open(str(databases.own), create=True) as own, Store.open(str(databases.base), create=True) as base:
         yield own, base
 
 
@@ -49,24 +47,32 @@ def picks(reader: Reader) -> dict[tuple[int, str], float]:
 
 
 def test_own_rows_stand_for_the_bases_and_all_else_is_read_of_both(databases: location.Databases) -> None:
+    second = problem(K=2048)
     with both(databases) as (own, base):
-        finished_sweep(base, {problem(K=1024): {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
-        finished_sweep(base, {problem(K=1024): {config(32): 70.0}}, H200)
-        finished_sweep(own, {problem(K=1024): {config(64): 90.0}})
+        finished_sweep(base, {SIZE: {config(32): 100.0}, second: {config(32): 200.0}})
+        finished_sweep(base, {SIZE: {config(32): 70.0}}, H200)
+        finished_sweep(own, {SIZE: {config(64): 90.0}})
+        for store, values in ((base, {"a": 1.0, "b": 2.0}), (own, {"b": 3.0})):
+            for name, value in values.items():
+                store.record_calibration(begin(store), H100, name, value)
+        base.record_launches({SIZE: '{"of": "base"}', second: '{"of": "base"}'})
+        own.record_launches({SIZE: '{"of": "own"}'})
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0, (2048, H100.name): 200.0, (1024, H200.name): 70.0}
         assert sorted(single.outcome.time_us or 0 for single in reader.rows()) == [70.0, 90.0, 200.0]
-        assert set(reader.tally(subject(problem(K=1024))).outcomes) == {config(64)}
-        assert set(reader.tally(subject(problem(K=2048))).outcomes) == {config(32)}
+        assert sorted(reader.trials_frame()["time_us"]) == [70.0, 90.0, 200.0]
+        assert set(reader.tally(subject(SIZE)).outcomes) == {config(64)}
+        assert set(reader.tally(subject(second)).outcomes) == {config(32)}
         assert len(subjects_of(reader.pools())) == 3
-        assert reader.arches() == ["sm_90"]
-        assert reader.kernels() == ["colwise"]
-        assert reader.commit(subject(problem(K=2048))) == "c0ffee"
+        assert (reader.arches(), reader.kernels()) == (["sm_90"], ["colwise"])
+        assert reader.commit(subject(second)) == "c0ffee"
+        assert reader.calibration(H100) == {"a": 1.0, "b": 3.0}
+        assert reader.recorded_launches() == {SIZE: '{"of": "own"}', second: '{"of": "base"}'}
 
 
 def test_what_was_imported_counts_once(databases: location.Databases) -> None:
     with both(databases) as (own, base):
-        finished_sweep(base, {problem(K=1024): {config(32): 100.0, config(64): 120.0}})
+        finished_sweep(base, {SIZE: {config(32): 100.0, config(64): 120.0}})
         own.merge(base)
     with read(databases) as reader, Store.open(str(databases.base), writable=False) as base:
         assert reader.studies() == base.studies()
@@ -75,97 +81,48 @@ def test_what_was_imported_counts_once(databases: location.Databases) -> None:
 
 def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Databases) -> None:
     with both(databases) as (own, base):
-        finished_sweep(base, {problem(K=1024): {config(32): 100.0}})
-        own.add(begin(own), row(50.0, of=problem(K=1024), config=config(64)))
+        finished_sweep(base, {SIZE: {config(32): 100.0}})
+        own.add(begin(own), row(50.0, of=SIZE, config=config(64)))
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
-        assert set(reader.tried(subject(problem(K=1024)))) == {config(32)}
+        assert set(reader.tried(subject(SIZE))) == {config(32)}
         assert [single.config for single in reader.rows()] == [config(32)]
+        with Store.open(str(databases.own)) as own:  # rows that are stored while both are open are seen
+            finished_sweep(own, {SIZE: {config(64): 90.0}}, request="other")
+        assert set(reader.tally(subject(SIZE)).outcomes) == {config(64)}
 
 
 def test_own_results_win_whatever_the_code(databases: location.Databases) -> None:
-    size = problem(K=1024)
-    newer = replace(subject(size).version, source_hash="bbbb")
+    newer = replace(subject(SIZE).version, source_hash="bbbb")
     with both(databases) as (own, base):
-        finished_sweep(base, {size: {config(32): 10.0}})
+        finished_sweep(base, {SIZE: {config(32): 10.0}})
         sweep = begin(own)
-        own.add(sweep, row(90.0, of=size, version=newer))
-        own.mark_complete(sweep, subject(size, version=newer), 1)
+        own.add(sweep, row(90.0, of=SIZE, version=newer))
+        own.mark_complete(sweep, subject(SIZE, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
         assert {single.version.source_hash for single in reader.studies() if single.version} == {"bbbb"}
 
 
 def test_what_was_not_timed_is_read_of_one_database(databases: location.Databases) -> None:
-    size = problem(K=1024)
     with both(databases) as (own, base):
-        checked = [row(None, of=size, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
+        checked = [row(None, of=SIZE, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
         base.add_many(begin(base), checked)
-        wrong = row(None, of=size, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG)
-        own.add(begin(own), wrong)
+        own.add(begin(own), row(None, of=SIZE, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG))
     with read(databases) as reader:
         (study,) = reader.studies()
         assert study.failures == {config(64): Status.WRONG}
-        outcomes = reader.tally(replace(subject(size), kind=Kind.INTERPRETER)).outcomes
+        outcomes = reader.tally(replace(subject(SIZE), kind=Kind.INTERPRETER)).outcomes
         assert {size: outcome.status for size, outcome in outcomes.items()} == {config(64): "wrong"}
         assert len(list(reader.rows())) == 1
-
-
-def test_calibrations_are_the_own_ones_over_the_bases(databases: location.Databases) -> None:
-    with both(databases) as (own, base):
-        for store, values in ((base, {"a": 1.0, "b": 2.0}), (own, {"b": 3.0})):
-            for name, value in values.items():
-                store.record_calibration(begin(store), H100, name, value)
-    with read(databases) as reader:
-        assert reader.calibration(H100) == {"a": 1.0, "b": 3.0}
-
-
-def test_recorded_launches_are_the_own_ones_over_the_bases(databases: location.Databases) -> None:
-    with both(databases) as (own, base):
-        base.record_launches({problem(K=1024): '{"of": "base"}', problem(K=2048): '{"of": "base"}'})
-        own.record_launches({problem(K=1024): '{"of": "own"}'})
-    with read(databases) as reader:
-        assert reader.recorded_launches() == {
-            problem(K=1024): '{"of": "own"}',
-            problem(K=2048): '{"of": "base"}',
-        }
-
-
-def test_rows_that_are_stored_while_both_are_open_are_seen(databases: location.Databases) -> None:
-    size = problem(K=1024)
-    with both(databases) as (_, base):
-        finished_sweep(base, {size: {config(32): 100.0}})
-    with read(databases) as reader:
-        assert set(reader.tally(subject(size)).outcomes) == {config(32)}
-        with Store.open(str(databases.own)) as own:
-            finished_sweep(own, {size: {config(64): 90.0}})
-        assert set(reader.tally(subject(size)).outcomes) == {config(64)}
-
-
-def test_a_base_that_cannot_be_read_leaves_the_own_rows(databases: location.Databases) -> None:
-    with both(databases) as (own, _):
-        finished_sweep(own, {problem(K=1024): {config(32): 100.0}})
-    with closing(sqlite3.connect(str(databases.base), isolation_level=None)) as newer:
-        newer.execute("UPDATE meta SET value = '999' WHERE name = 'schema_version'")
-    lines: list[str] = []
-    with layers.opened_databases(databases, lines.append) as reader:
-        assert picks(reader) == {(1024, H100.name): 100.0}
-    (line,) = lines
-    assert line.startswith("left out the results that come with fp8tune: ")
-    assert "newer fp8tune" in line
-    with (
-        pytest.raises(DatabaseError, match="newer fp8tune"),
-        layers.opened_databases(location.Databases(None, databases.base), pytest.fail),
-    ):
-        pass
 
 
 def test_kept_picks_of_both_are_joined_and_nothing_is_decided_again(
     databases: location.Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with both(databases) as (own, base):
-        finished_sweep(base, {problem(K=1024): {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
-        finished_sweep(own, {problem(K=1024): {config(64): 110.0}})
+        finished_sweep(base, {SIZE: {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
+        finished_sweep(own, {SIZE: {config(64): 110.0}})
         for store, K in ((own, 2048), (base, 1024), (base, 4096)):
             published = row(50.0, of=problem(K=K), kind=Kind.PUBLISHED, device=H200)
             store.add(begin(store), replace(published, source="a/b#1"))
@@ -177,10 +134,3 @@ def test_kept_picks_of_both_are_joined_and_nothing_is_decided_again(
     # A published row counts only where neither database has a measurement.
     expected = [(1024, Kind.MEASURED, 110.0), (2048, Kind.MEASURED, 200.0), (4096, Kind.PUBLISHED, 50.0)]
     assert sorted(joined) == [(K, kind, pytest.approx(time_us)) for K, kind, time_us in expected]
-
-
-def test_one_database_is_read_without_layers(databases: location.Databases) -> None:
-    with both(databases):
-        pass
-    with layers.opened_databases(location.Databases(databases.own), pytest.fail) as reader:
-        assert not isinstance(reader, Layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import shutil
 import sqlite3
@@ -16,7 +17,6 @@ from database_rows import H100, KERNEL, begin, config, end_finals, import_file, 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import Device, Kind
 from fp8tune.stats.rank import competing
-from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.studies import decided
 
@@ -51,27 +51,8 @@ def sweep_with_finals(
     store.finish_sweep(sweep)
 
 
-def winner(store: Store) -> Study:
-    (result,) = decided(store.studies(keep=competing))
-    return result
-
-
 def opened(path: Path | str) -> Store:
     return Store.open(str(path), create=True)
-
-
-def test_an_old_copy_brings_no_disagreement(tmp_path):
-    with opened(tmp_path / "ours.db") as ours:
-        sweep_with_finals(ours, (110.0, 100.0, 105.0))
-    shutil.copy(tmp_path / "ours.db", tmp_path / "old copy.db")
-    with opened(tmp_path / "ours.db") as ours:
-        sweep_with_finals(ours, (110.0, 105.0, 100.0), seed=1)
-        before = winner(ours)
-        import_file(ours, tmp_path / "old copy.db")
-        assert winner(ours) == before
-    with opened(tmp_path / "old copy.db") as old:
-        import_file(old, tmp_path / "ours.db")
-        assert winner(old) == before
 
 
 def filled(path: Path, generator: random.Random) -> None:
@@ -80,6 +61,7 @@ def filled(path: Path, generator: random.Random) -> None:
         for number in range(generator.randint(1, 3)):
             times = tuple(generator.choice([99.0, 100.0, 100.4, 103.0]) for _ in CONFIGS)
             K = generator.choice([2048, 5120])
+            store.record_launches({problem(K=K): json.dumps({"of": f"{path.name} {number}"})})
             if generator.random() < 0.8:
                 sweep_with_finals(store, times, generator.randint(0, 10**6), f"{path.name} {number}", K)
             else:
@@ -96,13 +78,11 @@ def filled(path: Path, generator: random.Random) -> None:
 )
 def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path, seed: int) -> None:
     generator = random.Random(seed)
-    filled(tmp_path / "common.db", generator)
-    names = ["a", "b", "c"]
-    for name in names:
-        if generator.random() < 0.5:
-            shutil.copy(tmp_path / "common.db", tmp_path / f"{name}.db")
+    names, outcomes = ["old copy", "a", "b"], []
+    filled(tmp_path / "old copy.db", generator)
+    shutil.copy(tmp_path / "old copy.db", tmp_path / "a.db")
+    for name in ("a", "b"):
         filled(tmp_path / f"{name}.db", generator)
-    outcomes = []
     with opened(database) as store:
         for name in names:
             import_file(store, tmp_path / f"{name}.db")
@@ -117,10 +97,10 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
     assert all(item == outcomes[0] for item in outcomes)
 
 
-def outcome(store: Store) -> tuple[object, object]:
-    """The picks and the table."""
+def outcome(store: Store) -> tuple[object, ...]:
+    """The picks, the table and the recorded launches."""
     evidence = store.studies(keep=competing)
-    return decided(evidence), table_text(evidence)
+    return decided(evidence), table_text(evidence), store.recorded_launches()
 
 
 ARCHIVED = {
@@ -147,7 +127,7 @@ ARCHIVED = {
 def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> None:
     with opened(tmp_path / "new.db") as store:
         sweep_with_finals(store, (100.0, 90.0, 110.0))
-        expected = winner(store)
+        (expected,) = decided(store.studies())
     with contextlib.closing(sqlite3.connect(tmp_path / "full.db")) as archive:
         archive.execute("ATTACH ? AS new", (str(tmp_path / "new.db"),))
         for table, query in ARCHIVED.items():
@@ -158,7 +138,7 @@ def test_an_archive_of_all_trials_is_read_by_import_alone(tmp_path: Path) -> Non
     with opened(tmp_path / "again.db") as store:
         report = import_file(store, tmp_path / "full.db")
         assert (report.added, report.already_there) == (3 + 3 * 6 * 3, 0)
-        result = winner(store)
+        (result,) = decided(store.studies())
         assert (result.pick.config, result.decision.verdict) == (expected.pick.config, expected.decision.verdict)
         assert import_file(store, tmp_path / "full.db").added == 0
 

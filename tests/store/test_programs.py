@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,7 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
-from fp8tune.store.prune import FASTEST
-from fp8tune.store.results import Store
+from fp8tune.store.results import FASTEST, Store
 from fp8tune.studies import deciding_configs, is_stale, pick_of, read_studies
 
 OLD, NEW = (Compiler("sm_90", version, ptxas="12.8.93") for version in ("3.6.0", "3.9.0"))
@@ -57,13 +57,11 @@ def swept(store: Store) -> None:
 @pytest.mark.parametrize(
     ("new", "is_unchanged"),
     [
-        ({"pick": "a1", "default": "b1", "runner_up": "c1"}, True),
         ({"pick": "a1", "runner_up": "c1"}, True),
+        ({"pick": "a1", "runner_up": "c1", "other": "d2"}, True),  # which Triton 3.6.0 was not seen to compile
         ({"pick": "a1", "default": "b2", "runner_up": "c1"}, False),  # a rival may be faster now
         ({"pick": "a2", "default": "b1", "runner_up": "c1"}, False),
         ({"pick": "a1", "default": "b1"}, False),  # of the runner-up nothing is known
-        ({"default": "b1", "runner_up": "c1"}, False),
-        ({"pick": "a1", "runner_up": "c1", "other": "d2"}, True),  # which Triton 3.6.0 was not seen to compile
         ({}, False),
     ],
 )
@@ -80,23 +78,15 @@ def test_a_pick_holds_for_another_triton_if_it_makes_the_same_code_of_pick_and_r
             assert programs.is_unchanged(pick, H100)
             assert is_stale(pick, UPGRADED, lambda: programs) or is_unchanged
             assert is_stale(pick, replace(UPGRADED, driver="590.1"), lambda: programs)
-            assert not programs.is_unchanged(pick, replace(UPGRADED, codegen="fp_fusion=0"))
-            assert not programs.is_unchanged(pick, replace(UPGRADED, arch="sm_100"))
-
-
-def test_nothing_is_known_of_a_compiler_whose_assembler_was_replaced(tmp_path: Path) -> None:
-    with opened(tmp_path / "a.db") as store:
-        swept(store)
-        store.keep_programs(NEW, code(pick="a1", default="b1", runner_up="c1"))
-        replaced = replace(NEW, ptxas="13.0.1")
-        store.keep_programs(replaced, code(pick="a1"))
-        (study,) = read_studies(store)
-        assert Programs(store.programs()).is_unchanged(study, UPGRADED)
-        store.keep_programs(replaced, code(runner_up="c2"))
+            for values in ({"codegen": "fp_fusion=0"}, {"arch": "sm_100"}):
+                assert not programs.is_unchanged(pick, replace(UPGRADED, **values))
+        # Of a compiler whose assembler was replaced nothing is known but what it was seen to compile.
+        store.keep_programs(replace(NEW, ptxas="13.0.1"), code(pick=new.get("pick", ""), runner_up="c2"))
         programs = Programs(store.programs())
         assert not programs.is_unchanged(study, UPGRADED)
-        assert programs.code_hash(problem(), KERNEL, PICK, UPGRADED) == "a1"
-        assert programs.code_hash(problem(), KERNEL, RUNNER_UP, UPGRADED) == ""
+        assert programs.code_hash(problem(), KERNEL, PICK, UPGRADED) == new.get("pick", "")
+        expected = "" if "runner_up" in new else "c2"
+        assert programs.code_hash(problem(), KERNEL, RUNNER_UP, UPGRADED) == expected
 
 
 def test_a_sweep_stores_the_code_of_what_it_compiles_and_the_newest_counts(tmp_path: Path) -> None:
@@ -139,14 +129,22 @@ def of_schema_22(path: Path) -> None:
         finished_sweep(store, {problem(): TIMES})
         facts = Facts(40, 0, 0, 0.4, CODE)
         store.add(begin(store, GFX), row(None, device=GFX, kind=Kind.STATIC, facts=facts))
-    with sqlite3.connect(path) as raw:
+    with contextlib.closing(sqlite3.connect(path)) as raw:
         raw.executescript(OLD_TABLES)
-    raw.close()
+
+
+def version_of(path: Path) -> str:
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        return str(raw.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()[0])
 
 
 @pytest.mark.parametrize("options", [{}, {"writable": False}, {"create": True}])
 def test_a_database_of_the_schema_before_is_brought_up_to_date(tmp_path: Path, options: dict[str, bool]) -> None:
     of_schema_22(tmp_path / "a.db")
+    with opened(tmp_path / "b.db") as store:
+        assert import_file(store, tmp_path / "a.db")
+        assert len(store.studies()) == 2
+    assert version_of(tmp_path / "a.db") == "22"
     with Store.open(str(tmp_path / "a.db"), **options) as store:
         assert store.integrity() == []
         assert store.programs() == {}
@@ -156,28 +154,23 @@ def test_a_database_of_the_schema_before_is_brought_up_to_date(tmp_path: Path, o
     with Store.open(str(tmp_path / "a.db")) as store:  # now it can hold code
         store.keep_programs(OLD, code(pick="a1"))
         assert len(store.programs()) == 1
+    assert version_of(tmp_path / "a.db") == "23"
 
 
-def test_a_database_of_the_schema_before_can_be_imported_and_one_that_is_read_only_says_so(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
     of_schema_22(tmp_path / "a.db")
-    with opened(tmp_path / "b.db") as store:
-        assert import_file(store, tmp_path / "a.db")
-        assert len(store.studies()) == 2
-    assert sqlite3.connect(tmp_path / "a.db").execute("SELECT value FROM meta").fetchone() == ("22",)
-    with sqlite3.connect(tmp_path / "a.db") as raw:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as raw:
         raw.execute("DROP TABLE units")
-    raw.close()
-    with pytest.raises(DatabaseError):  # nothing is half done
+    with pytest.raises(DatabaseError):
         Store.open(str(tmp_path / "a.db"))
-    assert sqlite3.connect(tmp_path / "a.db").execute("SELECT value FROM meta").fetchone() == ("22",)
+    assert version_of(tmp_path / "a.db") == "22"
 
 
 def test_a_changed_hash_is_noticed(tmp_path: Path) -> None:
     with opened(tmp_path / "a.db") as store:
         swept(store)
-    with sqlite3.connect(tmp_path / "a.db") as raw:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as raw, raw:
         raw.execute("UPDATE programs SET code_hash = 'a9' WHERE code_hash = 'a1'")
-    raw.close()
     with Store.open(str(tmp_path / "a.db")) as store, pytest.raises(DatabaseError, match="programs is damaged"):
         store.programs()
 

@@ -11,7 +11,7 @@ from database_rows import KERNEL, begin, config, row, subject
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 
-OK, WRONG, CRASHED = Status.OK, Status.WRONG, Status.CRASHED
+OK, WRONG, CRASHED, REFUSED = Status.OK, Status.WRONG, Status.CRASHED, Status.COMPILE_ERROR
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def store(each_database: str) -> Iterator[Store]:
         yield opened
 
 
-def judged(store: Store, reference: str, *statuses: Status) -> int:
-    """A finished sweep with a trial of one round each."""
+def judge(store: Store, reference: str, *statuses: Status) -> None:
+    """Store a finished sweep with a trial of one round each."""
     sweep = begin(store)
     if reference:
         store.record_reference(sweep, KERNEL, reference)
@@ -29,7 +29,6 @@ def judged(store: Store, reference: str, *statuses: Status) -> int:
         time_us = 100.0 if status is OK else None
         store.add(sweep, row(time_us, process=f"w{sweep}", status=status, round=number))
     store.finish_sweep(sweep)
-    return sweep
 
 
 def status(store: Store) -> Status:
@@ -42,48 +41,34 @@ def tried(store: Store, today: str, number: int = 0) -> Status | None:
     return result[config()].status if result else None
 
 
-def test_what_another_reference_judged_is_judged_anew(store: Store) -> None:
-    judged(store, "aaaa", WRONG)
-    assert (status(store), tried(store, "aaaa"), tried(store, "bbbb")) == (WRONG, WRONG, None)
-    judged(store, "bbbb", OK)
-    assert (status(store), tried(store, "bbbb")) == (OK, OK)
-    judged(store, "cccc", WRONG)
-    assert (status(store), tried(store, "bbbb"), tried(store, "cccc")) == (WRONG, OK, WRONG)
+CASES = [
+    # Each step: reference, statuses of the rounds -> status of the config, and of its first round by reference.
+    ("another reference judges anew", ("a", [WRONG], WRONG, {"a": WRONG, "b": None})),
+    ("another reference judges anew", ("b", [OK], OK, {"b": OK})),
+    ("another reference judges anew", ("c", [WRONG], WRONG, {"b": OK, "c": WRONG})),
+    ("the reference may have raised", ("a", [REFUSED], REFUSED, {"a": REFUSED, "b": None})),
+    ("no reference judged a crash", ("a", [CRASHED], CRASHED, {"b": CRASHED})),
+    ("an unknown reference is believed where it is right", ("", [OK], OK, {"a": OK})),
+    ("an unknown reference is believed where it is right", ("", [WRONG, OK], WRONG, {"": WRONG, "a": OK})),
+    ("an unknown reference is believed where it is right", ("a", [OK, OK], OK, {"a": OK})),
+    ("wrong stands until a later sweep runs that round again", ("a", [OK, WRONG, OK], WRONG, {})),
+    ("wrong stands until a later sweep runs that round again", ("a", [OK], WRONG, {})),
+    ("wrong stands until a later sweep runs that round again", ("a", [OK, OK], OK, {})),
+]
 
 
-def test_what_failed_under_another_reference_is_tried_again(store: Store) -> None:
-    judged(store, "aaaa", Status.COMPILE_ERROR)  # the reference may have raised
-    assert (tried(store, "aaaa"), tried(store, "bbbb")) == (Status.COMPILE_ERROR, None)
-
-
-def test_right_by_an_unknown_reference_stands_and_wrong_by_one_is_tried_again(store: Store) -> None:
-    judged(store, "", OK)
-    assert (status(store), tried(store, "aaaa")) == (OK, OK)
-    judged(store, "", WRONG, OK)
-    assert (status(store), tried(store, "")) == (WRONG, WRONG)
-    assert (tried(store, "aaaa"), tried(store, "aaaa", 1)) == (OK, OK)
-    judged(store, "aaaa", OK, OK)
-    assert (status(store), tried(store, "aaaa")) == (OK, OK)
-
-
-def test_wrong_in_any_round_stands_until_a_later_sweep_runs_that_round_again(store: Store) -> None:
-    judged(store, "aaaa", OK, WRONG, OK)
-    assert status(store) is WRONG
-    judged(store, "aaaa", OK)
-    assert status(store) is WRONG
-    judged(store, "aaaa", OK, OK)
-    assert status(store) is OK
-
-
-def test_a_failure_that_no_reference_judged_stands(store: Store) -> None:
-    judged(store, "aaaa", CRASHED)
-    assert tried(store, "bbbb") is CRASHED
+@pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _ in CASES))
+def test_rules(store: Store, rule: str) -> None:
+    for reference, statuses, expected, outcomes in (step for name, step in CASES if name == rule):
+        judge(store, reference, *statuses)
+        assert status(store) is expected
+        assert {today: tried(store, today) for today in outcomes} == outcomes
 
 
 def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None:
-    judged(store, "aaaa", WRONG)
+    judge(store, "aaaa", WRONG)
     with Store.open(str(tmp_path / "other.db"), create=True) as second:
-        judged(second, "bbbb", OK)
+        judge(second, "bbbb", OK)
         second.merge(store)
         store.merge(second)
         assert status(store) is status(second) is OK

@@ -25,10 +25,8 @@ from database_rows import (
 )
 from sqlalchemy import event
 
-from fp8tune.errors import DatabaseError
 from fp8tune.records import ClockLimits, Facts, Kind, NamedInts, Outcome, Status, Telemetry
 from fp8tune.store.results import Store
-from fp8tune.store.units import LeaseLostError, QueuedSweep, Unit
 
 BYTES_MOVED = 3 * 16640 * 5120
 
@@ -37,6 +35,10 @@ BYTES_MOVED = 3 * 16640 * 5120
 def store(each_database: str) -> Iterator[Store]:
     with Store.open(each_database, create=True) as opened:
         yield opened
+
+
+def rounds(store: Store) -> list[int]:
+    return sorted(stored.round for stored in store.rows())
 
 
 def add_times(store: Store, sweep: int, times: Sequence[tuple[float, str]], **more: Any) -> None:
@@ -55,11 +57,22 @@ def test_a_row_comes_back_whole(store: Store) -> None:
         telemetry=Telemetry(1980, 2619, 45, 412.5, 4),
     )
     trial = replace(row(stage="final", round=3), outcome=outcome, position=7)
-    assert store.add(begin(store), trial)
+    sweep = begin(store)
+    assert store.add(sweep, trial)
     assert list(store.rows()) == [trial]
     assert list(store.rows(kernel="rowwise-2d")) == []
     assert [study.problem.shape for study in store.studies()] == [trial.problem.shape]
     assert str(next(store.rows()).config) == str(trial.config)
+    assert store.tick_us(subject(), sweep) == 0.032
+    (line,) = store.trials_frame().to_dict("records")
+    values = {"min_us": 100.096, "median_us": 100.128, "max_us": 131.2, "samples": 3, "stage": "final", "round": 3}
+    assert {name: line[name] for name in values} == {name: pytest.approx(value) for name, value in values.items()}
+    assert (line["config"], line["shape"], line["gb_per_s"]) == (
+        str(config()),
+        str(problem().shape),
+        pytest.approx(BYTES_MOVED / 100.125 / 1e3),
+    )
+    assert store.trials_frame(lambda study: False).empty
 
 
 def test_a_trial_is_stored_once(store: Store) -> None:
@@ -94,15 +107,6 @@ def test_two_that_run_the_same_sweep_store_a_trial_once(store: Store) -> None:
     assert [stored.process for stored in store.rows()] == ["w1", "w2", "w2", "w2"]
 
 
-def test_a_batch_is_all_or_nothing(store: Store) -> None:
-    sweep = begin(store)
-    with pytest.raises(DatabaseError, match="was not stored"):
-        store.add_many(sweep, [row(), replace(row(config=config(64)), note="two\nlines")])
-    assert store.studies() == []
-    assert store.add(sweep, row())  # ids of what was rolled back are forgotten
-    assert len(store.studies()) == 1
-
-
 @pytest.mark.parametrize(
     ("times", "expected"),
     [
@@ -125,6 +129,12 @@ def test_finals_replace_the_coarse_pass_once_they_ended_and_later_ones_replace_t
     store.add(sweep, row(101.0, stage="duplicate"))
     (result,) = stored_results(store)
     assert (result.stage, result.times_us, result.finals) == ("screen", (90.0,), ())
+    timed = store.finals(subject(), sweep)[config()]
+    assert [(times.stage, times.process, len(times.blocks)) for times in timed] == [
+        ("final", "a", 3),
+        ("final", "b", 2),
+        ("duplicate", "w1", 1),
+    ]
     end_finals(store, sweep)
     (result,) = stored_results(store)
     # of four blocks and more a quarter is cut at each end
@@ -146,32 +156,15 @@ def test_trials_that_come_together_are_one_commit_and_whatever_is_asked_next_kno
             for number in range(5):
                 store.add_soon(sweep, row(round=1, config=config(32, number)))
                 store.add_soon(sweep, row(round=1, config=config(32, number), process="late"))  # the same round again
-            assert [stored.process for stored in reader.rows()] == ["alone"]
+            assert rounds(reader) == [0]
             assert len(store.tried_in_rounds(subject())[1]) == 5
-            assert len(list(reader.rows())) == 6
+            assert len(rounds(reader)) == 6
             store.add_soon(sweep, row(round=2))
         with contextlib.suppress(KeyError), store.adding_together(3600.0):
             store.add_soon(sweep, row(round=3))
             raise KeyError
         store.add_soon(sweep, row(round=4))
-        assert sorted(stored.round for stored in reader.rows()) == [0, 1, 1, 1, 1, 1, 2, 3, 4]
-
-
-def test_trials_that_wait_are_not_stored_once_the_unit_is_lost(each_database: str) -> None:
-    with Store.open(each_database, create=True) as store:
-        sweep = begin(store)
-        store.add_units(QueuedSweep("s", "gpu", "{}"), [Unit("u", "s", 0, "colwise", "aaaa", ())])
-        lease = store.take_unit("gpu", "me")
-        assert lease is not None
-        with store.fenced([lease]), contextlib.ExitStack() as together:
-            together.enter_context(store.adding_together(3600.0))
-            store.add_soon(sweep, row())
-            store.add_soon(sweep, row(round=1))
-            with Store.open(each_database) as rival:
-                rival.return_units_of("me", "lost")
-            with pytest.raises(LeaseLostError):
-                store.tried(subject())
-        assert [stored.round for stored in store.rows()] == [0]
+        assert rounds(reader) == [0, 1, 1, 1, 1, 1, 2, 3, 4]
 
 
 def test_wrong_once_is_wrong_for_ever_and_a_retry_clears_a_crash(store: Store) -> None:
@@ -195,56 +188,51 @@ def test_tried_knows_only_its_own_identity(store: Store) -> None:
     assert list(store.tried(subject(), sweep=sweep)) == [config()]
     assert not store.tried(subject(), sweep=again)
     store.add(again, row(90.0, round=2))
-    rounds = store.tried_in_rounds(subject())
-    assert {number: list(outcomes) for number, outcomes in rounds.items()} == {0: [config()], 2: [config()]}
+    outcomes = store.tried_in_rounds(subject())
+    assert {number: list(of_round) for number, of_round in outcomes.items()} == {0: [config()], 2: [config()]}
     assert store.tried_in_rounds(subject(), sweep=again).keys() == {2}
-    for stranger in (
-        subject(version=replace(KERNEL, source_hash="bbbb")),
-        subject(device=H200),
-        replace(subject(), kind=Kind.STATIC),
-        subject(problem(K=2048)),
-    ):
+    newer, static = subject(version=replace(KERNEL, source_hash="bbbb")), replace(subject(), kind=Kind.STATIC)
+    for stranger in (newer, static, subject(device=H200), subject(problem(K=2048))):
         assert not store.tried(stranger)
 
 
-def test_an_unfinished_sweep_is_continued(store: Store) -> None:
-    first = begin(store)
-    assert begin(store) == first
-    ids = {first, begin(store, H200), begin(store, request="other"), begin(store, again=True)}
-    assert len(ids) == 4
-    assert begin(store, again=True) in ids
-    store.finish_sweep(first)
-    assert begin(store) not in ids
-    assert len(store.unfinished_sweeps()) == 4
-
-
-def test_a_sweep_does_not_go_on_at_another_power_limit(store: Store) -> None:
-    def begin_at(watts: float | None) -> int:
-        return store.begin_sweep("r", H100, command="", timer="t", limits=ClockLimits(1980, 2619, watts))
+def test_an_unfinished_sweep_is_continued_but_not_at_another_power_limit(store: Store) -> None:
+    def begin_at(watts: float | None, **options: Any) -> int:
+        limits = ClockLimits(1980, 2619, watts)
+        return store.begin_sweep("r", H100, command="", timer="t", limits=limits, **options)
 
     sweep = begin_at(700.0)
-    assert begin_at(700.0) == sweep
-    assert begin_at(None) == sweep  # a machine that does not tell
+    assert begin_at(None) == begin_at(700.0) == sweep  # None: a machine that does not tell
     slower = begin_at(500.0)
     assert slower != sweep
     assert (begin_at(500.0), begin_at(700.0)) == (slower, sweep)
+    ids = {sweep, slower, begin(store, H200), begin(store, request="other"), begin_at(700.0, again=True)}
+    assert len(ids) == 5
+    assert begin_at(700.0, again=True) in ids
+    store.finish_sweep(sweep)
+    assert begin_at(700.0) not in ids
+    assert len(store.unfinished_sweeps()) == 5
 
 
-def test_a_problem_is_complete_once_it_was_swept_to_the_end(store: Store) -> None:
-    sweep = begin(store)
-    store.add(sweep, row())
-    assert not store.studies()[0].complete
-    for _ in range(2):
+def test_times_at_an_older_power_limit_do_not_count(store: Store) -> None:
+    for watts, time_us in ((700.0, 100.0), (500.0, 130.0)):
+        limits = ClockLimits(1980, 2619, watts)
+        sweep = store.begin_sweep("r", H100, command="", limits=limits)
+        store.add(sweep, row(time_us, process=f"{watts}"))
         store.mark_complete(sweep, subject(), 1)
-        assert store.studies()[0].complete
+    assert [result.coarse_us for result in stored_results(store)] == [130.0]
+    assert store.tried_in_rounds(subject(), limits=limits)[0][config()].time_us == 130.0
+    assert store.limits_of(store.sweep_uid(sweep)) == limits
 
 
-def test_the_newest_declaration_of_a_source_is_stored(store: Store) -> None:
-    sweep = begin(store)
+def test_a_study_has_the_newest_declaration_and_is_complete_once_it_was_swept_to_the_end(store: Store) -> None:
+    sweep, widened = begin(store), replace(KERNEL, axes=(*KERNEL.axes, ("waves_per_eu", (0, 2))))
     store.add(sweep, row())
-    widened = replace(KERNEL, axes=(*KERNEL.axes, ("waves_per_eu", (0, 2))))
     store.add(sweep, row(version=widened, process="w2"))
-    assert [study.version for study in store.studies()] == [widened]
+    assert [(study.version, study.complete) for study in store.studies()] == [(widened, False)]
+    for _ in range(2):
+        store.mark_complete(sweep, subject(version=widened), 1)
+        assert store.studies()[0].complete
 
 
 def test_studies_can_be_narrowed(store: Store) -> None:
@@ -252,9 +240,10 @@ def test_studies_can_be_narrowed(store: Store) -> None:
     store.add(sweep, row())
     store.add(sweep, row(None, kind=Kind.STATIC, device=replace(H100, arch="gfx942", name="")))
     assert len(store.studies()) == 2
-    assert [study.kind for study in store.studies(arch="gfx942")] == [Kind.STATIC]
-    assert [study.kind for study in store.studies(kinds=[Kind.MEASURED])] == [Kind.MEASURED]
-    assert store.studies(kernel="rowwise-2d") == []
+    static, measured = {"arch": "gfx942"}, {"kinds": [Kind.MEASURED]}
+    for filters, kinds in ((static, [Kind.STATIC]), (measured, [Kind.MEASURED]), ({"kernel": "rowwise-2d"}, [])):
+        assert [study.kind for study in store.studies(**filters)] == kinds
+        assert [study.kind for study in store.pools(**filters)] == kinds
     assert (store.arches(), store.kernels()) == (["gfx942", "sm_90"], ["colwise"])
     assert store.integrity() == []
 
@@ -292,24 +281,21 @@ def test_a_statement_that_is_broken_off_costs_nothing_else(each_database: str) -
     """Ctrl-C in a notebook: the next statement works, and a file is left as one plain one."""
     store = Store.open(each_database, create=True)
     sweep = begin(store)
-    assert store.add(sweep, row(process="a"))
 
-    def break_off_the_next() -> None:
+    def break_off(work: Any) -> None:
         def broken_off(*_: object) -> None:
             raise KeyboardInterrupt
 
         event.listen(store._engine, "do_execute", broken_off, once=True)
+        with pytest.raises(KeyboardInterrupt):
+            work()
 
-    break_off_the_next()
-    with pytest.raises(KeyboardInterrupt):
-        store.add(sweep, row(process="b"))
-    assert store.add(sweep, row(process="b"))
-    break_off_the_next()
-    with pytest.raises(KeyboardInterrupt):
-        list(store.rows())
+    break_off(lambda: store.add(sweep, row(round=1)))
+    assert store.add(sweep, row(round=1))
+    break_off(lambda: list(store.rows()))
     store.close()
     with Store.open(each_database, writable=False) as again:
-        assert sorted(stored.process for stored in again.rows()) == ["a", "b"]
+        assert rounds(again) == [1]
     if "://" not in each_database:
         path = Path(each_database)
         assert [file.name for file in path.parent.iterdir()] == ["results.db"]
