@@ -122,7 +122,9 @@ class Launcher:
         written = {item.name for storage in case.written for item in storage.arguments}
         if strange := [name for name in inputs if name != "grid" and (name not in arguments or name in written)]:
             raise UsageError(f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read")
-        return {name: value.to("meta") if is_meta and hasattr(value, "dtype") else value for name, value in inputs.items()}
+        return {
+            name: value.to("meta") if is_meta and hasattr(value, "dtype") else value for name, value in inputs.items()
+        }
 
     def unlisted(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
         """Explain why a declared config does not belong to launches; None if it does."""

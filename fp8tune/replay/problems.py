@@ -93,4 +93,3 @@ def _sizes(kernel: Kernel, launch: Launch, shared: Sequence[str]) -> dict[str, i
         first = launch.tensors[0]
         sizes = {f"{first.name}_{dim}": size for dim, size in enumerate(first.shape)}
     return sizes
-

@@ -19,7 +19,7 @@ from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, decoded, encoded
 from fp8tune.replay.watch import patches
 from fp8tune.replay.watch.describing import described, grid_of, with_values
-from fp8tune.replay.watch.kernel import WarmsUp, WatchedKernel, signature_of
+from fp8tune.replay.watch.kernel import CALM, STRIDES, WatchedKernel, signature_of
 from fp8tune.replay.watch.process import Process
 
 
@@ -38,8 +38,6 @@ def test_signatures_differ_where_a_launch_does() -> None:
     assert len({same, *others}) == 1 + len(others)
     assert signature(x, y, 3) == signature(x, y=y, n=3) == same
     assert signature(x, n=1, ignored={"n"}) == signature(x, n=2, ignored={"n"})  # a seed
-    with pytest.raises(WarmsUp):
-        signature(x, y, 3, warmup=True)
 
 
 def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
@@ -146,15 +144,15 @@ def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_th
     tuner = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel))
     watched = WatchedKernel(tuner, is_autotuned=True)
     process = Process(tmp_path)
-    process.watched[type(tuner)][id(tuner)] = watched
-    run = patches.recorded_run(lambda *args, **kwargs: None, type(tuner), process)
+    process.watched[id(tuner)] = watched
+    run = patches.recorded_run(lambda *args, **kwargs: None, process)
     x = torch.zeros(64)
-    for number in range(6 * patches.CALM):
+    for number in range(6 * CALM):
         run(tuner, x, 2 + number % 3, grid=(1,), warmup=False)
     counts = [entry.count for entry in watched.entries.values()]
-    assert counts == pytest.approx([2 * patches.CALM] * 3, rel=0.05)
-    assert watched.calm < 2 * patches.CALM
-    for _ in range(max(patches.STRIDES) + 1):
+    assert counts == pytest.approx([2 * CALM] * 3, rel=0.05)
+    assert watched.calm < 2 * CALM
+    for _ in range(max(STRIDES) + 1):
         run(tuner, x, 7, grid=(1,), warmup=False)
     assert len(watched.entries) == 4, "a new launch that comes again is found"
     assert watched.weight == 1, "and the kernel is watched closely again"
