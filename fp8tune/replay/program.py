@@ -42,7 +42,6 @@ def run(
     command: Sequence[str],
     patterns: Sequence[str] = (),
     stdout: int | None = None,
-    stores_integers: bool = True,
     asks_usage: bool = True,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
@@ -61,7 +60,6 @@ def run(
             process.PATTERNS: "\n".join(patterns),
             process.KERNELS: str(Path(tuners.__file__).parent),
             "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH")))),
-            **({} if stores_integers else {process.VALUES: "0"}),
             **variables,
         }
         exit_code = _exit_code(command, environment, stdout)

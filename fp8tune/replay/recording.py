@@ -142,7 +142,7 @@ class Launch:
     """The key under which an autotuner looks its config up: values of key arguments, then the dtype of each tensor."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Keyword arguments that are no parameters, such as ``num_warps`` of a bare ``@triton.jit`` function."""
-    count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.patches.CALM` launches of a kernel
+    count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.kernel.CALM` launches of a kernel
     gpu_us: float | None = None  # median time of one launch; None where nothing was timed
     config: Config | None = None  # the config that run-time tuning picked; None if unknown
     configs: tuple[Config, ...] | None = None  # those that a bare kernel was launched with

@@ -63,7 +63,11 @@ def test_a_reference_judges_exactly_or_is_refused_in_one_line(
     (tmp_path / "right.py").write_text(f"def reference{body}\n")
     options = ("--tolerance", "exact", "--reference", f"{tmp_path / 'right.py'}:reference")
     result, text = sweep(tmp_path, copies(), *options)
-    assert (result, "Traceback" in text, output in (text if code == 1 else text.splitlines()[-1])) == (code, False, True)
+    assert (result, "Traceback" in text, output in (text if code == 1 else text.splitlines()[-1])) == (
+        code,
+        False,
+        True,
+    )
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         assert bool(store.pools()) == (code == 1)
 

@@ -59,7 +59,9 @@ BRANCHES = """
     cf.br ^bb2
     ^bb2:
 """
-UNKNOWN = '%0 = tt.extern_elementwise %x {libname = "", libpath = "", pure = false, symbol = "f"} : (!tt.ptr<f32>) -> f32'
+UNKNOWN = (
+    '%0 = tt.extern_elementwise %x {libname = "", libpath = "", pure = false, symbol = "f"} : (!tt.ptr<f32>) -> f32'
+)
 
 
 @pytest.mark.parametrize(
