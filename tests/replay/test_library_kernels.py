@@ -21,7 +21,7 @@ from programs import Recorded, record
 from fp8tune.errors import UsageError
 from fp8tune.records import Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.replay.recording import Kernel, Scalar, Tensor, text_of
+from fp8tune.replay.recording import Kernel, Scalar, text_of
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 from fp8tune_kernels import pinning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fp8tune.errors import UsageError
 from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, decoded, encoded
-from fp8tune.replay.watch import patches
+from fp8tune.replay.watch import patches, times
 from fp8tune.replay.watch.describing import described, grid_of, with_values
 from fp8tune.replay.watch.kernel import CALM, MANY_VALUES, STRIDES, WatchedKernel, signature_of
 from fp8tune.replay.watch.process import Process
@@ -141,11 +141,11 @@ def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
     """Stand for a kernel; never launched."""
 
 
-def watched(folder: Path) -> tuple[WatchedKernel, Any]:
-    """Return a kernel and a function that launches it."""
+def watched(folder: Path, inner: Callable[[int], object] = str) -> tuple[WatchedKernel, Callable[[Any], None]]:
+    """Return a kernel and a function that launches it, which calls ``inner``."""
     tuner, process = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel)), Process(folder)
     process.watched[id(tuner)] = result = WatchedKernel(tuner)
-    run, x = patches.recorded_run(lambda *args, **kwargs: None, process), torch.zeros(64)
+    run, x = patches.recorded_run(lambda self, x, n, **kwargs: inner(n), process), torch.zeros(64)
     return result, lambda n: run(tuner, x, n, grid=(1,), warmup=False)
 
 
@@ -160,6 +160,31 @@ def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_th
         launch(7)
     assert len(result.entries) == 4, "a new launch that comes again is found"
     assert result.weight == 1, "and the kernel is watched closely again"
+
+
+def test_a_launch_that_was_first_captured_in_a_graph_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, launch = watched(tmp_path)
+    for is_capturing, least in ((True, None), (True, None), (False, 0.0), (True, 0.0)):
+        monkeypatch.setattr(times, "is_capturing", lambda is_capturing=is_capturing: is_capturing)
+        launch(7)
+        (entry,) = result.entries.values()
+        assert entry.launch is not None
+        assert (entry.launch.tensors[0].least, entry.launch.in_graph) == (least, least is None)
+    assert entry.count == 4
+
+
+def test_what_a_launch_launches_is_not_recorded_and_failing_launches_are_not_counted(tmp_path: Path) -> None:
+    result, launch = watched(tmp_path, inner=lambda n: n < 3 and launch(n + 1))
+    launch(1)
+    assert [entry.count for entry in result.entries.values()] == [1]
+    failing, launch_failing = watched(tmp_path, inner=lambda n: 1 // n)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            launch_failing(0)
+    launch_failing(1)
+    assert [(kernel.count, kernel.scalars["n"]) for kernel in failing.document({}).launches] == [(1, 1)]
 
 
 def test_a_number_that_always_differs_tells_no_launches_apart(tmp_path: Path) -> None:
