@@ -85,6 +85,8 @@ def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> 
             assert repr(configs.decoded(recorded, row)) == repr(config)  # True is no 1
         assert [configs.encoded(recorded, Config({"B": 8, "MODE": mode}))["MODE"] for mode in "ab"] == [0, 1]
         assert set(configs.axes(recorded)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}
+    with pytest.raises(ValueError, match="'\"c\"'"):  # without such a pruner, no value is added
+        configs.encoded(replace(whole, pruner_configs=()), Config({"B": 8, "MODE": "c"}))
 
 
 def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> None:
@@ -323,8 +325,13 @@ def test_hooks_get_the_config_that_is_launched() -> None:
     declared = tuple(Config({"ROWS": rows}, has_pre_hook=True) for rows in (16, 32))
     launch = Launch((x, y, Scalar("rows", 64)), grid)
     spec = spec_of(kernel("copy_rows", launch, key=("rows",), configs=declared))
-    for rows in (16, 32, 16, 32):  # a hook sets the block shape of descriptors for its own config alone
-        assert torch.equal(*run(spec, {"ROWS": rows}))
+    inputs = spec.inputs(only(spec), "cpu")
+    outputs = spec.outputs(*inputs)
+    for rows in (16, 32):  # a hook sets the block shape of descriptors for its own config alone
+        spec.launch(NamedInts(ROWS=rows, num_warps=4, num_stages=3), inputs, outputs)
+        assert torch.equal(inputs[0], outputs[0])
+        outputs[0].zero_()
+        assert inputs[-1].arguments(inputs, outputs)[0]["x"].block_shape == [1, 1]
 
 
 def test_inputs_can_depend_on_the_config() -> None:
