@@ -143,6 +143,7 @@ def test_launches_are_counted_by_everything_but_values(recorded: Recorded, kerne
     assert [(item.count, item.scalars["n"]) for item in kernels["number"].launches] == [(1, 640)]
     assert fill.launches[0].arguments[3] == Scalar("B", 256, is_constexpr=True)
     assert [config.kwargs["B"] for config in rounded.configs] == [64, 128]  # though it has put others in their place
+    assert [launch.config for launch in rounded.launches] == [rounded.configs[0]] * 3
     assert [reason.partition(",")[0] for reason in rounded.skipped] == ["argument n is of type __main__.Odd"]
 
 

@@ -200,7 +200,10 @@ class WatchedKernel:
         entry.count += 1
         with entry.refused_on_error():
             if described is not None:
-                config = getattr(self.kernel, "best_config", None)  # of an autotuner
+                configs = getattr(self.kernel, "configs", ())  # a subclass may have changed them
+                config = next(iter(configs), None)
+                if len(configs) > 1:
+                    config = self.kernel.cache.get(tuning_key(self.kernel, args, kwargs))
                 entry.launch = replace(described, config=None if config is None else config_of(config))
                 entry.compiled = compiled if hasattr(compiled, "asm") else None
                 entry.schedule()
