@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ class Storage:
     @cached_property
     def is_flat(self) -> bool:
         """True if the memory is one row of elements that the arguments are views of."""
-        return _is_flat(self.arguments)
+        return len({(item.dtype, item.shape, item.strides, item.offset) for item in self.arguments}) > 1
 
     @property
     def name(self) -> str:
@@ -45,15 +45,14 @@ class Storage:
 
     def empty(self, device: str) -> Any:
         """Allocate the memory, uninitialised."""
-        size = max(map(_bytes_end, self.arguments))
         first = min(self.arguments, key=lambda item: item.offset * itemsize(item))
         # its address is to be aligned as it was and no better
         lead_bytes = first.alignment if itemsize(first) <= first.alignment < 16 else 0
-        lead = -(-lead_bytes // self.dtype.itemsize)
+        lead, size = -(-lead_bytes // self.dtype.itemsize), max(map(_bytes_end, self.arguments))
         if self.dtype == torch.uint8 and self.is_flat:
             size = -(-size // 16) * 16  # any dtype can view it
-        flat = torch.empty(lead + -(-size // self.dtype.itemsize), dtype=self.dtype, device=device)
-        return flat[lead:] if self.is_flat else flat.as_strided(first.shape, first.strides, lead + first.offset)
+        row = torch.empty(lead + -(-size // self.dtype.itemsize), dtype=self.dtype, device=device)
+        return row[lead:] if self.is_flat else row.as_strided(first.shape, first.strides, lead + first.offset)
 
     def view(self, memory: Any, argument: Tensor) -> Any:
         """Return the memory as an argument."""
@@ -71,7 +70,7 @@ class Storage:
             for argument in self.arguments if self.is_flat else self.arguments[:1]:
                 name = f"{seed} {self.launch.id} {argument.name}"
                 generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
-                _fill(self.view(memory, argument), _rounded(argument) if is_exact else argument, generator)
+                _fill(self.view(memory, argument), argument, generator, is_exact)
         is_constant = all(_constant(item) is not None for item in self.arguments)
         return bits(memory) if is_constant and not self.is_flat else memory
 
@@ -101,7 +100,8 @@ class Case:
                 names = {argument.name for argument in group}
                 is_written = any(item.is_stored is not False for item in group) or names & (self.zeroed | self.restored)
                 is_read = any(item.is_loaded is not False for item in group) or names & self.restored
-                is_input = (is_read or _is_flat(tuple(group))) and not names <= self.zeroed
+                storage = Storage(launch, tuple(group), bool(is_written), not is_written)
+                is_input = (is_read or storage.is_flat) and not names <= self.zeroed
                 result.append(Storage(launch, tuple(group), bool(is_written), bool(is_input or not is_written)))
         return tuple(result)
 
@@ -177,10 +177,6 @@ def itemsize(argument: Tensor) -> int:
     return int(torch_dtype(argument.dtype).itemsize)
 
 
-def _is_flat(arguments: tuple[Tensor, ...]) -> bool:
-    return len({(item.dtype, item.shape, item.strides, item.offset) for item in arguments}) > 1
-
-
 def _bytes_end(argument: Tensor) -> int:
     """Return the bytes from the start of the storage to the end of an argument."""
     last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.strides, strict=True))
@@ -194,31 +190,27 @@ def _constant(described: Tensor) -> float | None:
     return described.least if described.least == described.most and not described.not_finite else None
 
 
-def _rounded(argument: Tensor) -> Tensor:
-    """Round a constant to the next smaller power of two."""
-    value = _constant(argument)
-    if not value or not math.isfinite(value):
-        return argument
-    rounded = math.copysign(2.0 ** math.floor(math.log2(abs(value))), value)
-    return replace(argument, least=rounded, most=rounded, constant=rounded)
-
-
-def _fill(tensor: Any, described: Tensor, generator: Any) -> None:
+def _fill(tensor: Any, described: Tensor, generator: Any, is_exact: bool) -> None:
     """Write values of the recorded distribution into a tensor of any strides."""
     if not tensor.numel():
         return
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor)
-    values = (_floats if tensor.dtype.is_floating_point else _integers)(tensor, described, generator)
+    if tensor.dtype.is_floating_point:
+        values = _floats(tensor, described, generator, is_exact)
+    else:
+        values = _integers(tensor, described, generator)
     expanded = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     tensor[expanded].copy_(values[expanded])
 
 
-def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
+def _floats(tensor: Any, described: Tensor, generator: Any, is_exact: bool) -> Any:
     """Draw normal values with the recorded mean, deviation and range; standard normal where nothing is known."""
     dtype = tensor.dtype if tensor.element_size() > 1 else torch.float32  # float8 has no arithmetic
     values = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
     if (constant := _constant(described)) is not None:
+        if is_exact and constant and math.isfinite(constant):
+            constant = math.copysign(2.0 ** math.floor(math.log2(abs(constant))), constant)
         return values.fill_(constant)
     if described.least is None or described.most is None:
         return values.normal_(generator=generator)
@@ -226,8 +218,9 @@ def _floats(tensor: Any, described: Tensor, generator: Any) -> Any:
     values.clamp_(described.least, described.most)
     if described.zeros:
         values[torch.rand(values.shape, device=values.device, generator=generator) < described.zeros] = 0
-    if values.numel() > 1 and bool((values == values.view(-1)[0]).all()):  # few elements, or nearly all of them zeros
-        values.view(-1)[0] = described.least if values.view(-1)[0] == described.most else described.most
+    first = values.view(-1)[0]
+    if values.numel() > 1 and bool((values == first).all()):  # few elements, or nearly all of them zeros
+        first.fill_(described.least if first == described.most else described.most)
     return values
 
 

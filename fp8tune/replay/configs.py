@@ -24,43 +24,36 @@ _BLOCK = re.compile(r"BLOCK|^GROUP_(SIZE_)?M$")
 
 def encoded(kernel: Kernel, config: Config) -> NamedInts:
     """Return a declared config, or one with other integers, as rows hold it. Raises ValueError for other values."""
-    numbered, every = _numbered(kernel), (*kernel.configs, *kernel.pruner_configs)
-    values = [(name, _encoded(kernel, numbered.get(name), value)) for name, value in config.kwargs.items()]
-    optional = {"num_ctas": any(item.num_ctas != 1 for item in every), "maxnreg": any(item.maxnreg for item in every)}
-    options = [name for name in CONFIG_OPTIONS if optional.get(name, True)]
-    return NamedInts([*values, *((option, getattr(config, option) or 0) for option in options)])
+    every = (*kernel.configs, *kernel.pruner_configs)
+    result = {name: _number(kernel, name, value) for name, value in config.kwargs.items()}
+    result |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    result |= {"num_ctas": config.num_ctas} if any(item.num_ctas != 1 for item in every) else {}
+    return NamedInts(result | ({"maxnreg": config.maxnreg or 0} if any(item.maxnreg for item in every) else {}))
 
 
-def _encoded(kernel: Kernel, declared: list[str] | None, value: Value) -> Value:
-    """Return the number of a value whose name has these declared values; None: integers alone."""
-    text = json.dumps(value, sort_keys=True)
-    if declared is not None and not (kernel.pruner_configs and text not in declared):
-        return declared.index(text)
+def _number(kernel: Kernel, name: str, value: Value) -> Any:
+    """Return the number of a value of a config; integers stay where no other values are declared for the name."""
+    if (declared := kernel.numbered.get(name)) is not None:
+        text = json.dumps(value, sort_keys=True)
+        if text in declared or not kernel.pruner_configs:
+            return declared.index(text)
     return value if type(value) is int or not kernel.pruner_configs else number(value)
-
-
-def _numbered(kernel: Kernel) -> dict[str, list[str]]:
-    """Return name -> the JSON of its values, for the names that not only integers are declared for."""
-    values: dict[str, dict[str, bool]] = {}
-    for name, value in (item for config in kernel.configs for item in config.kwargs.items()):
-        values.setdefault(name, {})[json.dumps(value, sort_keys=True)] = type(value) is int
-    return {name: list(texts) for name, texts in values.items() if not all(texts.values())}
 
 
 def decoded(kernel: Kernel, config: NamedInts) -> Config:
     """Return the config as Triton takes it. Raises ValueError for a number that stands for nothing."""
-    numbered, every = _numbered(kernel), (*kernel.pruner_configs, *kernel.configs)
+    every = (*kernel.configs, *kernel.pruner_configs)
     options: dict[str, Any] = {name: value for name, value in config.items() if name in CONFIG_OPTIONS}
     options |= {"maxnreg": options.get("maxnreg") or None}
     kwargs: dict[str, Value] = {}
-    for name in (name for name in config if name not in CONFIG_OPTIONS):
-        values = (item.kwargs[name] for item in (*kernel.configs, *kernel.pruner_configs) if name in item.kwargs)
-        matching = [value for value in values if _encoded(kernel, numbered.get(name), value) == config[name]]
-        if not matching and name in numbered:
+    for name in (name for name in config if name not in options):
+        values = (item.kwargs[name] for item in every if name in item.kwargs)
+        matching = [value for value in values if _number(kernel, name, value) == config[name]]
+        if not matching and name in kernel.numbered:
             raise ValueError(f"{name}={config[name]} stands for no declared value of {kernel.name}")
         kwargs[name] = matching[0] if matching else config[name]
-    same = [item.has_pre_hook for item in every if dict(item.kwargs) == kwargs]
-    return Config(kwargs, **options, has_pre_hook=same[0] if same else any(item.has_pre_hook for item in every))
+    hooks = [item.has_pre_hook for item in (*kernel.pruner_configs, *kernel.configs) if item.kwargs == kwargs]
+    return Config(kwargs, **options, has_pre_hook=hooks[0] if hooks else any(item.has_pre_hook for item in every))
 
 
 def swept(kernel: Kernel) -> tuple[Config, ...]:
@@ -83,7 +76,11 @@ def as_autotuned(kernel: Kernel) -> Kernel:
     has the block sizes and the number of blocks in a group: with a fixed grid, another block needs other programs.
     Launches that differ in nothing else become one, which has all their configs. The sizes of launches are the key.
     """
-    tunable = {name for launch in kernel.launches for name in (*launch.grid.axes, *_blocks(launch))}
+    tunable = set[str]()
+    for launch in (launch for launch in kernel.launches if launch.grid.axes):
+        constants = [item for item in launch.arguments if isinstance(item, Scalar) and item.is_constexpr]
+        blocks = (item.name for item in constants if type(item.value) is int and _BLOCK.search(item.name.upper()))
+        tunable.update(launch.grid.axes, blocks)
     split = [_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches]
     launches = merged_by(split, lambda launch: launch.id)
     sizes = dict.fromkeys(name for launch in launches for name, value in launch.scalars.items() if is_size(name, value))
@@ -101,17 +98,10 @@ def is_size(name: str, value: Value) -> bool:
     return type(value) is int and 0 <= value < 2**31 and "stride" not in name.lower()
 
 
-def _blocks(launch: Launch) -> list[str]:
-    """Return the block sizes that the grid of a launch follows, and the number of row blocks in a group."""
-    constants = (item for item in launch.arguments if isinstance(item, Scalar) and item.is_constexpr)
-    names = [item.name for item in constants if type(item.value) is int]
-    return [name for name in names if _BLOCK.search(name.upper())] if launch.grid.axes else []
-
-
 def _with_config(launch: Launch, tunable: set[str]) -> Launch:
     """Return a launch with a config of its constants and options instead of these."""
-    own = dict(zip(launch.grid.axes, launch.grid.table[0][0], strict=True))  # listed first; defaults are no arguments
-    kwargs = {name: value for name, value in {**launch.scalars, **own}.items() if name in tunable}
+    grid_values = dict(zip(launch.grid.axes, launch.grid.table[0][0], strict=True))  # defaults are no arguments
+    kwargs = {name: value for name, value in {**launch.scalars, **grid_values}.items() if name in tunable}
     options: dict[str, Any] = {name: value for name, value in launch.options.items() if name in CONFIG_OPTIONS}
     return replace(
         launch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from fp8tune.replay.case import Case, bits
 from fp8tune.replay.configs import decoded
 from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
-from fp8tune.replay.values import Unrecordable, config_of, decoded_items, triton_config
+from fp8tune.replay.values import Unrecordable, config_of, triton_config
+from fp8tune.replay.values import decoded as decoded_value
 from fp8tune_kernels.spec import Tolerance
 from fp8tune_kernels.tuners import HookUnknownError, chain, tuner_of
 
 _POISONS = (0x7B, 0x84)  # bytes of large values: an element that has both in turn was not written
 _LOST_DEVICE = ("CUDA error", "HIP error", "AcceleratorError", "illegal memory")  # after these nothing can be launched
+
+Tensors = tuple[Any, ...]
 
 
 class Launcher:
@@ -42,7 +45,7 @@ class Launcher:
         """Triton's configs, whose hooks are no texts; those that ``early_config_prune`` makes come first."""
         self._prune: Any = getattr(self.autotuner, "early_config_prune", None)
         self._choices: dict[tuple[str, NamedInts], tuple[Any, tuple[int, ...] | None]] = {}
-        self._own_inputs: dict[tuple[str, NamedInts], tuple[Any, dict[str, Any]]] = {}
+        self._made: dict[tuple[str, NamedInts], tuple[Tensors, dict[str, Any]]] = {}
         """Launch and config -> the inputs of a case, and those that the user's function made of them."""
         self.has_hook = bool(getattr(self.autotuner, "user_defined_pre_hook", False))
         """True if the kernel was declared with a ``pre_hook`` of its own: see :meth:`hook`."""
@@ -52,20 +55,36 @@ class Launcher:
         zeroed, restored = (getattr(self.autotuner, name, None) or () for name in ("reset_to_zero", "restore_value"))
         return Case(tuple(launches), device, frozenset(zeroed), frozenset(restored), self._is_exact)
 
-    def launch(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    def launch(self, config: Mapping[str, int], inputs: Tensors, outputs: Tensors) -> None:
         """Launch with exactly this config. Raises ValueError where its grid was not recorded."""
-        config = NamedInts(config)
-        for launch, arguments in zip(inputs[-1].launches, inputs[-1].arguments(inputs, outputs), strict=True):
-            chosen, grid = self._choice(launch, config)
+        for launch, arguments, chosen, grid in self._chosen(config, inputs, outputs):
             if self._make_inputs is not None:
-                place = launch.id, config
-                if place not in self._own_inputs or self._own_inputs[place][0] is not inputs:  # once for a config
-                    self._own_inputs[place] = inputs, self._made_inputs(launch, chosen, inputs, arguments)
-                arguments |= self._own_inputs[place][1]
+                place = launch.id, NamedInts(config)
+                if place not in self._made or self._made[place][0] is not inputs:  # once for a config
+                    self._made[place] = inputs, self._made_inputs(launch, chosen, inputs[-1], arguments)
+                arguments |= self._made[place][1]
                 grid = arguments.pop("grid", grid)
             if grid is None:
-                raise ValueError(_gridless(launch, decoded(self.kernel, config)))
+                raise ValueError(_gridless(launch, decoded(self.kernel, NamedInts(config))))
             self.run(launch, chosen, arguments, grid=grid, warmup=False)
+
+    def hook(self, config: Mapping[str, int], inputs: Tensors, outputs: Tensors) -> None:
+        """Call the autotuner's own ``pre_hook`` before a launch of a config, as run-time tuning does.
+
+        A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
+        """
+        for launch, arguments, chosen, _ in self._chosen(config, inputs, outputs):
+            self.autotuner.pre_hook({**arguments, **_options(launch), **chosen.all_kwargs()})
+
+    def _chosen(self, config: Mapping[str, int], inputs: Tensors, outputs: Tensors) -> Iterator[tuple[Any, ...]]:
+        """Yield each launch with its arguments, the config as Triton has it, and its programs."""
+        config, case = NamedInts(config), inputs[-1]
+        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
+            place = launch.id, config
+            if place not in self._choices:
+                choice = decoded(self.kernel, config)
+                self._choices[place] = triton_config(choice, self._declared), launch.grid.programs(choice.values)
+            yield launch, arguments, *self._choices[place]
 
     def run(self, launch: Launch, chosen: Any, arguments: dict[str, Any], **launch_options: Any) -> Any:
         """Launch, or only compile, with a config of Triton's and arguments by parameter."""
@@ -82,47 +101,30 @@ class Launcher:
 
     def compile(self, launch: Launch, config: Config) -> Any:
         """Compile a launch with a config, and return what Triton does."""
-        arguments = self._arguments(launch)
-        return self.run(launch, triton_config(config, self._listed), arguments, grid=(1, 1, 1), warmup=True)
+        chosen = triton_config(config, self._listed)
+        return self.run(launch, chosen, self._arguments(launch), grid=(1, 1, 1), warmup=True)
 
     def _arguments(self, launch: Launch) -> dict[str, Any]:
         """Return the arguments of a launch without memory."""
         case = self.case([launch], "meta")
         return case.arguments(case.inputs(0), case.outputs())[0]
 
-    def _made_inputs(self, launch: Launch, chosen: Any, inputs: Any, arguments: Any) -> dict[str, Any]:
+    def _made_inputs(self, launch: Launch, chosen: Any, case: Case, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs that the user's function makes for a config. Raises UsageError if they are none."""
-        case, make = inputs[-1], self._make_inputs
+        make, is_meta = self._make_inputs, case.device == "meta"
         assert make is not None
-        if case.device == "meta":  # compiled only, and yet it may look at integers, such as the expert of each row
+        if is_meta:  # compiled only, and yet it may look at integers, such as the expert of each row
             arguments = arguments | case.integers(launch)
         try:
-            own = dict(make(chosen.all_kwargs(), **arguments))
+            inputs = dict(make(chosen.all_kwargs(), **arguments))
         except Exception as error:
             raise in_spec(self.kernel.name, "inputs", make, error) from error
-        written = {item.name for storage in inputs[-1].written for item in storage.arguments}
-        if strange := [name for name in own if name != "grid" and (name not in arguments or name in written)]:
+        written = {item.name for storage in case.written for item in storage.arguments}
+        if strange := [name for name in inputs if name != "grid" and (name not in arguments or name in written)]:
             raise UsageError(f"{self.kernel.name}: inputs gives {strange[0]!r}, which the kernel does not only read")
-        if case.device == "meta":
-            own = {name: value.to("meta") if hasattr(value, "dtype") else value for name, value in own.items()}
-        return own
-
-    def hook(self, config: Mapping[str, int], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        """Call the autotuner's own ``pre_hook`` before a launch of a config, as run-time tuning does.
-
-        A ``post_hook`` is not called: it puts back what a launch wrote, which is to be checked.
-        """
-        for launch, arguments in zip(inputs[-1].launches, inputs[-1].arguments(inputs, outputs), strict=True):
-            chosen, _ = self._choice(launch, NamedInts(config))
-            self.autotuner.pre_hook({**arguments, **_options(launch), **chosen.all_kwargs()})
-
-    def _choice(self, launch: Launch, config: NamedInts) -> tuple[Any, tuple[int, ...] | None]:
-        """Return a config as Triton has it, and its programs."""
-        place = (launch.id, config)
-        if place not in self._choices:
-            chosen = decoded(self.kernel, config)
-            self._choices[place] = triton_config(chosen, self._declared), launch.grid.programs(chosen.values)
-        return self._choices[place]
+        return {
+            name: value.to("meta") if is_meta and hasattr(value, "dtype") else value for name, value in inputs.items()
+        }
 
     def unlisted(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
         """Explain why a declared config does not belong to launches; None if it does."""
@@ -137,11 +139,11 @@ class Launcher:
             if self._make_inputs is None and launch.grid.programs(chosen.values) is None:
                 return _gridless(launch, chosen)
             try:
-                triton_chosen, listed = triton_config(chosen, self._declared), list(self._listed)
+                triton_chosen = triton_config(chosen, self._declared)
             except HookUnknownError as error:
                 return str(error)
-            if triton_chosen not in listed and not self.kernel.pruner_configs:
-                listed.append(triton_chosen)
+            is_added = triton_chosen not in self._listed and not self.kernel.pruner_configs
+            listed = [*self._listed, *([triton_chosen] if is_added else ())]
             if self._prune is not None and triton_chosen not in self._unpruned(launch, listed, chosen):
                 return "early_config_prune of the kernel"
         return None
@@ -170,9 +172,9 @@ class Launcher:
         """Return what ``early_config_prune`` returns for a launch. ``config``: the config whose grid it gets."""
         arguments = self._arguments(launch)
         options = {**_options(launch), "grid": launch.grid.programs(config.values), "warmup": False}
-        return list(self.autotuner.early_config_prune(listed, arguments, **{**arguments, **options}) or ())
+        return list(self._prune(listed, arguments, **{**arguments, **options}) or ())
 
-    def agreed(self, configs: Sequence[NamedInts], inputs: tuple[Any, ...], bound: Tolerance | None) -> tuple[Any, ...]:
+    def agreed(self, configs: Sequence[NamedInts], inputs: Tensors, bound: Tolerance | None) -> Tensors:
         """Return what the first config that can be launched gives, twice; as float64 where there is a bound.
 
         Elements that it does not write are noted in the :class:`Case` and are zeros here. Raises ValueError for a
@@ -181,13 +183,13 @@ class Launcher:
         case: Case = inputs[-1]
         failure: Exception = ValueError("every config of the kernel is pruned")
         for config in configs:
-            runs = []
+            runs: list[Tensors] = []
             try:
                 for poison in _POISONS:
                     case.untouched.clear()
                     runs.append(outputs := case.outputs())
                     for output in outputs:
-                        bits(output).fill_(_repeated(poison, output.element_size()))
+                        bits(output).fill_(_repeated(poison, output))
                     case.prepare(inputs, outputs)
                     if self.has_hook:
                         self.hook(config, inputs, outputs)
@@ -198,15 +200,15 @@ class Launcher:
                 if any(sign in str(error) for sign in _LOST_DEVICE):
                     raise
                 failure = error
-                continue
-            pairs = enumerate(zip(*runs, strict=True))
-            return tuple(_agreed(case, index, config, first, second, bound) for index, (first, second) in pairs)
+            else:
+                pairs = enumerate(zip(*runs, strict=True))
+                return tuple(_agreed(case, index, config, pair, bound) for index, pair in pairs)
         raise failure
 
 
 def _options(launch: Launch) -> dict[str, Any]:
     """Return the options of a launch, less those that a config sets."""
-    return decoded_items({name: value for name, value in launch.options.items() if name not in CONFIG_OPTIONS})
+    return {name: decoded_value(value) for name, value in launch.options.items() if name not in CONFIG_OPTIONS}
 
 
 def _gridless(launch: Launch, config: Config) -> str:
@@ -214,11 +216,11 @@ def _gridless(launch: Launch, config: Config) -> str:
     return f"the recording has no grid for {values}: record again with this config among the kernel's own"
 
 
-def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, bound: Tolerance | None) -> Any:
+def _agreed(case: Case, index: int, config: NamedInts, pair: Tensors, bound: Tolerance | None) -> Any:
     """Return the second of two equal outputs, with zeros where both kept their poison."""
-    size = first.element_size()
-    untouched = bits(first) == _repeated(_POISONS[0], size)
-    untouched &= bits(second) == _repeated(_POISONS[1], size)
+    first, second = pair
+    untouched = bits(first) == _repeated(_POISONS[0], first)
+    untouched &= bits(second) == _repeated(_POISONS[1], second)
     unequal = (bits(first) != bits(second)) & ~untouched
     if first.is_floating_point() and bool(unequal.any()):
         left, right = first.double(), second.double()
@@ -235,6 +237,7 @@ def _agreed(case: Case, index: int, config: NamedInts, first: Any, second: Any, 
     return second.double() if bound is not None and second.is_floating_point() else second
 
 
-def _repeated(byte: int, size: int) -> int:
-    """Return the integer of so many bytes, as torch's signed types (and uint8) take it."""
+def _repeated(byte: int, tensor: Any) -> int:
+    """Return the integer of a byte for a tensor's elements, as torch's signed types (and uint8) take it."""
+    size = tensor.element_size()
     return int.from_bytes(bytes([byte] * size), signed=size > 1)

@@ -50,16 +50,15 @@ def load_spec(reference: str) -> KernelSpec:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # somebody else's file imports none of ours
         interpreter.install()
+    check_reference(reference)
     named = KernelReference.parse(reference)
     if ":" not in named.kernel:
-        check_reference(reference)
         module_text, _, attribute = registry.kernels()[named.kernel].partition(":")
         try:
             return _with_check(getattr(importlib.import_module(module_text), attribute), named)
         except (ImportError, AttributeError) as error:
-            raise MachineError(
-                f"cannot import kernel {named.kernel}: {one_line(error)}: install fp8tune again"
-            ) from error
+            reason = f"cannot import kernel {named.kernel}: {one_line(error)}"
+            raise MachineError(f"{reason}: install fp8tune again") from error
     reach_recorded(named)
     module_text, _, attribute = named.kernel.rpartition(":")
     module = imported_module(module_text)
@@ -68,15 +67,20 @@ def load_spec(reference: str) -> KernelSpec:
     except (AttributeError, LookupError, TypeError):
         specs = [name for name, value in vars(module).items() if isinstance(value, KernelSpec)]
         raise unknown(f"kernel spec in {module_text}", attribute, specs) from None
+    if not is_kernel(spec) and not isinstance(spec, KernelSpec):
+        kinds = "name an fp8tune_kernels.spec.KernelSpec or a kernel of triton.autotune"
+        raise UsageError(f"{named.kernel} is of type {type(spec).__name__}: {kinds}")
     try:
-        if is_kernel(spec):
-            return _usable(_from_recording(spec, named), module)
-        if isinstance(spec, KernelSpec):
-            return _usable(_with_check(spec, named), module)
+        spec = _from_recording(spec, named) if is_kernel(spec) else _with_check(spec, named)
+        for refusal in _refusals(spec, module):
+            raise UsageError(f"kernel {spec.name!r}: {refusal}")
     except (TypeError, ValueError, AttributeError) as error:  # a field of another type
         raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
-    kinds = "name an fp8tune_kernels.spec.KernelSpec or a kernel of triton.autotune"
-    raise UsageError(f"{named.kernel} is of type {type(spec).__name__}: {kinds}")
+    guarded = copy.copy(spec)
+    for name in FUNCTIONS:
+        if (function := getattr(spec, name)) is not None:
+            object.__setattr__(guarded, name, _one_line_raised(spec.name, name, function))
+    return guarded
 
 
 def check_reference(reference: str) -> None:
@@ -93,9 +97,8 @@ def recorded_kernel(named: KernelReference) -> Kernel:
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
-    for kernel in kernels.values():
-        is_same_file = where.endswith(".py") and kernel.file and Path(kernel.file).resolve() == Path(where).resolve()
-        if is_same_file and kernel.name.endswith(f":{attribute}"):
+    for kernel in kernels.values() if where.endswith(".py") else ():
+        if Path(kernel.file).resolve() == Path(where).resolve() and kernel.name.endswith(f":{attribute}"):
             return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
 
@@ -179,6 +182,7 @@ def imported_module(text: str) -> ModuleType:
 
 @functools.cache
 def _try_import(text: str, content: str) -> None:
+    """Import a module in a child process, once for its content."""
     first_import.try_import(text, imported_here)
 
 
@@ -210,17 +214,6 @@ def _from_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _usable(spec: KernelSpec, module: ModuleType) -> KernelSpec:
-    """Return the spec, its functions guarded, once its names and grid are what the rest of fp8tune relies on."""
-    for refusal in _refusals(spec, module):
-        raise UsageError(f"kernel {spec.name!r}: {refusal}")
-    guarded = copy.copy(spec)
-    for function in FUNCTIONS:
-        if (unguarded := getattr(spec, function)) is not None:
-            object.__setattr__(guarded, function, _one_line_raised(spec.name, function, unguarded))
-    return guarded
 
 
 def _refusals(spec: KernelSpec, module: ModuleType) -> Iterator[str]:

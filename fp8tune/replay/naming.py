@@ -19,14 +19,13 @@ def attribute_of(kernel: Any) -> str | None:
     """
     function = python_function(kernel)
     interface = sys.modules["triton.runtime.jit"].KernelInterface
-    own = sys.modules.get(function.__module__)
+    own, own_name = sys.modules.get(function.__module__), function.__name__
     modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
-    every = [names for module in modules if "__name__" in (names := getattr(module, "__dict__", {}))]
-    for is_inside in (False, True):
-        for names in every:
-            own_name = function.__name__
+    namespaces = [names for module in modules if "__name__" in (names := getattr(module, "__dict__", {}))]
+    for parts in (lambda value: [("", value)], _members):  # attributes of all modules, then what those hold
+        for names in namespaces:
             for name, value in [(own_name, names.get(own_name)), *list(names.items())]:
-                for step, item in _members(value) if is_inside else [("", value)]:
+                for step, item in parts(value):
                     is_held = interface in type(item).__mro__ and any(inner is kernel for inner in chain(item))
                     if is_held and (not step or STEP.fullmatch(step)):
                         return f"{names['__name__']}:{name}{step}"
@@ -34,7 +33,7 @@ def attribute_of(kernel: Any) -> str | None:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a container or object, each with the text that leads to it."""
+    """Yield the parts of a container or object with the text that leads to each."""
     if type(value) is dict:
         yield from ((f"[{key!r}]", inner) for key, inner in list(value.items()) if type(key) in (int, str))
     elif type(value) in (list, tuple):

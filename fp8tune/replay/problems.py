@@ -49,10 +49,8 @@ def key(kernel: Kernel, shared: Sequence[str] = ()) -> tuple[str, ...]:
 
     ``shared``: the arguments that decide alone, see :func:`problems`.
     """
-    tensors = {argument.name for launch in kernel.launches for argument in launch.tensors}
-    scalars = [launch.scalars for launch in kernel.launches]
-    names = [name for name in kernel.key if name not in tensors and all(name in values for values in scalars)]
-    return tuple(shared) or (*names, *(f"{name}_dtype" for name in _differing(kernel.launches)))
+    names = [name for name in kernel.key if all(name in launch.scalars for launch in kernel.launches)]
+    return tuple(shared) or (*names, *(f"{name}_dtype" for name in kernel.mixed))
 
 
 def problems(kernel: Kernel, shared: Sequence[str] = ()) -> dict[Problem, tuple[Launch, ...]]:
@@ -86,19 +84,12 @@ def problem(kernel: Kernel, launches: Sequence[Launch], layout: str, shared: Seq
 
 
 def _sizes(kernel: Kernel, launch: Launch, shared: Sequence[str]) -> dict[str, int]:
+    """Return the sizes of a launch by name: those that decide first."""
     dtypes, scalars = {item.name: item.dtype for item in launch.tensors}, launch.scalars
     sizes = {name: number(scalars[name]) for name in (*shared, *kernel.key) if name in scalars}
-    sizes |= {f"{name}_dtype": dtype_number(dtypes[name]) for name in _differing(kernel.launches) if name in dtypes}
+    sizes |= {f"{name}_dtype": dtype_number(dtypes[name]) for name in kernel.mixed if name in dtypes}
     sizes |= {name: value for name, value in scalars.items() if is_size(name, value) and name not in sizes}
     if not sizes and launch.tensors:  # a kernel may take its sizes from nothing but the shapes of its grid
         first = launch.tensors[0]
         sizes = {f"{first.name}_{dim}": size for dim, size in enumerate(first.shape)}
     return sizes
-
-
-def _differing(launches: Sequence[Launch]) -> list[str]:
-    """Return the tensors that have not the same dtype in all launches."""
-    dtypes: dict[str, set[str]] = {}
-    for argument in (argument for launch in launches for argument in launch.tensors):
-        dtypes.setdefault(argument.name, set()).add(argument.dtype)
-    return [name for name, several in dtypes.items() if len(several) > 1]

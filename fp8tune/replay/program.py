@@ -42,7 +42,6 @@ def run(
     command: Sequence[str],
     patterns: Sequence[str] = (),
     stdout: int | None = None,
-    stores_integers: bool = True,
     asks_usage: bool = True,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
@@ -54,19 +53,23 @@ def run(
     the program first. Raises UsageError for a command that cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="fp8tune-record-") as folder:
-        environment = {**os.environ, process.FOLDER: folder, process.PATTERNS: "\n".join(patterns), **variables}
-        environment |= {} if stores_integers else {process.VALUES: "0"}
-        environment[process.KERNELS] = str(Path(tuners.__file__).parent)
         site = str(Path(process.__file__).absolute().parent / "site")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+        environment = {
+            **os.environ,
+            process.FOLDER: folder,
+            process.PATTERNS: "\n".join(patterns),
+            process.KERNELS: str(Path(tuners.__file__).parent),
+            "PYTHONPATH": os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH")))),
+            **variables,
+        }
         exit_code = _exit_code(command, environment, stdout)
         parts = [read(path) for path in sorted(Path(folder).glob("*.json"))]
     if not parts:
         return Ended(exit_code, None)
     recording = merged([part for part in parts if part.kernels] or parts[:1])
-    full = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
-    chosen = [k for k in recording.kernels if any(fnmatchcase(k.name, pattern) for pattern in full)]
-    kernels = [_with_source(kernel) for kernel in chosen]
+    names = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
+    chosen = [k for k in recording.kernels if any(fnmatchcase(k.name, name) for name in names)]
+    kernels = list(map(_as_seen_from_here, chosen))
     kernels = _with_usage(kernels, recording.codes) if asks_usage else kernels
     return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=tuple(kernels), codes={}))
 
@@ -95,29 +98,29 @@ def _exit_code(command: Sequence[str], environment: Mapping[str, str], stdout: i
     return exit_code
 
 
-def _with_source(kernel: Kernel) -> Kernel:
-    """Return the kernel as it is named from here, with the hash of its code."""
-    name = _name(kernel)
+def _as_seen_from_here(kernel: Kernel) -> Kernel:
+    """Return the kernel as it is named in this folder, with the hash of its code.
+
+    The name is ``path.py:attribute`` where the module cannot be imported from here.
+    """
+    name, folder = kernel.name, Path.cwd()
+    module, _, attribute = name.rpartition(":")
+    file, is_script = Path(kernel.file), module.endswith(".py")
+    if is_script:
+        file = Path(module)
+    elif not kernel.refusal and module.rpartition(".")[2] == (
+        file.parent.name if file.stem == "__init__" else file.stem
+    ):
+        top = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(folder)])
+        places = [] if top is None else [*(top.submodule_search_locations or ()), *filter(None, (top.origin,))]
+        is_script = not any(file.resolve().is_relative_to(Path(place).resolve()) for place in places)
+    if is_script:
+        name = f"{file.relative_to(folder) if file.is_relative_to(folder) else file}:{attribute}"
     try:
         source_hash = "" if kernel.refusal else source.source_hash(name, source.installed(name))
     except (Fp8tuneError, OSError, SyntaxError, ValueError):
         source_hash = ""
     return replace(kernel, name=name, source_hash=source_hash)
-
-
-def _name(kernel: Kernel) -> str:
-    """Return ``module:attribute``, or ``path.py:attribute`` where the module cannot be imported from this folder."""
-    module, _, attribute = kernel.name.rpartition(":")
-    file = Path(module if module.endswith(".py") else kernel.file)
-    if not module.endswith(".py"):
-        own_name = file.parent.name if file.stem == "__init__" else file.stem
-        if kernel.refusal or module.rpartition(".")[2] != own_name:
-            return kernel.name
-        top = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
-        places = [] if top is None else [*(top.submodule_search_locations or ()), *filter(None, (top.origin,))]
-        if any(file.resolve().is_relative_to(Path(place).resolve()) for place in places):
-            return kernel.name
-    return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{attribute}"
 
 
 def usages(work: Sequence[Work]) -> list[dict[str, list[bool]]]:
@@ -148,14 +151,15 @@ def _with_usage(kernels: list[Kernel], codes: Mapping[str, object]) -> list[Kern
     uses_by_launch = {(kernel.name, launch.id): uses for (kernel, launch, _), uses in answers}
 
     def with_use(kernel: Kernel, launch: Launch) -> Launch:
-        uses = uses_by_launch.get((kernel.name, launch.id)) or {}
-        addresses = tuple(name for name, (_, _, is_address) in uses.items() if is_address)
+        uses = uses_by_launch.get((kernel.name, launch.id))
+        if not uses:
+            return replace(launch, code="")
 
         def marked(tensor: Tensor) -> Tensor:
-            unknown = (tensor.is_loaded, tensor.is_stored)
-            is_loaded, is_stored = uses[tensor.name][:2] if tensor.name in uses else unknown
+            is_loaded, is_stored = uses.get(tensor.name, (tensor.is_loaded, tensor.is_stored))[:2]
             return replace(tensor, is_loaded=is_loaded, is_stored=is_stored)
 
-        return replace(launch.with_tensors(marked), addresses=addresses if uses else launch.addresses, code="")
+        addresses = tuple(name for name, (_, _, is_address) in uses.items() if is_address)
+        return replace(launch.with_tensors(marked), addresses=addresses, code="")
 
     return [replace(kernel, launches=tuple(with_use(kernel, item) for item in kernel.launches)) for kernel in kernels]

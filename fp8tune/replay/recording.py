@@ -1,4 +1,8 @@
-"""A recorded run: kernels, their launches and the arguments, as one JSON file. Needs neither torch nor Triton."""
+"""A recorded run: kernels, their launches and the arguments, as one JSON file. Needs neither torch nor Triton.
+
+:class:`Launch` is the one description of a launch: ``record`` makes it, a sweep repeats it, and the database stores it
+beside the results, from where exports and pinned programs take the key.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ M = TypeVar("M", "Launch", "Kernel")
 
 FORMAT = 3  # version of the file. Older recordings are made again, newer ones need a newer fp8tune.
 
-Value = Any  # A plain value as JSON holds it; `fp8tune.replay.values` has the table of kinds
+Value = Any  # a plain value as JSON holds it; `fp8tune.replay.values` has the table of kinds
 
 CONFIG_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Arguments of ``triton.Config`` beside the kernel's own."""
@@ -59,8 +63,13 @@ class Tensor:
 
     @property
     def integers(self) -> tuple[int, ...] | None:
-        """All elements of an integer tensor; None if they were not stored."""
-        return unpack(self.packed) if self.packed else self.values
+        """All elements of an integer tensor; None if they were not stored. Raises ValueError for damaged ones."""
+        if not self.packed:
+            return self.values
+        try:
+            return tuple(array.array("q", zlib.decompress(base64.b64decode(self.packed))))
+        except zlib.error as error:
+            raise ValueError(f"packed integers are damaged ({error})") from None
 
     @property
     def is_integer(self) -> bool:
@@ -83,14 +92,6 @@ Argument = Tensor | Scalar
 def pack(integers: bytes) -> str:
     """Compress 64-bit integers to text."""
     return base64.b64encode(zlib.compress(integers, 1)).decode()
-
-
-def unpack(text: str) -> tuple[int, ...]:
-    """Return the integers that :func:`pack` compressed. Raises ValueError for any other text."""
-    try:
-        return tuple(array.array("q", zlib.decompress(base64.b64decode(text))))
-    except zlib.error as error:
-        raise ValueError(f"packed integers are damaged ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Launch:
     """The key under which an autotuner looks its config up: values of key arguments, then the dtype of each tensor."""
     options: Mapping[str, Value] = field(default_factory=dict)
     """Keyword arguments that are no parameters, such as ``num_warps`` of a bare ``@triton.jit`` function."""
-    count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.patches.CALM` launches of a kernel
+    count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.kernel.CALM` launches of a kernel
     gpu_us: float | None = None  # median time of one launch; None where nothing was timed
     config: Config | None = None  # the config that run-time tuning picked; None if unknown
     configs: tuple[Config, ...] | None = None  # those that a bare kernel was launched with
@@ -157,6 +158,7 @@ class Launch:
     @cached_property
     def id(self) -> str:
         """12 hex digits of everything but values, statistics, counts and times: the same on every rank."""
+        # Databases name launches by it, so its text must never change.
         names = {
             Scalar: ("name", "value", "is_constexpr"),
             Tensor: ("name", "dtype", "shape", "strides", "alignment", "storage", "offset", "descriptor"),
@@ -187,21 +189,17 @@ class Launch:
     def merged(self, later: Launch) -> Launch:
         """Add a launch of the same id: the one that has values, with the counts, programs and configs of both."""
         first, second = (later, self) if self.in_graph and not later.in_graph else (self, later)
-        gpu_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
-        more = [entry for entry in second.grid.table if first.grid != second.grid and entry not in first.grid.table]
+        times_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
+        table = first.grid.table if first.grid == second.grid else distinct(first.grid.table + second.grid.table)
         return replace(
             first,
-            grid=replace(first.grid, table=(*first.grid.table, *more)),
+            grid=replace(first.grid, table=table),
             configs=None if self.configs is None or later.configs is None else distinct(self.configs + later.configs),
             count=self.count + later.count,
-            gpu_us=sum(gpu_us) / len(gpu_us) if gpu_us else None,
+            gpu_us=sum(times_us) / len(times_us) if times_us else None,
             config=first.config or second.config,
             code=first.code or second.code,
         )
-
-
-def _sum(key: str, *seconds: Mapping[str, float]) -> float:
-    return sum(item.get(key, 0.0) for item in seconds)
 
 
 @dataclass(frozen=True)
@@ -217,8 +215,8 @@ class Kernel:
     key: tuple[str, ...] = ()  # the autotuner's key arguments
     configs: tuple[Config, ...] = ()  # declared configs in their order
     pruner_configs: tuple[Config, ...] = ()
-    """Configs that ``early_config_prune`` makes, if it returns others than the declared. Found when a recording is
-    swept; empty in its file."""
+    """Configs that ``early_config_prune`` makes, if it returns others than the declared. Determined when a recording
+    is swept; empty in its file."""
     tuning_s: float = 0.0  # seconds that run-time tuning took, over all keys of all processes
     launches: tuple[Launch, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)  # reason why launches were only counted -> their number
@@ -227,18 +225,35 @@ class Kernel:
     table: str = ""  # the table that the kernel was pinned to
     table_keys: Mapping[str, str] = field(default_factory=dict)  # key -> key of the table whose config it took
 
+    @cached_property
+    def numbered(self) -> dict[str, list[str]]:
+        """Name -> the JSON of its values, for names that configs declare with other values than integers."""
+        values: dict[str, dict[str, bool]] = {}
+        for name, value in (item for config in self.configs for item in config.kwargs.items()):
+            values.setdefault(name, {})[json.dumps(value, sort_keys=True)] = type(value) is int
+        return {name: list(texts) for name, texts in values.items() if not all(texts.values())}
+
+    @cached_property
+    def mixed(self) -> list[str]:
+        """Tensors that have not the same dtype in all launches."""
+        dtypes: dict[str, set[str]] = {}
+        for tensor in (tensor for launch in self.launches for tensor in launch.tensors):
+            dtypes.setdefault(tensor.name, set()).add(tensor.dtype)
+        return [name for name, several in dtypes.items() if len(several) > 1]
+
     def merged(self, later: Kernel) -> Kernel:
         """Add what another process recorded."""
         launches = merged_by((*self.launches, *later.launches), lambda launch: launch.id)
         first, second = (self, later) if self.configs else (later, self)
         is_fine = launches and not (self.refusal and later.refusal)  # recorded in any process is enough
+        tuned_s = {**self.tuned_s, **later.tuned_s}
         return replace(
             first,
             configs=distinct(first.configs + second.configs),
             refusal="" if is_fine else self.refusal or later.refusal,
             tuning_s=self.tuning_s + later.tuning_s,
-            tuned_s={key: _sum(key, self.tuned_s, later.tuned_s) for key in {**self.tuned_s, **later.tuned_s}},
-            table=first.table or self.table or later.table,
+            tuned_s={key: self.tuned_s.get(key, 0.0) + later.tuned_s.get(key, 0.0) for key in tuned_s},
+            table=first.table or second.table,
             table_keys={**self.table_keys, **later.table_keys},
             launches=launches,
             skipped=dict(Counter(self.skipped) + Counter(later.skipped)),
@@ -260,11 +275,11 @@ class Recording:
     """Key -> (argument names, text) of compiled code, in the parts that single processes write."""
 
 
-def distinct(configs: Iterable[Config]) -> tuple[Config, ...]:
-    """Return configs in their order, each once; a config may hold what cannot be hashed."""
-    result: list[Config] = []
-    for config in configs:
-        result += [config] if config not in result else []
+def distinct(items: Iterable[R]) -> tuple[R, ...]:
+    """Return configs or rows of a grid in their order, each once; they may hold what cannot be hashed."""
+    result: list[R] = []
+    for item in items:
+        result += [item] if item not in result else []
     return tuple(result)
 
 
@@ -323,24 +338,23 @@ def _indented(value: Any, margin: str = "") -> str:
 
 def read(path: Path) -> Recording:
     """Read a recording. Raises UsageError for any other file."""
+    name, command = repr(str(path)), f"fp8tune record -o {path} -- python PROGRAM"
     try:
         document = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except OSError as error:
-        raise UsageError(f"cannot read the recording {str(path)!r}: {error.strerror}") from None
+        raise UsageError(f"cannot read the recording {name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is not JSON: {one_line(error)}: make it with fp8tune record") from None
-    version, again = document.pop("fp8tune_recording", None) if isinstance(document, dict) else None, f"{path} --"
+        raise UsageError(f"{name} is not JSON: {one_line(error)}: make it with fp8tune record") from None
+    version = document.pop("fp8tune_recording", None) if isinstance(document, dict) else None
     if type(version) is not int:
-        raise UsageError(f"{str(path)!r} is no recording: make it with fp8tune record -o {again} python PROGRAM")
-    if version > FORMAT:
-        raise UsageError(f"{str(path)!r} was recorded by a newer fp8tune: install that one")
-    if version < FORMAT:
-        fix = f"record again: fp8tune record -o {again} python PROGRAM"
-        raise UsageError(f"{str(path)!r} was recorded by an older fp8tune: {fix}")
+        raise UsageError(f"{name} is no recording: make it with {command}")
+    if version != FORMAT:
+        age, fix = ("a newer", "install that one") if version > FORMAT else ("an older", f"record again: {command}")
+        raise UsageError(f"{name} was recorded by {age} fp8tune: {fix}")
     try:
         return from_json(document, Recording)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} is damaged: {one_line(error)}: record it again") from None
+        raise UsageError(f"{name} is damaged: {one_line(error)}: record it again") from None
 
 
 def _finite(text: str) -> float:
@@ -351,44 +365,39 @@ def _finite(text: str) -> float:
 
 
 def from_json(document: Any, record: type[R]) -> R:
-    """Return the record that :func:`as_json` made the document of. Raises TypeError or ValueError for any other."""
-    return cast(R, _typed(document, record))
+    """Return the record that :func:`as_json` made the document of, or a value of another annotation.
 
-
-def _typed(document: Any, hint: Any) -> Any:
-    """Return a JSON value as an annotation has it."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:  # lists as tuples, so that values can be compared with what was recorded
-        is_list, is_object = isinstance(document, list), isinstance(document, dict)
-        hint = tuple[Any, ...] if is_list else Mapping[str, Any] if is_object else None
-        return document if hint is None else _typed(document, hint)
+    Raises TypeError or ValueError for any other document.
+    """
+    hint, origin, inner = cast(Any, record), get_origin(record), get_args(record)
     if hint == Argument:
-        is_tensor = document.get("kind") == "tensor"
+        hint = Tensor if document.get("kind") == "tensor" else Scalar
         document = {name: value for name, value in document.items() if name != "kind"}
-        return _typed(document, Tensor if is_tensor else Scalar)
-    if origin is Literal:
-        if document not in inner:
-            raise ValueError(f"{document!r:.40} is none of {', '.join(map(str, inner))}")
-        return document
-    if origin in (UnionType, Union):
-        return None if document is None else _typed(document, inner[0])
-    expected: Any = {tuple: list, Mapping: dict}.get(origin, dict if dataclasses.is_dataclass(hint) else None)
-    if expected is not None and not isinstance(document, expected):
+    elif hint is Any:  # lists as tuples, so that values can be compared with what was recorded
+        if not isinstance(document, list | dict):
+            return cast(R, document)
+        origin, inner = (tuple, (Any, ...)) if isinstance(document, list) else (Mapping, (str, Any))
+    is_record = dataclasses.is_dataclass(hint)
+    expected: Any = list if origin is tuple else dict if is_record or origin is Mapping else object
+    if not isinstance(document, expected):
         raise ValueError(f"{type(document).__name__} instead of {'a list' if expected is list else 'an object'}")
-    if dataclasses.is_dataclass(hint):
+    result: Any = document
+    if is_record:
         hints = get_type_hints(hint)
         if strange := sorted(set(document) - set(hints)):
-            raise ValueError(f"{cast(Any, hint).__name__} has no {strange[0]!r}")
-        return cast(Any, hint)(**{name: _typed(value, hints[name]) for name, value in document.items()})
-    if origin is tuple:
+            raise ValueError(f"{hint.__name__} has no {strange[0]!r}")
+        result = hint(**{name: from_json(value, hints[name]) for name, value in document.items()})
+    elif origin in (UnionType, Union):
+        result = None if document is None else from_json(document, inner[0])
+    elif origin is tuple:
         items = inner[:1] * len(document) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(value, item) for value, item in zip(document, items, strict=True))
-    if origin is Mapping:
-        return {name: _typed(value, inner[1]) for name, value in document.items()}
-    if hint is float and type(document) is int:
-        return float(document)
-    if type(document) is not hint:
-        raise ValueError(f"{document!r:.40} instead of a value of type {getattr(hint, '__name__', hint)}")
-    if hint is int and not -(2**63) <= document < 2**63:
+        result = tuple(from_json(value, item) for value, item in zip(document, items, strict=True))
+    elif origin is Mapping:
+        result = {name: from_json(value, inner[1]) for name, value in document.items()}
+    elif hint is float and type(document) is int:
+        result = float(document)
+    elif document not in inner if origin is Literal else type(document) is not hint:
+        raise ValueError(f"{document!r:.40} instead of {hint if inner else f'a value of type {hint.__name__}'}")
+    elif hint is int and not -(2**63) <= document < 2**63:
         raise ValueError(f"{document!r:.40} is no size or stride")
-    return document
+    return cast(R, result)

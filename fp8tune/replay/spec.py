@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections import Counter
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from fp8tune.errors import UsageError, one_line
+from fp8tune.errors import UsageError
 from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune.replay import configs, problems, sizes
-from fp8tune.replay.case import Case, Storage
 from fp8tune.replay.launching import Launcher
 from fp8tune.replay.recording import Kernel, Launch, as_json
+from fp8tune.replay.reference import expected_outputs
 from fp8tune.replay.values import Unrecordable, config_of
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
 from fp8tune_kernels.tuners import chain, tuner_of
@@ -104,11 +103,10 @@ def build(
     kernel = kernel if kernel.is_autotuned and kernel.configs else configs.as_autotuned(kernel)
     launcher = Launcher(kernel, function, check == "exact-inputs", make_inputs)
     kernel = launcher.with_pruner_configs()
-    launches = problems.problems(kernel, shared)
     grid = tuple(dict.fromkeys(configs.encoded(kernel, config) for config in configs.swept(kernel)))
     is_resized = not (only_recorded_sizes or kernel.pruner_configs)
     resized = {launch.id: sizes.odd(launch) for launch in kernel.launches} if is_resized else {}
-    work = _Work(kernel, launcher, launches, grid, shared, resized)
+    work = _Work(launcher, problems.problems(kernel, shared), grid, shared, resized)
     written = [item for launch in kernel.launches for item in launch.tensors if item.is_stored is not False]
     check = check or ("exact" if all(item.is_integer for item in written) else "tolerance")
     bound = (tolerance or _tolerance(kernel)) if check == "tolerance" else None
@@ -121,7 +119,7 @@ def build(
         inputs=lambda problem, device: launcher.case(work.launches_of(problem), device).inputs(problem.seed),
         outputs=lambda *inputs: inputs[-1].outputs(),
         launch=launcher.launch,
-        reference=partial(_named_reference, reference, bool(bound)) if reference else partial(work.agreed, bound),
+        reference=partial(expected_outputs, reference, bool(bound)) if reference else partial(work.agreed, bound),
         invalid=lambda config, shape, limits: launcher.pruned(work.at_shape(shape), config),
         edges=work.edges,
         scaled_down=work.scaled_down,
@@ -129,10 +127,10 @@ def build(
         tolerance=bound,
         prepare=lambda inputs, outputs: inputs[-1].prepare(inputs, outputs),
         configs=grid,
-        recorded=tuple(launches),
+        recorded=tuple(work.recorded),
         bytes_moved=lambda shape: launcher.case(work.at_shape(shape), "meta").bytes_moved(),
         kernel=kernel,
-        launches=launches,
+        launches=work.recorded,
         module=str(getattr(list(chain(function))[-1], "__module__", "")),
         agrees=reference is None,
         untried_sizes=next((reason for reason in resized.values() if isinstance(reason, str)), ""),
@@ -159,6 +157,27 @@ def repeatable(kernel: Kernel) -> tuple[Kernel, tuple[str, ...]]:
     if not known:
         raise UsageError(f"{kernel.name} cannot be swept: {left_out[0]}")
     return replace(kernel, launches=known), left_out
+
+
+def _address_reason(launch: Launch) -> str:
+    """Name the arguments with addresses of the recorded process: today they are anything, or memory that is in use."""
+    if launch.addresses is not None:
+        names = ", ".join(launch.addresses)
+        return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
+    wide = [item for item in launch.tensors if item.dtype in ("int64", "uint64") and item.is_loaded is not False]
+    numbers = {item.name: int(item.most) for item in wide if item.most is not None} | launch.scalars
+    names = ", ".join(name for name, value in numbers.items() if type(value) is int and value in ADDRESSES)
+    return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
+
+
+def _unread_reason(launch: Launch) -> str:
+    """Name the integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
+    read = [item for item in launch.tensors if item.is_integer and 0 not in item.shape and item.is_loaded is not False]
+    names = ", ".join(item.name for item in read if item.integers is None and item.least is None)
+    cause, fix = "the capture of a CUDA graph", "without graphs"
+    if launch.is_traced:
+        cause, fix = "torch.compile", "with TORCH_COMPILE_DISABLE=1"
+    return names and f"integers in {names} were never read, as in {cause}: record a run {fix}"
 
 
 def _as_in_code(kernel: Kernel, function: Any) -> tuple[Kernel, tuple[str, ...]]:
@@ -188,7 +207,7 @@ def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
             "its early_config_prune makes configs, which are swept instead of the declared ones, and not checked on "
             "odd sizes: they are made for the sizes of a launch"
         )
-    if stale := [name for name in kernel.key if name not in kernel.parameters] if kernel.parameters else []:
+    if stale := [name for name in kernel.key if kernel.parameters and name not in kernel.parameters]:
         yield f"its key names {stale[0]!r}, which is no argument: Triton 3.9 rejects that; remove it from the key"
     if any(launch.is_traced for launch in kernel.launches):
         yield (
@@ -201,54 +220,55 @@ def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Work:
-    """Functions of a spec, with the data that they share."""
+    """Problems of a recorded kernel with their launches, as recorded and at odd sizes."""
 
-    kernel: Kernel
     launcher: Launcher
-    launches: dict[Problem, tuple[Launch, ...]]
+    recorded: Mapping[Problem, tuple[Launch, ...]]
     grid: tuple[NamedInts, ...]
     shared: Sequence[str]
     resized: Mapping[str, Launch | str]  # id of a launch -> the same at odd sizes, or the reason why there is none
 
     @cached_property
-    def odd(self) -> dict[Problem, tuple[Problem, tuple[Launch, ...]]]:
-        """Recorded problem -> the one at odd sizes with its launches, where all of them have some."""
+    def odd(self) -> dict[str, tuple[Problem, tuple[Launch, ...]]]:
+        """Layout of a recorded problem -> the one at odd sizes with its launches, where all of them have some."""
         result = {}
-        for recorded, launches in self.launches.items():
+        for problem, launches in self.recorded.items():
             resized = [odd for launch in launches if isinstance(odd := self.resized.get(launch.id), Launch)]
             if len(resized) == len(launches):
-                odd_shape = problems.problem(self.kernel, resized, problems.ODD, self.shared).shape
-                shape = NamedInts([(name, odd_shape.get(name, value)) for name, value in recorded.shape.items()])
-                layout = problems.ODD + recorded.input_layout.removeprefix(RECORDED)
-                result[recorded] = replace(recorded, shape=shape, input_layout=layout), tuple(resized)
+                odd_shape = problems.problem(self.launcher.kernel, resized, problems.ODD, self.shared).shape
+                shape = NamedInts([(name, odd_shape.get(name, value)) for name, value in problem.shape.items()])
+                layout = problems.ODD + problem.input_layout.removeprefix(RECORDED)
+                result[problem.input_layout] = replace(problem, shape=shape, input_layout=layout), tuple(resized)
         return result
 
     @cached_property
-    def _every(self) -> dict[Problem, tuple[Launch, ...]]:
-        return self.launches | dict(self.odd.values())
-
-    def launches_of(self, problem: Problem) -> tuple[Launch, ...]:
-        """Return the launches of a problem, as recorded or at odd sizes."""
-        for item, launches in self._every.items():
-            if item.input_layout == problem.input_layout:
-                return launches
-        raise UsageError(f"{self.kernel.name} {problem.shape} is not in the recording: name the one that has it")
+    def _by_layout(self) -> dict[str, tuple[Launch, ...]]:
+        every = [*self.recorded.items(), *self.odd.values()]
+        return {problem.input_layout: launches for problem, launches in every}
 
     @cached_property
     def _by_shape(self) -> dict[Mapping[str, int], tuple[Launch, ...]]:
-        return {problem.shape: launches for problem, launches in reversed(self._every.items())}
+        every = [*self.recorded.items(), *self.odd.values()]
+        return {problem.shape: launches for problem, launches in reversed(every)}
+
+    def launches_of(self, problem: Problem) -> tuple[Launch, ...]:
+        """Return the launches of a problem, as recorded or at odd sizes."""
+        if problem.input_layout not in self._by_layout:
+            name = self.launcher.kernel.name
+            raise UsageError(f"{name} {problem.shape} is not in the recording: name the one that has it")
+        return self._by_layout[problem.input_layout]
 
     def at_shape(self, shape: Mapping[str, int]) -> tuple[Launch, ...]:
         """Return the launches at recorded or odd sizes; of two problems with one shape the first."""
         return self._by_shape.get(NamedInts(shape), ())
 
-    def edges(self, problem: Problem) -> Iterable[Edge]:
+    def edges(self, problem: Problem) -> Iterator[Edge]:
         """Yield odd sizes and contents; contents alone where the sizes are recorded and small."""
         if not is_recorded(problem):
             return
-        small = self.scaled_down(problem)
-        if odd := self.odd.get(replace(problem, seed=0)):
-            small = replace(odd[0], seed=problem.seed)
+        small = problem
+        if problem.input_layout in self.odd:
+            small = replace(self.odd[problem.input_layout][0], seed=problem.seed)
             yield Edge("odd sizes", small)
         elif _elements(self.launches_of(problem)) > SMALL:
             return
@@ -257,108 +277,16 @@ class _Work:
 
     def scaled_down(self, problem: Problem) -> Problem:
         """Return the problem itself where it is small, else at odd sizes; else as it is, which takes long."""
-        odd = self.odd.get(replace(problem, seed=0))
-        is_small = odd is None or _elements(self.launches_of(problem)) <= SMALL
-        return problem if is_small or odd is None else replace(odd[0], seed=problem.seed)
+        if problem.input_layout not in self.odd or _elements(self.launches_of(problem)) <= SMALL:
+            return problem
+        return replace(self.odd[problem.input_layout][0], seed=problem.seed)
 
     def agreed(self, bound: Tolerance | None, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the first config that the kernel runs: what is right where no reference was named."""
-        launches = inputs[-1].launches
-        listed = [config for config in self.grid if self.launcher.unlisted(launches, config) is None]
-        runnable = [config for config in listed if self.launcher.pruned(launches, config) is None]
-        return self.launcher.agreed(runnable, inputs, bound)
-
-
-class _UnusableError(ValueError):
-    """A fault of what a reference returns; the text names it."""
-
-
-def _named_reference(function: Callable[..., Any], is_close: bool, *inputs: Any) -> tuple[Any, ...]:
-    """Return what a function of the kernel's arguments returns: a tensor, a tuple, or a dict by name.
-
-    Raises UsageError for whatever is wrong with it: that is no fault of any config.
-    """
-    case: Case = inputs[-1]
-    outputs = case.outputs()
-    case.prepare(inputs, outputs)
-    results: dict[str, Mapping[str, Any]] = {}
-    try:
-        parameters = inspect.signature(function).parameters.values()
-        takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters)
-        names = {item.name for item in parameters}
-        for launch, arguments in zip(case.launches, case.arguments(inputs, outputs), strict=True):
-            taken = {name: value for name, value in arguments.items() if takes_all or name in names}
-            written = [item.name for storage in case.written if storage.launch is launch for item in storage.arguments]
-            written = [item.name for item in launch.tensors if item.name in written and item.is_stored is not False]
-            result = function(**{name: _widened(value) if is_close else value for name, value in taken.items()})
-            results[launch.id] = _by_name(result, written)
-        pairs = zip(case.written, outputs, strict=True)
-        return tuple(_expected(storage, output, results[storage.launch.id], is_close) for storage, output in pairs)
-    except (Exception, SystemExit) as error:
-        where = f"{function.__module__}:{getattr(function, '__name__', function)}"
-        reason = str(error) if isinstance(error, _UnusableError) else f"it raised {one_line(error)}"
-        raise UsageError(f"--reference {where} cannot be used: {reason}") from error
-
-
-def _by_name(result: Any, written: Sequence[str]) -> Mapping[str, Any]:
-    """Return the tensors of a reference by the argument that each is right for."""
-    names = ", ".join(written)
-    if not isinstance(result, Mapping):
-        tensors = result if isinstance(result, tuple | list) else (result,)
-        if len(tensors) != len(written):
-            raise _UnusableError(f"it gives {len(tensors)} tensors, the kernel writes {names}: give a dict")
-        result = dict(zip(written, tensors, strict=True))
-    for name, tensor in result.items():
-        if name not in written:
-            raise _UnusableError(f"it gives {name!r}, the kernel writes {names}")
-        if not hasattr(tensor, "untyped_storage"):
-            raise _UnusableError(f"it gives {type(tensor).__name__} for {name}: return a tensor")
-    return dict(result)
-
-
-def _expected(storage: Storage, output: Any, results: Mapping[str, Any], is_close: bool) -> Any:
-    """Return an output as the reference has it; what it does not name is what the launch finds there."""
-    expected = output.double() if is_close and output.dtype.is_floating_point else output
-    for argument in (argument for argument in storage.arguments if argument.name in results):
-        result, name = results[argument.name], argument.name
-        if tuple(result.shape) != argument.shape:
-            raise _UnusableError(f"its {name} has the shape {tuple(result.shape)}, the kernel's {argument.shape}")
-        if storage.is_flat:
-            start = expected.storage_offset() + argument.offset
-            expected.as_strided(argument.shape, argument.strides, start).copy_(result)
-        elif is_close or result.dtype == output.dtype:
-            return result.double() if is_close and expected.is_floating_point() else result
-        else:
-            dtypes = f"{result.dtype}, the kernel's {output.dtype}"
-            raise _UnusableError(f"its {name} is {dtypes}: return that, or add --tolerance RTOL,ATOL")
-    return expected
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_widened, value))
-    return value.double() if getattr(getattr(value, "dtype", None), "is_floating_point", False) else value
-
-
-def _unread_reason(launch: Launch) -> str:
-    """Name the integer tensors that are read and whose values nobody knows: zeros would be other indices or sizes."""
-    read = [item for item in launch.tensors if item.is_integer and 0 not in item.shape and item.is_loaded is not False]
-    names = ", ".join(item.name for item in read if item.integers is None and item.least is None)
-    cause, fix = "the capture of a CUDA graph", "without graphs"
-    if launch.is_traced:
-        cause, fix = "torch.compile", "with TORCH_COMPILE_DISABLE=1"
-    return names and f"integers in {names} were never read, as in {cause}: record a run {fix}"
-
-
-def _address_reason(launch: Launch) -> str:
-    """Name the arguments with addresses of the recorded process: today they are anything, or memory that is in use."""
-    if launch.addresses is not None:
-        names = ", ".join(launch.addresses)
-        return names and f"{names} holds addresses of the recorded process, which the kernel casts to pointers"
-    wide = [item for item in launch.tensors if item.dtype in ("int64", "uint64") and item.is_loaded is not False]
-    numbers = {item.name: int(item.most) for item in wide if item.most is not None} | launch.scalars
-    names = ", ".join(name for name, value in numbers.items() if type(value) is int and value in ADDRESSES)
-    return names and f"{names} may hold addresses of the recorded process: record it again with this fp8tune"
+        launches, launcher = inputs[-1].launches, self.launcher
+        listed = [config for config in self.grid if launcher.unlisted(launches, config) is None]
+        runnable = [config for config in listed if launcher.pruned(launches, config) is None]
+        return launcher.agreed(runnable, inputs, bound)
 
 
 def _tolerance(kernel: Kernel) -> Tolerance:
@@ -376,5 +304,5 @@ def _tolerance(kernel: Kernel) -> Tolerance:
     return Tolerance(relative, rms=max(relative, 4 * 2.0**-24 * math.sqrt(longest)))
 
 
-def _elements(launches: Sequence[Launch]) -> int:
+def _elements(launches: Iterable[Launch]) -> int:
     return sum(math.prod(argument.shape) for launch in launches for argument in launch.tensors)

@@ -70,8 +70,7 @@ def usage_of(ttir: str, signature: Mapping[str, str]) -> dict[str, Use]:
     flow = _Flow(module)
     if not flow.functions:
         raise ValueError("the text declares no kernel")
-    arguments = flow.arguments(flow.functions[module.get_entry_func_name()])
-    names = list(_argument_names(signature))
+    arguments, names = flow.arguments(module.get_entry_func_name()), list(_argument_names(signature))
     if len(names) != len(arguments):
         raise ValueError(f"the code has {len(arguments)} arguments, the signature {len(names)}")
     loaded, stored, addresses = flow.sources(flow.loaded), flow.sources(flow.stored), flow.address_sources()
@@ -92,24 +91,13 @@ def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
             yield name
 
 
-class _Operation(NamedTuple):
-    """An operation; values, regions and blocks are numbers."""
-
-    name: str
-    operands: list[int]
-    results: list[int]
-    regions: list[int]
-    region: int  # the region that it is in
-    symbol: str  # the function that it declares or calls
-    addresses: list[int]  # operands that inline assembly may use as addresses
-
-
 class _Flow:
-    """Values of a module, and what each is derived from."""
+    """Values of a module, and what each is derived from. Values, regions and blocks are numbers."""
 
     def __init__(self, module: Any) -> None:
         self.loaded: set[int] = set()
         self.stored: set[int] = set()
+        self.functions: dict[str, int] = {}  # name -> region
         self._derived: defaultdict[int, set[int]] = defaultdict(set)
         self._addresses: set[int] = set()  # values that become pointers, though they are none
         self._based: set[int] = set()
@@ -117,61 +105,57 @@ class _Flow:
         self._read_from: dict[int, list[int]] = {}  # result of a load -> the pointer that it was loaded from
         self._blocks: defaultdict[int, dict[int, list[tuple[int, str]]]] = defaultdict(dict)
         """Region -> its blocks -> their arguments, as (value, type)."""
-        operations: list[_Operation] = []
-        module.walk(lambda operation: operations.append(self._read(operation)))
-        self.functions = {item.symbol: item.regions[0] for item in operations if item.name == "tt.func"}
         self._ends: defaultdict[int, list[list[int]]] = defaultdict(list)  # region -> operands of what ends it
+        operations: list[Any] = []
+        module.walk(operations.append)
         for item in operations:
-            if item.name in _ENDS:
-                self._ends[item.region].append(item.operands[item.name == "scf.condition" :])
+            self._note(item)
         for item in operations:
             self._follow(item)
 
-    def _read(self, operation: Any) -> _Operation:
-        name, block = operation.get_name(), operation.get_block()
-        operands = [operation.get_operand(index) for index in range(operation.get_num_operands())]
-        region = block.get_parent().id() if block is not None else 0
-        if block is not None and block.id() not in self._blocks[region]:
-            arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
-            self._blocks[region][block.id()] = [(item.id(), str(item.get_type())) for item in arguments]
-        symbol = operation.get_str_attr("sym_name") if name == "tt.func" else ""
-        is_assembly = name == "tt.elementwise_inline_asm" and "[" in (operation.get_str_attr("asm_string") or "")
-        return _Operation(
-            name,
-            [item.id() for item in operands],
-            [operation.get_result(index).id() for index in range(operation.get_num_results())],
-            [operation.get_region(index).id() for index in range(operation.get_num_regions())],
-            region,
-            operation.get_flat_symbol_ref_attr("callee") if name == "tt.call" else symbol,
-            [item.id() for item in operands if is_assembly and "i64" in str(item.get_type())],
-        )
+    def _note(self, item: Any) -> None:
+        """Note the block of an operation, the function that it declares, and what it hands on from its region."""
+        name, block = item.get_name(), item.get_block()
+        if block is None:
+            return
+        region = block.get_parent().id()
+        arguments = [block.get_argument(index) for index in range(block.get_num_arguments())]
+        self._blocks[region].setdefault(block.id(), [(value.id(), str(value.get_type())) for value in arguments])
+        if name == "tt.func":
+            self.functions[item.get_str_attr("sym_name")] = item.get_region(0).id()
+        elif name in _ENDS:
+            self._ends[region].append(_operands(item)[name == "scf.condition" :])
 
-    def arguments(self, region: int) -> list[tuple[int, str]]:
+    def arguments(self, function: str) -> list[tuple[int, str]]:
         """Return the arguments of a function, as (value, type)."""
-        return next(iter(self._blocks[region].values()))
+        return next(iter(self._blocks[self.functions[function]].values()))
 
-    def _follow(self, item: _Operation) -> None:
+    def _follow(self, item: Any) -> None:
         """Note what an operation hands on, else what it does to memory, or computes."""
-        name, operands = item.name, item.operands
+        name, operands = item.get_name(), _operands(item)
+        results = [item.get_result(index).id() for index in range(item.get_num_results())]
+        regions = [item.get_region(index).id() for index in range(item.get_num_regions())]
         if name == "tt.call":
-            callee = self.functions[item.symbol]
+            callee = item.get_flat_symbol_ref_attr("callee")
             self._derive([value for value, _ in self.arguments(callee)], operands)
-            for returned in self._ends.get(callee, ()):
-                self._derive(item.results, returned)
+            for returned in self._ends.get(self.functions[callee], ()):
+                self._derive(results, returned)
         elif name in ("cf.br", "cf.cond_br"):  # the bindings do not tell which block each operand goes to
-            _, *others = self._blocks[item.region].values()
+            _, *others = self._blocks[item.get_block().get_parent().id()].values()
             for value in (value for arguments in others for value, _ in arguments):
                 self._derived[value].update(operands)
-        elif name.startswith("scf.") and item.regions:
+        elif name.startswith("scf.") and regions:
             # results and arguments of a loop are its last operands, then what its regions hand on
             begin = [operands] if name in ("scf.for", "scf.while") else []
-            blocks = [arguments for region in item.regions for arguments in self._blocks[region].values()]
-            for handed in (*begin, *(end for region in item.regions for end in self._ends.get(region, ()))):
-                for values in (item.results, *([value for value, _ in arguments] for arguments in blocks)):
+            blocks = [arguments for region in regions for arguments in self._blocks[region].values()]
+            for handed in (*begin, *(end for region in regions for end in self._ends.get(region, ()))):
+                for values in (results, *([value for value, _ in arguments] for arguments in blocks)):
                     self._derive(values[::-1], handed[::-1])
         elif name not in _ENDS and name != "tt.func":
-            self._compute(name, operands, item.results)
-            self._addresses.update(item.addresses)
+            self._compute(name, operands, results)
+            if name == "tt.elementwise_inline_asm" and "[" in (item.get_str_attr("asm_string") or ""):
+                kinds = (str(item.get_operand(index).get_type()) for index in range(len(operands)))
+                self._addresses.update(value for value, kind in zip(operands, kinds, strict=True) if "i64" in kind)
 
     def _compute(self, name: str, operands: list[int], results: list[int]) -> None:
         short, address, others = name.partition(".")[2], operands[:1], operands[1:]
@@ -219,6 +203,10 @@ class _Flow:
     def _derive(self, values: Sequence[int], origins: Sequence[int]) -> None:
         for value, origin in zip(values, origins, strict=False):
             self._derived[value].add(origin)
+
+
+def _operands(operation: Any) -> list[int]:
+    return [operation.get_operand(index).id() for index in range(operation.get_num_operands())]
 
 
 def _usage(kernel: Kernel, launch: Launch, code: Any) -> dict[str, Use]:

@@ -1,4 +1,4 @@
-"""Compiling for arches that are not here: the facts are each arch's own, whatever was compiled before."""
+"""Compiling without a GPU: facts of each arch, and hashes of machine code by which two compilers agree or not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +15,42 @@ from fp8tune.measure import edges
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
-SCRIPT = r"""
+PROGRAMS = r"""
 import json
 import os
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from fp8tune.measure import compiling
 from fp8tune.measure.compiling import alike, compile_config
+from fp8tune.measure.programs import Wanted, compile_programs
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
-def compiled(arch, fp8_dtype, num_stages=1, **options):
-    problem = Problem("rowwise-2d", NamedInts(M=64, K=512), fp8_dtype=fp8_dtype)
-    config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=4, num_stages=num_stages, **options)
-    return asdict(compile_config("rowwise-2d", problem, config, arch, 200_000, is_run=arch == "sm_90"))
+def launch(M, K=512, warps=4, stages=1, fp8_dtype="float8_e4m3fn", **options):
+    problem = Problem("rowwise-2d", NamedInts(M=M, K=K), fp8_dtype=fp8_dtype)
+    config = NamedInts(BLOCK_SIZE=1, BLOCK_SIZE_ITER=1024, num_warps=warps, num_stages=stages, **options)
+    return Wanted("rowwise-2d", problem, config)
+
+wanted = {"small": launch(64), "large": launch(640), "odd": launch(64, 513), "warps": launch(64, warps=8),
+          "refused": launch(64, fp8_dtype="float8_e4m3fnuz")}
+calls = []
+programs = compile_programs([*wanted.values()] * 2, "sm_90", progress=lambda *counts: calls.append(counts))
+results = {
+    "hashes": {name: programs.hashes.get(item) for name, item in wanted.items()},
+    "failures": [name for name, item in wanted.items() if item in programs.failures],
+    "compiler": vars(programs.compiler),
+    "programs": [programs.programs, programs.left],
+    "files": len([*Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")]),
+    "last": calls[-1],
+    "stopped": compile_programs([launch(32)], "sm_90", is_over=lambda: True).left,
+}
+"""
+ARCHES = r"""
+def compiled(arch, fp8_dtype, stages=1, **options):
+    item = launch(64, stages=stages, fp8_dtype=fp8_dtype, **options)
+    return asdict(compile_config("rowwise-2d", item.problem, item.config, arch, 200_000, is_run=arch == "sm_90"))
 
 def refused_by_the_assembler():
     with tempfile.TemporaryDirectory() as folder:
@@ -35,19 +58,14 @@ def refused_by_the_assembler():
         assembler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "release 12.8, V12.8.93" && exit\nexit 1\n')
         assembler.chmod(0o755)
         os.environ["TRITON_PTXAS_PATH"] = str(assembler)
-        return compiled("sm_90", "float8_e4m3fn", num_stages=5)
-
-def distinct_shapes(*shapes):
-    problems = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in shapes]
-    return [list(first.shape.values()) for first, *_ in alike("rowwise-2d", problems, "gfx942")]
+        return compiled("sm_90", "float8_e4m3fn", stages=5)
 
 def codes_of_edges():
     # Sizes that 16 divides alike share a binary; other ones, and another alignment, have their own.
-    spec, (aligned, odd, odd_too) = load_spec("rowwise-2d"), (
-        Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in ((3, 64), (3, 67), (1, 69))
-    )
-    problems, offsets = (aligned, odd, odd_too, aligned, aligned), (0, 0, 0, 1, 8)
-    edges = [Edge("", problem, offset=offset) for problem, offset in zip(problems, offsets)]
+    spec = load_spec("rowwise-2d")
+    aligned, odd, odd_too = (Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in ((3, 64), (3, 67), (1, 69)))
+    offsets = [(aligned, 0), (odd, 0), (odd_too, 0), (aligned, 1), (aligned, 8)]
+    edges = [Edge("", problem, offset=offset) for problem, offset in offsets]
     compiling.load_spec, counts = lambda reference: replace(spec, edges=lambda problem: edges), []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
@@ -56,48 +74,81 @@ def codes_of_edges():
             counts.append(len([*Path(folder).rglob("*.hsaco")]))
     return counts
 
-results = {
-    "sm_90": compiled("sm_90", "float8_e4m3fn"),
-    "sm_90 fnuz": compiled("sm_90", "float8_e4m3fnuz"),
-    "gfx942": compiled("gfx942", "float8_e4m3fnuz"),
-    "gfx90a": compiled("gfx90a", "float8_e4m3fnuz", waves_per_eu=2),
-    "refused": refused_by_the_assembler(),
-    "distinct": distinct_shapes((640, 512), (64, 512), (256, 512), (64, 513)),
+shapes = [Problem("rowwise-2d", NamedInts(M=M, K=K)) for M, K in ((640, 512), (64, 512), (256, 512), (64, 513))]
+small = wanted["small"]
+alone = compile_config(small.reference, small.problem, small.config, "sm_90", 200_000).facts
+results |= {
+    "alone": [alone.code_hash, alone.compiler == programs.compiler],
+    "arches": {
+        "sm_90": compiled("sm_90", "float8_e4m3fn"),
+        "sm_90 fnuz": compiled("sm_90", "float8_e4m3fnuz"),
+        "gfx942": compiled("gfx942", "float8_e4m3fnuz"),
+        "gfx90a": compiled("gfx90a", "float8_e4m3fnuz", waves_per_eu=2),
+        "refused": refused_by_the_assembler(),
+    },
+    "distinct": [list(first.shape.values()) for first, *_ in alike("rowwise-2d", shapes, "gfx942")],
     "edges": codes_of_edges(),
 }
-print(json.dumps(results))
 """
 
 
-@pytest.mark.slow
-def test_one_process_compiles_for_several_arches() -> None:
+def run(script: str, cache: Path, **settings: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=300)
+    environment |= {"TRITON_CACHE_DIR": str(cache), **settings}
+    command = [sys.executable, "-c", f"{script}\nprint(json.dumps(results))"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
-    distinct = results.pop("distinct")
-    refused = results.pop("refused")
-    assert results.pop("edges") == [3, 3]
-    assert refused["status"] == "compile_error"
-    assert "ptxas" in refused["reason"]
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
-    assert {arch: result["status"] for arch, result in results.items()} == {
+    return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All that one process compiles."""
+    return run(PROGRAMS + ARCHES, tmp_path_factory.mktemp("first"))
+
+
+@pytest.mark.slow
+def test_one_process_compiles_for_several_arches(first: dict[str, Any]) -> None:
+    arches = first["arches"]
+    assert first["edges"] == [3, 3]
+    assert "ptxas" in arches["refused"]["reason"]
+    statuses = {
         "sm_90": "ok",
         "sm_90 fnuz": "compile_error",
         "gfx942": "ok",
         "gfx90a": "ok",
+        "refused": "compile_error",
     }
-    assert "\n" not in results["sm_90 fnuz"]["reason"]
-    for arch in ("sm_90", "gfx942"):
-        assert results[arch]["facts"]["registers"] > 0
-        assert results[arch]["facts"]["spill_bytes"] == 0
-    assert results["sm_90"]["facts"]["registers"] != results["gfx942"]["facts"]["registers"]
-    code = {arch: result["facts"]["code"] for arch, result in results.items()}
+    assert {arch: result["status"] for arch, result in arches.items()} == statuses
+    assert "\n" not in arches["sm_90 fnuz"]["reason"]
+    registers = [arches[arch]["facts"]["registers"] for arch in ("sm_90", "gfx942")]
+    assert min(registers) > 0
+    assert registers[0] != registers[1]
+    assert [arches[arch]["facts"]["spill_bytes"] for arch in ("sm_90", "gfx942")] == [0, 0]
+    code = {arch: result["facts"]["code"] for arch, result in arches.items()}
     assert code["sm_90"] is None  # it is read only where asked for
     assert all(0 < code[arch]["resident_warps"] <= 32 for arch in ("gfx942", "gfx90a"))
     assert code["gfx942"]["fp8_conversions"] > 0
     assert code["gfx90a"]["fp8_conversions"] == 0  # it has no such instruction
-    assert distinct == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513
+    assert first["distinct"] == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513
+
+
+@pytest.mark.slow
+def test_compilers_agree_on_the_same_code_and_on_nothing_else(first: dict[str, Any], tmp_path: Path) -> None:
+    hashes = first["hashes"]
+    assert hashes["small"] == hashes["large"]
+    assert len({hashes[name] for name in ("small", "odd", "warps")}) == 3
+    assert first["failures"] == ["refused"]
+    assert first["alone"] == [hashes["small"], True]  # a sweep and a later compilation say the same
+    assert (first["programs"], first["files"], first["last"], first["stopped"]) == ([3, 0], 3, [5, 5], 1)  # each once
+    assert first["compiler"]["ptxas"].count(".") == 2
+    unfused = run(PROGRAMS, tmp_path / "second", TRITON_DEFAULT_FP_FUSION="0")  # there is nothing to fuse
+    assert unfused["hashes"] == hashes
+    assert unfused["compiler"]["codegen"] == "fp_fusion=0"
+    unoptimized = run(PROGRAMS, tmp_path / "third", DISABLE_PTXAS_OPT="1")
+    assert unoptimized["compiler"]["codegen"] == "fp_fusion=1 DISABLE_PTXAS_OPT=1"
+    assert all(unoptimized["hashes"][name] != hashes[name] for name in ("small", "odd", "warps"))
 
 
 def test_a_tensors_alignment_is_part_of_what_code_is_specialized_on() -> None:

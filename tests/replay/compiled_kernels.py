@@ -1,12 +1,15 @@
-"""Kernels whose code test_ir compiles and reads."""
+"""Kernels whose code is compiled and read. Names of arguments begin with what the kernel does to their memory.
+
+``r`` reads, ``w`` writes, ``rw`` both, ``no`` neither; ``at`` reads addresses, ``to`` is one, ``i`` reads integers.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def loop(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):
-    a, b, c = a_ptr + tl.arange(0, BLOCK), b_ptr + tl.arange(0, BLOCK), c_ptr + tl.arange(0, BLOCK)
+def loop(r_a, w_b, w_c, n, BLOCK: tl.constexpr):
+    a, b, c = r_a + tl.arange(0, BLOCK), w_b + tl.arange(0, BLOCK), w_c + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for _ in range(0, n, BLOCK):
         total += tl.load(a)
@@ -18,36 +21,36 @@ def loop(a_ptr, b_ptr, c_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def until(a_ptr, b_ptr, n):
+def until(r_a, w_b, n):
     i = 0
-    at = a_ptr
+    at = r_a
     while i < n:
         i += tl.load(at).to(tl.int32)
         at += 1
-    tl.store(b_ptr, i)
+    tl.store(w_b, i)
 
 
 @triton.jit
-def atomic(total_ptr, lock_ptr, unused_ptr):
-    tl.atomic_xchg(lock_ptr, 1.0)
-    tl.atomic_add(total_ptr, 1.0)
+def atomic(rw_total, rw_lock, no_x):
+    tl.atomic_xchg(rw_lock, 1.0)
+    tl.atomic_add(rw_total, 1.0)
 
 
 @triton.jit
-def either(flag_ptr, a_ptr, b_ptr, c_ptr, n):
+def either(r_flag, w_a, w_b, w_c, n):
     if n == 7:
         return
-    if tl.load(flag_ptr) > 0:
-        at = a_ptr
-        tl.store(c_ptr, 1.0)
+    if tl.load(r_flag) > 0:
+        at = w_a
+        tl.store(w_c, 1.0)
     else:
-        at = b_ptr
+        at = w_b
     tl.store(at, 1.0)
 
 
 @triton.jit
-def in_place(x_ptr, n, BLOCK: tl.constexpr):
-    at = x_ptr + tl.arange(0, BLOCK)
+def in_place(rw_x, n, BLOCK: tl.constexpr):
+    at = rw_x + tl.arange(0, BLOCK)
     tl.store(at, tl.load(at, mask=tl.arange(0, BLOCK) < n) * 2, mask=tl.arange(0, BLOCK) < n)
 
 
@@ -58,14 +61,14 @@ def _device(from_ptr, to_ptr):
 
 
 @triton.jit
-def calls(a_ptr, b_ptr):
-    _device(a_ptr + 1, b_ptr + 1)
+def calls(r_a, w_b):
+    _device(r_a + 1, w_b + 1)
 
 
 @triton.jit
-def descriptors(source, target_ptr, M, N, BLOCK: tl.constexpr):
-    target = tl.make_tensor_descriptor(target_ptr, [M, N], [N, 1], [BLOCK, BLOCK])
-    target.store([0, 0], source.load([0, 0]))
+def descriptors(r_source, w_target, M, N, BLOCK: tl.constexpr):
+    target = tl.make_tensor_descriptor(w_target, [M, N], [N, 1], [BLOCK, BLOCK])
+    target.store([0, 0], r_source.load([0, 0]))
 
 
 @triton.jit
@@ -74,41 +77,41 @@ def _cast(address):
 
 
 @triton.jit
-def table(at_ptr, sizes_ptr, out_ptr):
+def table(at_x, i_sizes, w_out):
     """Addresses in a tensor, cast in a function that it calls."""
-    data = _cast(tl.load(at_ptr + tl.program_id(0)))
-    for start in range(0, tl.load(sizes_ptr).to(tl.int32), 16):
-        tl.store(out_ptr + tl.arange(0, 16), tl.load(data + start + tl.arange(0, 16)))
+    data = _cast(tl.load(at_x + tl.program_id(0)))
+    for start in range(0, tl.load(i_sizes).to(tl.int32), 16):
+        tl.store(w_out + tl.arange(0, 16), tl.load(data + start + tl.arange(0, 16)))
 
 
 @triton.jit
-def nested(at_ptr, which_ptr):
+def nested(at_x, i_which):
     """Load an address from a place that is loaded, too."""
-    place = tl.load(which_ptr + tl.program_id(0))
-    tl.store(tl.cast(tl.load(at_ptr + place) + 4, tl.pointer_type(tl.float32)), 1.0)
+    place = tl.load(i_which + tl.program_id(0))
+    tl.store(tl.cast(tl.load(at_x + place) + 4, tl.pointer_type(tl.float32)), 1.0)
 
 
 @triton.jit
-def address(x_ptr, to):
-    tl.store(to.to(tl.pointer_type(tl.float32)), tl.load(x_ptr))
+def address(r_x, to):
+    tl.store(to.to(tl.pointer_type(tl.float32)), tl.load(r_x))
 
 
 @triton.jit
-def in_assembly(at_ptr):
+def in_assembly(at_x):
     tl.inline_asm_elementwise(
-        "{ st.global.b32 [$1], 1; mov.u32 $0, 0; }", "=r,l", [tl.load(at_ptr)], dtype=tl.int32, is_pure=False, pack=1
+        "{ st.global.b32 [$1], 1; mov.u32 $0, 0; }", "=r,l", [tl.load(at_x)], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
 @triton.jit
-def aligned(x_ptr, offsets_ptr):
+def aligned(rw_x, i_offsets):
     """A pointer that is computed as an integer is based on an argument's memory."""
-    at = (x_ptr.to(tl.int64) + tl.load(offsets_ptr)) & -16
-    tl.store(at.to(tl.pointer_type(tl.float32)), tl.load(x_ptr) + 1)
+    at = (rw_x.to(tl.int64) + tl.load(i_offsets)) & -16
+    tl.store(at.to(tl.pointer_type(tl.float32)), tl.load(rw_x) + 1)
 
 
 @triton.jit
-def seeded(x_ptr, seed, counts_ptr):
+def seeded(w_x, seed, i_counts):
     """64-bit integers that become numbers."""
     at = tl.arange(0, 16)
-    tl.store(x_ptr + tl.load(counts_ptr) + at, tl.rand(seed, at))
+    tl.store(w_x + tl.load(i_counts) + at, tl.rand(seed, at))

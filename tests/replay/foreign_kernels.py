@@ -10,10 +10,66 @@ from triton.runtime import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 CONFIGS = [triton.Config({"B": 64}), triton.Config({"B": 128})]
+HOOKED = []  # block of each launch that called a hook
 
 
 def blocks(n):
     return lambda config: (triton.cdiv(n, config["B"]),)
+
+
+@triton.jit
+def copy(x, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+copied = triton.autotune(CONFIGS, ["n"])(copy)
+hooked = triton.autotune(
+    CONFIGS,
+    ["n"],
+    pre_hook=lambda arguments, reset_only=False: HOOKED.append(arguments["B"]),
+    prune_configs_by={"perf_model": lambda **arguments: 1.0, "top_k": 1},
+)(copy)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def wrong_block(x, y, n, B: tl.constexpr):
+    """Wrong by one where B is 128."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n) + (B == 128), mask=at < n)
+
+
+@triton.autotune(CONFIGS, ["n"])
+@triton.jit
+def drops_tail(x, y, n, B: tl.constexpr):
+    """Drop the elements past the last whole block where B is 128; no round size shows it."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    end = n // B * B if B == 128 else n
+    tl.store(y + at, tl.load(x + at, mask=at < end), mask=at < end)
+
+
+@triton.autotune(CONFIGS, ["n"], reset_to_zero=["total"])
+@triton.jit
+def accumulate(x, total, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.atomic_add(total, tl.sum(tl.load(x + at, mask=at < n, other=0), 0))
+
+
+@triton.autotune(CONFIGS, ["n"], restore_value=["x"])
+@triton.jit
+def double_in_place(x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def run_in_memory():
+    x, y, total = torch.ones(256), torch.empty(256), torch.zeros(1)
+    accumulate[blocks(256)](x, total, 256)
+    double_in_place[blocks(256)](x, 256)
+    for kernel in (wrong_block, drops_tail):
+        kernel[blocks(256)](x, y, 256)
+    assert (total.item(), y.unique().tolist()) == (256, [2])
 
 
 def zeroed(*names):
@@ -189,9 +245,11 @@ def run_addresses():
 
 def fitted(configs, args, **rest):
     """Triton times whatever this returns: no config of it is declared."""
+    result = []
     for config in configs:
         block = min(config.kwargs["B"], triton.next_power_of_2(args["n"]))
-        yield triton.Config({"B": block, "EVEN": args["n"] % block == 0}, num_warps=config.num_warps)
+        result.append(triton.Config({"B": block, "EVEN": args["n"] % block == 0}, num_warps=config.num_warps))
+    return result
 
 
 def not_too_large(configs, args, **rest):
@@ -203,7 +261,7 @@ def pruned_by(function):
     return triton.autotune(configs, key=["n"], prune_configs_by={"early_config_prune": function})
 
 
-@pruned_by(lambda *args, **rest: list(fitted(*args, **rest)))
+@pruned_by(fitted)
 @triton.jit
 def increment(x, y, n, B: tl.constexpr, EVEN: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
@@ -228,46 +286,6 @@ def run_pruned(kernel, *sizes):
         assert torch.equal(y, x + 1)
 
 
-@triton.autotune(CONFIGS, ["n"], reset_to_zero=["total"])
-@triton.jit
-def accumulate(x, total, n, B: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.atomic_add(total, tl.sum(tl.load(x + at, mask=at < n, other=0), 0))
-
-
-@triton.autotune(CONFIGS, ["n"], restore_value=["x"])
-@triton.jit
-def double_in_place(x, n, B: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
-
-
-@triton.autotune(CONFIGS, ["n"])
-@triton.jit
-def wrong_block(x, y, n, B: tl.constexpr):
-    """Wrong by one where B is 128."""
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + at, tl.load(x + at, mask=at < n) + (B == 128), mask=at < n)
-
-
-@triton.autotune(CONFIGS, ["n"])
-@triton.jit
-def drops_tail(x, y, n, B: tl.constexpr):
-    """Drop the elements past the last whole block where B is 128; no round size shows it."""
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    end = n // B * B if B == 128 else n
-    tl.store(y + at, tl.load(x + at, mask=at < end), mask=at < end)
-
-
-def run_in_memory():
-    x, y, total = torch.ones(256), torch.empty(256), torch.zeros(1)
-    accumulate[blocks(256)](x, total, 256)
-    double_in_place[blocks(256)](x, 256)
-    for kernel in (wrong_block, drops_tail):
-        kernel[blocks(256)](x, y, 256)
-    assert (total.item(), y.unique().tolist()) == (256, [2])
-
-
 @triton.autotune([triton.Config({"ROWS": rows}) for rows in (1, 2)], key=["columns"])
 @triton.heuristics({"B": lambda args: triton.next_power_of_2(args["columns"])})
 @triton.jit
@@ -277,6 +295,10 @@ def softmax(x, y, rows, columns, stride, ROWS: tl.constexpr, B: tl.constexpr):
         value = tl.load(x + row * stride + at, mask=at < columns, other=float("-inf"))
         power = tl.exp(value - tl.max(value, 0))
         tl.store(y + row * stride + at, power / tl.sum(power, 0), mask=at < columns)
+
+
+def softmaxed(x):
+    return torch.softmax(x, -1)
 
 
 def run_softmax(rows, columns):
@@ -304,6 +326,18 @@ def run_gather(n, scale=2.0):
     x = torch.ones(2 * n, dtype=torch.bfloat16)
     index, count = torch.arange(n, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     gather[blocks(n)](x[n:], index, count, n, scale=scale, DTYPE=tl.float32, FUNCTION=twice)
+
+
+@triton.autotune(CONFIGS, key=["n"])
+@triton.jit
+def in_blocks(x, y, order, n, B: tl.constexpr):
+    """Copy the blocks in an order that has a number for each block."""
+    at = tl.load(order + tl.program_id(0)) * B + tl.arange(0, B)
+    tl.store(y + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def backwards(config, *, order, n, **others):
+    return {"order": torch.arange(n // config["B"] - 1, -1, -1, dtype=order.dtype, device=order.device)}
 
 
 def main():

@@ -47,11 +47,3 @@ def record(folder: Path, *arguments: str, program: tuple[str, ...], **more: str)
     command = ("record", "-o", output, *arguments, "--", *program)
     process = ended(*command, cwd=folder, TRITON_INTERPRET="1", **more)
     return Recorded(read(output) if output.exists() else None, *process)
-
-
-def quick_count(recorded: Recorded) -> int:
-    """Return how often the kernel of :data:`QUICK` was launched, all processes together."""
-    assert recorded.recording is not None, recorded.stderr
-    (kernel,) = recorded.recording.kernels
-    assert kernel.name.endswith(":quick")
-    return sum(launch.count for launch in kernel.launches)

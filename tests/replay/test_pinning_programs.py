@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -30,25 +31,17 @@ KEYS = {
 TWELVE = "benchmarks.real.twelve_kernels"
 
 
-def write_tables(folder: Path, **changed: int) -> str:
-    """Write a table of each of the twelve kernels, whose configs are not the first; return the folder."""
-    folder.mkdir()
-    for name, key in KEYS.items():
-        axis, value = ("TILE", 32) if key is TILE else ("BLOCK", 256 if key is ROW else 1024)
-        write_table(folder / f"{name}.py", f"{TWELVE}:{name}", {key: {axis: changed.get(name, value)}})
-    return str(folder)
-
-
-def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]], device: str = "") -> None:
-    table = {device: {key: {"kwargs": dict(kwargs), "num_warps": 8} for key, kwargs in rows.items()}}
+def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    table = {"": {key: {"kwargs": dict(kwargs), "num_warps": 8} for key, kwargs in rows.items()}}
     path.write_text(f"\nKERNEL = {kernel!r}\nKEY = ('n',)\nTABLE = {table!r}\n")
 
 
 def start(folder: Path, *program: str, **variables: str) -> subprocess.Popen[str]:
     paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "kernels")))
     environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1", **variables}
-    command = (sys.executable, *program)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = (sys.executable, *program)
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -57,7 +50,7 @@ import datetime, json, os, sys, time
 import fp8tune_kernels  # as fp8tune_kernels.pth does in a process with FP8TUNE_PIN
 assert "triton" not in sys.modules
 import torch.distributed as dist
-rank, (first, second), port = int(os.environ["RANK"]), sys.argv[1:3], int(sys.argv[3])
+rank, port = int(os.environ["RANK"]), int(sys.argv[1])
 from {TWELVE} import step, KERNELS
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -81,44 +74,36 @@ os._exit(0)
 """
 
 
-def two_ranks(folder: Path, tables: tuple[str, str], port: int) -> list[dict[str, object]]:
-    environments = [{"FP8TUNE_PIN": f"{table}:strict", "RANK": str(rank)} for rank, table in enumerate(tables)]
-    ranks = [start(folder, "-c", RANK, *tables, str(port), WORLD_SIZE="2", **variables) for variables in environments]
-    outputs = [rank.communicate(timeout=200) for rank in ranks]
-    assert all(output for output, _ in outputs), outputs
-    return [json.loads(output) for output, _ in outputs]
-
-
-def free_port() -> int:
-    import socket
-
+@pytest.mark.parametrize("gelu", [1024, 2048])
+def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs(tmp_path: Path, gelu: int) -> None:
+    """Twelve kernels, whose configs are not the first; ``gelu``: its block in the second rank's table."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
-
-
-def test_two_ranks_launch_twelve_kernels_with_equal_configs_and_tune_none(tmp_path: Path) -> None:
-    table = write_tables(tmp_path / "tables")
-    first, second = two_ranks(tmp_path, (table, write_tables(tmp_path / "same")), free_port())
-    assert first["configs"] == second["configs"]
-    assert len(first["kernels"]) == 12
-    for rank in (first, second):
+        port = str(server.getsockname()[1])
+    processes = []
+    for rank in range(2):
+        for name, key in KEYS.items():
+            kwargs = {"TILE": 32} if key is TILE else {"BLOCK": 256 if key is ROW else 1024}
+            kwargs = {"BLOCK": gelu} if name == "gelu" and rank else kwargs
+            write_table(tmp_path / str(rank) / f"{name}.py", f"{TWELVE}:{name}", {key: kwargs})
+        variables = {"FP8TUNE_PIN": f"{tmp_path / str(rank)}:strict", "RANK": str(rank), "WORLD_SIZE": "2"}
+        processes.append(start(tmp_path, "-c", RANK, port, **variables))
+    outputs = [process.communicate(timeout=200) for process in processes]
+    assert all(output for output, _ in outputs), outputs
+    ranks = [json.loads(output) for output, _ in outputs]
+    if gelu != 1024:
+        (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in ranks if rank["error"]]
+        assert f"differ in table of {TWELVE}:gelu: install the same" in error
+        assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
+        assert error_s < 1
+        return
+    assert ranks[0]["configs"] == ranks[1]["configs"]
+    for rank in ranks:
         assert (rank["error"], rank["waiting"], rank["requests"]) == ("", [], [])
-        assert {row["kernel"]: row["keys"] for row in rank["kernels"]} == {
-            f"{TWELVE}:{name}": {str(key): str(key)} for name, key in KEYS.items()
-        }
+        keys = {f"{TWELVE}:{name}": {str(key): str(key)} for name, key in KEYS.items()}
+        assert {row["kernel"]: row["keys"] for row in rank["kernels"]} == keys
         assert not any(row["tuned_s"] for row in rank["kernels"])
         assert all("num_warps: 8" in config for config in rank["configs"])
-
-
-def test_a_rank_with_another_table_fails_within_a_second_and_says_which(tmp_path: Path) -> None:
-    tables = (write_tables(tmp_path / "tables"), write_tables(tmp_path / "older", gelu=2048))
-    ranks = two_ranks(tmp_path, tables, free_port())
-    (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in ranks if rank["error"]]
-    assert f"differ in table of {TWELVE}:gelu: install the same" in error
-    assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
-    assert error_s < 1
 
 
 LATER = """
@@ -148,7 +133,6 @@ def test_kernels_are_pinned_whenever_they_are_made_and_the_rest_is_reported(
 ) -> None:
     """In a module that is imported later, and in the program itself, which is no module to import."""
     tables = tmp_path / "tables"
-    tables.mkdir()
     write_table(tables / "quick.py", "mine:quick", {(640,): {"BLOCK": 128}})
     if is_in_environment:
         write_table(tables / "here.py", "later.py:here", {(500,): {"BLOCK": 128}})
@@ -173,33 +157,24 @@ def test_kernels_are_pinned_whenever_they_are_made_and_the_rest_is_reported(
     ("variable", "message"),
     [
         ("nowhere", "FP8TUNE_PIN='nowhere': no such file or folder"),
-        ("tables:strickt", "MODE of off, strict, nearest, tune"),
-        ("tables:strict", r"no config for the key (640,): run fp8tune tune --kernel mine:quick -- python"),
+        ("quick.py:strickt", "MODE of off, strict, nearest, tune"),
+        ("quick.py:strict", r"no config for the key (640,): run fp8tune tune --kernel mine:quick -- python"),
+        ("own.py", ""),  # the table of the environment stays, whatever the program pins
     ],
 )
-def test_a_process_that_cannot_be_pinned_as_asked_stops(tmp_path: Path, variable: str, message: str) -> None:
-    (tmp_path / "tables").mkdir()
+def test_a_process_is_pinned_by_its_environment_or_stops(tmp_path: Path, variable: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(QUICK)
-    write_table(tmp_path / "tables" / "quick.py", "mine:quick", {(64,): {"BLOCK": 128}})
-    process = start(tmp_path, "-c", "import fp8tune_kernels, mine; mine.run(640)", FP8TUNE_PIN=variable)
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    line = errors.splitlines()[-1]
-    assert line.startswith("fp8tune_kernels.pinning.PinError: ")
-    assert message in line
-
-
-def test_a_table_of_the_environment_stays_whatever_the_program_pins(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(QUICK)
-    write_table(tmp_path / "quick.py", "mine:quick", {(640,): {"BLOCK": 128}})
-    write_table(tmp_path / "own.py", "mine:quick", {(640,): {"BLOCK": 64}})
-    program = (
-        "import fp8tune_kernels as f, mine; f.pin('own.py'); f.pin('own.py', mine.quick); mine.run(640)\n"
-        "print(mine.quick.best_config.kwargs)"
-    )
-    process = start(tmp_path, "-c", program, FP8TUNE_PIN="quick.py")
+    write_table(tmp_path / "quick.py", "mine:quick", {(64,): {"BLOCK": 64}})
+    write_table(tmp_path / "own.py", "mine:quick", {(640,): {"BLOCK": 128}})
+    pins = "f.pin('quick.py'); f.pin('quick.py', mine.quick); " if not message else ""
+    program = f"import fp8tune_kernels as f, mine; {pins}mine.run(640); print(mine.quick.best_config.kwargs)"
+    process = start(tmp_path, "-c", program, FP8TUNE_PIN=variable)
     output, errors = process.communicate()
-    assert output == "{'BLOCK': 128}\n", errors
+    assert (process.returncode, output) == ((1, "") if message else (0, "{'BLOCK': 128}\n")), errors
+    if message:
+        line = errors.splitlines()[-1]
+        assert line.startswith("fp8tune_kernels.pinning.PinError: ")
+        assert message in line
 
 
 @pytest.mark.parametrize(("sizes", "code"), [("640", 0), ("640, 64", 1)])

@@ -7,13 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import foreign_kernels
 import pytest
 import torch
-import toy_kernels
-import toy_recording
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_recording import by_blocks, copies, floats, written
+from toy_recording import by_blocks, copies, floats, kernel, softmax, written
 
 from fp8tune.errors import UsageError
 from fp8tune.measure.comparing import Rule
@@ -25,8 +24,8 @@ from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Scalar, Tenso
 from fp8tune.replay.spec import RecordedSpec, build, repeatable
 
 
-def spec_of(kernel: Kernel, function: Any = None, **options: Any) -> RecordedSpec:
-    return build(kernel, function or getattr(toy_kernels, kernel.name.partition(":")[2]), **options)
+def spec_of(recorded: Kernel, function: Any = None, **options: Any) -> RecordedSpec:
+    return build(recorded, function or getattr(foreign_kernels, recorded.name.partition(":")[2]), **options)
 
 
 def only(spec: RecordedSpec) -> Any:
@@ -38,31 +37,33 @@ def run(spec: RecordedSpec, config: dict[str, int]) -> tuple[Any, Any]:
     """Return the first input and the first output of a launch."""
     inputs = spec.inputs(only(spec), "cpu")
     outputs = spec.outputs(*inputs)
-    for output in outputs:
-        output.zero_()
     spec.launch(NamedInts({"num_warps": 4, "num_stages": 3, **config}), inputs, outputs)
     return inputs[0], outputs[0]
 
 
 def test_problems_have_the_key_first_then_dtypes_that_differ_and_no_strides() -> None:
-    spec = spec_of(toy_recording.softmax(64, 96))
+    spec = spec_of(softmax(64, 96))
     problem = only(spec)
     assert list(problem.shape.items()) == [("columns", 96), ("rows", 64)]
     assert spec.lookup_key(problem) == NamedInts(columns=96)
-    assert problem.input_layout.startswith("recorded-")
-    assert (problem.fp8_dtype, problem.scale_mode, problem.routing) == ("", "", "none")
+    assert (problem.input_layout[:9], problem.fp8_dtype, problem.routing) == ("recorded-", "", "none")
     assert spec.bytes_moved(problem.shape) == 2 * 64 * 96 * 4
-    spec = spec_of(toy_recording.keyed())
+    rest = (Scalar("n", 256), Scalar("scale", 0.5), Scalar("MODE", "silu", True), Scalar("TO", {"dtype": "tl.x"}, True))
+    launches = [
+        Launch((floats("x", 256, dtype=dtype), written("y", 256, dtype=dtype), *rest), by_blocks(256))
+        for dtype in ("float32", "float16")
+    ]
+    spec = spec_of(kernel("cast", *launches, key=("n", "MODE", "TO", "gone")))
     first, second = spec.recorded
-    assert spec.key == ("n", "FLAG", "MODE", "x_dtype", "y_dtype")
-    assert (first.shape["FLAG"], first.shape["MODE"]) == (1, second.shape["MODE"])
+    assert spec.key == ("n", "MODE", "TO", "x_dtype", "y_dtype")
+    assert first.shape["MODE"] == second.shape["MODE"]
     assert spec.bytes_moved(first.shape) == 2 * spec.bytes_moved(second.shape)
-    large = spec_of(copies("hooked", extra=(Scalar("B", 2**31),)))  # larger than any size
+    large = spec_of(copies("copied", 256, Scalar("B", 2**31)))  # larger than any size
     assert dict(only(large).shape) == {"n": 256}
 
 
 def test_the_grid_is_the_declared_configs_and_each_widened() -> None:
-    spec = spec_of(toy_recording.softmax())
+    spec = spec_of(softmax())
     result = grids.configs(spec, only(spec), grids.parse_grid(["ROWS=4", "num_warps=4,8"], spec.axes), None)
     assert next(iter(result)) == spec.default == NamedInts(ROWS=1, num_warps=4, num_stages=3)
     assert [(config["ROWS"], config["num_warps"]) for config in result][2:] == [(4, 4), (4, 8)]
@@ -75,36 +76,36 @@ def test_values_that_a_pruner_adds_have_the_same_number_in_every_recording() -> 
     """Rows of two recordings are of one kernel: which values its early_config_prune adds depends on the launches."""
     declared = (Config({"B": 8, "MODE": "a"}), Config({"B": 16, "MODE": "b"}))
     made = [Config({"B": b, "MODE": mode, "EVEN": even}) for b in (8, 24) for mode in "cab" for even in (True, False)]
+    whole = Kernel("kernel", configs=declared, pruner_configs=tuple(made))
     for order in (made, made[::-1], made[3:]):
-        kernel = Kernel("kernel", configs=declared, pruner_configs=tuple(order))
+        recorded = replace(whole, pruner_configs=tuple(order))
         for config in order:
-            row = configs.encoded(kernel, config)
-            assert row == configs.encoded(replace(kernel, pruner_configs=tuple(made)), config)
-            assert configs.decoded(kernel, row) == config
-            assert type(configs.decoded(kernel, row).kwargs["EVEN"]) is bool
-            assert (row["EVEN"], row["B"]) == (int(config.kwargs["EVEN"]), config.kwargs["B"])
-        rows = [configs.encoded(kernel, Config({"B": 8, "MODE": mode, "EVEN": True})) for mode in "ab"]
-        assert [row["MODE"] for row in rows] == [0, 1]
-        assert set(configs.axes(kernel)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}
+            row = configs.encoded(recorded, config)
+            assert row == configs.encoded(whole, config)
+            assert repr(configs.decoded(recorded, row)) == repr(config)  # True is no 1
+        assert [configs.encoded(recorded, Config({"B": 8, "MODE": mode}))["MODE"] for mode in "ab"] == [0, 1]
+        assert set(configs.axes(recorded)) == {"B", "MODE", "EVEN", "num_warps", "num_stages"}
+    with pytest.raises(ValueError, match="'\"c\"'"):  # without such a pruner, no value is added
+        configs.encoded(replace(whole, pruner_configs=()), Config({"B": 8, "MODE": "c"}))
 
 
 def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> None:
-    kernel = toy_recording.bare()
-    spec = spec_of(kernel)
+    arguments = (floats("x", 256), written("y", 256), Scalar("n", 256), Scalar("B", 64, True))
+    launch = Launch(arguments, by_blocks(256, 64, 128), options={"num_warps": 2})
+    bare = Kernel("foreign_kernels:copy", is_autotuned=False, launches=(launch,))
+    spec = spec_of(bare)
     assert (spec.key, spec.kernel.launches[0].key) == (("n",), (256, "torch.float32", "torch.float32"))
     result = grids.configs(spec, only(spec), grids.parse_grid(["B=64,128"], spec.axes), None)
     assert {config["B"]: reason for config, reason in result.items()} == {64: "", 128: ""}
     assert torch.equal(*run(spec, {"B": 128}))
-    (launch,) = kernel.launches
-    grouped = replace(launch, arguments=(*launch.arguments, Scalar("GROUP_SIZE_M", 8, True), Scalar("GROUP", 2, True)))
-    assert configs.as_autotuned(replace(kernel, launches=(grouped,))).configs[0].kwargs == {"B": 64, "GROUP_SIZE_M": 8}
-    own = Grid(("B",), (((128,), (2,)), ((64,), (4,))))
-    second = replace(launch, arguments=(*launch.arguments[:-1], Scalar("B", 128, True)), grid=own)
-    spec = spec_of(replace(kernel, launches=(launch, second)))
+    grouped = replace(launch, arguments=(*arguments, Scalar("GROUP_SIZE_M", 8, True), Scalar("GROUP", 2, True)))
+    assert configs.as_autotuned(replace(bare, launches=(grouped,))).configs[0].kwargs == {"B": 64, "GROUP_SIZE_M": 8}
+    second = replace(launch, arguments=(*arguments[:-1], Scalar("B", 128, True)), grid=by_blocks(256, 128, 64))
+    spec = spec_of(replace(bare, launches=(launch, second)))
     assert spec.configs == tuple(NamedInts(B=block, num_warps=2, num_stages=3) for block in (64, 128))
     assert spec.launches[only(spec)][0].count == 2
     fixed = replace(launch, grid=Grid((), (((), (4,)),)))  # another block would need other programs
-    spec = spec_of(replace(kernel, launches=(fixed,)))
+    spec = spec_of(replace(bare, launches=(fixed,)))
     assert set(spec.axes) == {"num_warps", "num_stages"}
     assert "its grid does not follow block sizes" in "".join(spec.notices)
 
@@ -117,17 +118,17 @@ def test_a_config_that_disagrees_with_itself_is_no_reference() -> None:
         y.copy_(torch.rand(y.shape))
 
     drawing = SimpleNamespace(configs=(), arg_names=("x", "y", "n"), fn=SimpleNamespace(run=draw), run=None)
-    spec = spec_of(copies("hooked", 32), drawing)
+    spec = spec_of(copies("copied", 32), drawing)
     with pytest.raises(ValueError, match="is not deterministic: launched twice, 32 of 32 elements of y differ"):
         spec.reference(*spec.inputs(only(spec), "cpu"))
 
 
 def test_elements_that_the_first_config_leaves_are_nobodys() -> None:
     """A kernel may fill a part of its output: what it leaves is no fault of any config."""
-    kernel = copies("drops_tail", 192)
-    x, y, n = kernel.launches[0].arguments
-    launch = replace(kernel.launches[0], arguments=(x, replace(y, shape=(200,)), n))
-    spec = spec_of(replace(kernel, launches=(launch,)))
+    recorded = copies("drops_tail", 192)
+    x, y, n = recorded.launches[0].arguments
+    launch = replace(recorded.launches[0], arguments=(x, replace(y, shape=(200,)), n))
+    spec = spec_of(replace(recorded, launches=(launch,)))
     inputs = spec.inputs(only(spec), "cpu")
     (expected,) = spec.reference(*inputs)
     output = torch.full((200,), 5.0)
@@ -139,15 +140,15 @@ def test_elements_that_the_first_config_leaves_are_nobodys() -> None:
 
 def test_a_bound_goes_by_the_size_of_all_outputs_and_the_length_of_the_sum() -> None:
     """An element near zero of a long sum is off by more than its own share."""
-    spec, longer = (spec_of(copies("hooked", n)) for n in (4096, 10**8))
-    x, y, n = copies("hooked").launches[0].arguments
-    integers = Launch((x, replace(y, dtype="int32"), n), by_blocks(256, (64, 128)))
-    assert spec_of(toy_recording.kernel("hooked", (64, 128), integers)).check == "exact"
-    assert spec.tolerance is not None
-    assert longer.tolerance is not None
-    assert longer.tolerance.rms > 10 * spec.tolerance.rms > 0
+    bound, longer = (spec_of(copies("copied", n)).tolerance for n in (4096, 10**8))
+    x, y, n = copies().launches[0].arguments
+    integers = Launch((x, replace(y, dtype="int32"), n), by_blocks(256))
+    assert spec_of(kernel("copied", integers)).check == "exact"
+    assert bound is not None
+    assert longer is not None
+    assert longer.rms > 10 * bound.rms > 0
     expected = torch.cat([torch.full((1,), 1e-9), torch.full((99,), 100.0)]).double()
-    rule, off = Rule.from_spec(spec), expected + 5e-4
+    rule, off = Rule.from_spec(spec_of(copies("copied", 4096))), expected + 5e-4
     assert rule.difference(off.float(), expected) is None
     assert rule.difference((off + 0.01).float(), expected) is not None
     assert rule.difference(torch.full((100,), 5e-4), expected / 1e9) is not None, "all are small: the bound is, too"
@@ -202,7 +203,7 @@ def test_values_have_the_recorded_distribution() -> None:
     seed=st.integers(0, 2**31),
     size=st.integers(2, 40),
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "float8_e4m3fn"]),
-    zeros=st.sampled_from([0.0, 0.9, 0.9375, 0.9999]),
+    zeros=st.sampled_from([0.0, 0.9, 0.9999]),
 )
 def test_data_that_varied_is_drawn_so_that_it_varies(seed: int, size: int, dtype: str, zeros: float) -> None:
     """Nearly all zeros in a small tensor would be zeros alone, on which no kernel is timed."""
@@ -216,7 +217,7 @@ def test_arguments_that_share_memory_still_do_whatever_their_dtypes() -> None:
     left, right = (floats(name, shape=(4, 2), strides=(4, 1), offset=at) for name, at in (("left", 0), ("right", 2)))
     for first, second, elements in (
         (left, replace(right, is_stored=True), 2),
-        (floats("left", 4), written("right", 16, dtype="int8"), 0),
+        (floats("left", 4), written("right", 16, dtype="int8", storage=0), 0),
     ):
         tensors = made(first, second)
         assert tensors["right"].shape == second.shape
@@ -228,24 +229,35 @@ def test_arguments_that_share_memory_still_do_whatever_their_dtypes() -> None:
 
 CONSTANTS = (Scalar("D", 128, True), Scalar("BD", 128, True), Scalar("BLOCK_N", 128, True))
 ENDS = floats("ends", 3, dtype="int32", values=(100, 100, 1024), storage=2)
+PROGRAMS = Grid((), (((), (128,)),))
+TWO_FORMS = (floats("x", 64, 64), floats("y", 128, 32), Scalar("n", 64))
 
 
 @pytest.mark.parametrize(
     ("launch", "expected"),
     [
         # multiples of 16 stay such, and strides follow
-        (toy_recording.softmax(64, 96).launches[0], {"x": (48, 80), "rows": 48, "columns": 80, "stride": 80}),
-        (copies("hooked", 1001).launches[0], {"n": 157}),
-        (Launch((floats("x", 1024), ENDS, Scalar("n", 1024)), by_blocks(1024, (64,))), {"ends": (20, 20, 208)}),
+        (softmax(64, 96).launches[0], {"x": (48, 80), "rows": 48, "columns": 80, "stride": 80}),
+        (copies("copied", 1001).launches[0], {"n": 157}),
+        (Launch((floats("x", 1024), ENDS, Scalar("n", 1024)), by_blocks(1024, 64)), {"ends": (20, 20, 208)}),
         # BD is the next power of two of D, and no power of two any more if it followed the size
         (
             Launch((floats("x", 4096, 128), *CONSTANTS), Grid((), (((), (4096,)),))),
             {"x": (208, 112), "D": 112, "BD": 128, "BLOCK_N": 128},
         ),
+        # what cannot be told is not guessed
+        (Launch((floats("x", 100, 128, strides=(256, 1)),), PROGRAMS), "x has gaps between its elements"),
+        (Launch((floats("x", 128), Scalar("n", 77)), PROGRAMS), "n=77 is no size of a tensor"),
+        (Launch((floats("x", 128), floats("ids", 128, dtype="int64", most=5e3)), PROGRAMS), "ids holds values up to"),
+        (Launch((floats("x", 7),), PROGRAMS), "it has no size above 16"),
+        (Launch(TWO_FORMS, Grid((), (((), (64 * 32, 1)), ((), (4096, 1))))), "follows no sizes"),
     ],
 )
-def test_sizes_become_odd_everywhere(launch: Launch, expected: dict[str, Any]) -> None:
+def test_sizes_become_odd_everywhere_or_stay(launch: Launch, expected: dict[str, Any] | str) -> None:
     result = sizes.odd(launch)
+    if isinstance(expected, str):
+        assert expected in str(result)
+        return
     assert isinstance(result, Launch), result
     by_name = {item.name: item for item in result.arguments}
     for name, value in expected.items():
@@ -255,33 +267,13 @@ def test_sizes_become_odd_everywhere(launch: Launch, expected: dict[str, Any]) -
         assert result.grid.programs({"ROWS": 2}) == (24,)
 
 
-PROGRAMS = Grid((), (((), (128,)),))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "grid", "reason"),
-    [
-        ((floats("x", 100, 128, strides=(256, 1)),), PROGRAMS, "x has gaps between its elements"),
-        ((floats("x", 128), Scalar("n", 77)), PROGRAMS, "n=77 is no size of a tensor"),
-        ((floats("x", 128), floats("ids", 128, dtype="int64", most=5e3)), PROGRAMS, "ids holds values up to 5000"),
-        ((floats("x", 7),), PROGRAMS, "it has no size above 16"),
-        (
-            (floats("x", 64, 64), floats("y", 128, 32), Scalar("n", 64)),
-            *(Grid((), (((), (64 * 32, 1)), ((), (4096, 1)))), "follows no sizes"),
-        ),
-    ],
-)
-def test_what_cannot_be_told_is_not_guessed(arguments: tuple[Any, ...], grid: Grid, reason: str) -> None:
-    assert reason in str(sizes.odd(Launch(arguments, grid)))
-
-
 # Launches that cannot be repeated
 
 
 def with_table(**fields: Any) -> Launch:
     """Return a launch that reads 64-bit integers from ``table``."""
     described = {"dtype": "int64", "mean": None, "deviation": None, "least": 0.0, "most": 5.0, "storage": 2}
-    return copies("plain", extra=(floats("table", 3, **{**described, **fields}),)).launches[0]
+    return copies("copied", 256, floats("table", 3, **{**described, **fields})).launches[0]
 
 
 ADDRESS = float(0x7F12_3456_7000)
@@ -295,19 +287,17 @@ UNREAD = {"least": None, "most": None, "values": None}
         (replace(with_table(most=ADDRESS), addresses=()), ""),
         (with_table(), ""),
         # without compiled code any 64-bit integer where memory may lie counts as an address
-        (with_table(most=ADDRESS), "table may hold addresses"),
-        (with_table(most=ADDRESS, is_loaded=False), ""),
         (with_table(most=ADDRESS, dtype="uint64"), "table may hold addresses"),
+        (with_table(most=ADDRESS, is_loaded=False), ""),
         (with_table(most=float(2**62)), ""),
-        (copies("plain", extra=(Scalar("to", int(ADDRESS)),)).launches[0], "to may hold addresses"),
-        (with_table(**UNREAD), "integers in table were never read"),  # zeros would be other indices
-        (with_table(**UNREAD, is_loaded=None), "integers in table were never read"),
+        (copies("copied", 256, Scalar("to", int(ADDRESS))).launches[0], "to may hold addresses"),
+        (with_table(**UNREAD, is_loaded=None), "integers in table were never read"),  # zeros would be other indices
         (with_table(**UNREAD, is_loaded=False), ""),
     ],
 )
 def test_a_launch_of_unknown_integers_or_addresses_is_left_out(launch: Launch, reason: str) -> None:
-    (second,) = copies("plain", 512).launches
-    alone = replace(copies("plain"), launches=(launch,))
+    (second,) = copies("copied", 512).launches
+    alone = replace(copies(), launches=(launch,))
     both = replace(alone, launches=(launch, second))
     if not reason:
         assert repeatable(both) == (both, ())
@@ -323,37 +313,43 @@ def test_a_launch_of_unknown_integers_or_addresses_is_left_out(launch: Launch, r
 
 
 def test_hooks_get_the_config_that_is_launched() -> None:
-    spec = spec_of(copies("hooked_tuner", 32))
+    spec = spec_of(copies("hooked", 32))
     inputs = spec.inputs(only(spec), "cpu")
-    toy_kernels.HOOKED.clear()
+    foreign_kernels.HOOKED.clear()
     assert spec.hook is not None
     spec.hook(NamedInts(B=128, num_warps=4, num_stages=3), inputs, spec.outputs(*inputs))
-    assert toy_kernels.HOOKED == [128]
+    assert foreign_kernels.HOOKED == [128]
     assert spec.notices == ("its perf_model and top_k are not used: every config is timed",)
-    x, y = floats("x", 128, 64, descriptor=(1, 1)), written("y", 128, 64, storage=1, descriptor=(1, 1))
-    grid = Grid(("B",), tuple(((block,), (128 // block,)) for block in (32, 64)))
-    kernel = toy_recording.kernel("described", (32, 64), Launch((x, y), grid), key=())
-    spec = spec_of(replace(kernel, configs=tuple(replace(item, has_pre_hook=True) for item in kernel.configs)))
-    for block in (32, 64, 32, 64):  # a hook sets the block shape of descriptors for its own config alone
-        assert torch.equal(*run(spec, {"B": block}))
+    x, y = floats("x", 64, 64, descriptor=(1, 1)), written("y", 64, 64, descriptor=(1, 1))
+    grid = Grid(("ROWS",), tuple(((rows,), (64 // rows,)) for rows in (16, 32)))
+    declared = tuple(Config({"ROWS": rows}, has_pre_hook=True) for rows in (16, 32))
+    launch = Launch((x, y, Scalar("rows", 64)), grid)
+    spec = spec_of(kernel("copy_rows", launch, key=("rows",), configs=declared))
+    inputs = spec.inputs(only(spec), "cpu")
+    outputs = spec.outputs(*inputs)
+    for rows in (16, 32):  # a hook sets the block shape of descriptors for its own config alone
+        spec.launch(NamedInts(ROWS=rows, num_warps=4, num_stages=3), inputs, outputs)
+        assert torch.equal(inputs[0], outputs[0])
+        outputs[0].zero_()
+        assert inputs[-1].arguments(inputs, outputs)[0]["x"].block_shape == [1, 1]
 
 
 def test_inputs_can_depend_on_the_config() -> None:
     order = floats("order", 4, storage=2, dtype="int32", values=(3, 2, 1, 0), least=0.0, most=3.0)
-    arguments = (floats("x", 256), written("y", 256, storage=1), order, Scalar("n", 256))
-    kernel = toy_recording.kernel("in_blocks", (64, 128), Launch(arguments, by_blocks(256, (64, 128))))
-    for function, is_right in ((None, [True, False]), (toy_kernels.backwards, [True, True])):
-        spec = spec_of(kernel, make_inputs=function, only_recorded_sizes=True)
+    arguments = (floats("x", 256), written("y", 256), order, Scalar("n", 256))
+    recorded = kernel("in_blocks", Launch(arguments, by_blocks(256)))
+    for function, is_right in ((None, [True, False]), (foreign_kernels.backwards, [True, True])):
+        spec = spec_of(recorded, make_inputs=function, only_recorded_sizes=True)
         assert [torch.equal(*run(spec, dict(config))) for config in spec.configs] == is_right
     # Where a config is only compiled, there is no data; the function looks at recorded integers all the same.
     launched: list[dict[str, Any]] = []
     bare = SimpleNamespace(run=lambda **arguments: launched.append(arguments), arg_names=("x", "y", "order", "n", "B"))
     for device in ("meta", "cpu"):
-        spec = spec_of(kernel, bare, make_inputs=lambda config, *, order, **_: {"order": order + order.tolist()[0]})
+        spec = spec_of(recorded, bare, make_inputs=lambda config, *, order, **_: {"order": order + order.tolist()[0]})
         inputs = spec.inputs(only(spec), device)
         spec.launch(spec.default, inputs, spec.outputs(*inputs))
         assert launched[-1]["order"].device.type == device
     assert launched[-1]["order"].tolist() == [6, 5, 4, 3]
-    spec = spec_of(kernel, make_inputs=lambda config, **arguments: {"y": arguments["y"]})
+    spec = spec_of(recorded, make_inputs=lambda config, **arguments: {"y": arguments["y"]})
     with pytest.raises(UsageError, match="inputs gives 'y', which the kernel does not only read"):
         run(spec, dict(spec.default))

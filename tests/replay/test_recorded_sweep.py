@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import toy_recording
 from command_line import fp8tune
 from database_rows import stored_results
 from forked import workers_forked_from_here
-from toy_recording import FOLDER
+from toy_recording import FOLDER, MODULE, Kernel, copies, softmax, write
 
 from fp8tune.replay.loading import load_spec
-from fp8tune.replay.recording import Scalar
 from fp8tune.store.results import Store
 
 
@@ -28,72 +26,68 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     load_spec.cache_clear()
 
 
-def sweep(folder: Path, kernel: toy_recording.Kernel, *options: str) -> tuple[int, str]:
-    toy_recording.write(folder, kernel)
+def sweep(folder: Path, kernel: Kernel, *options: str) -> tuple[int, str]:
+    """Return exit code and output."""
+    write(folder, kernel)
     with workers_forked_from_here():
         output = fp8tune("sweep", "--recording", "run.json", "--db", "rows.db", *options, cwd=folder)
     return output.returncode, output.stdout + output.stderr
 
 
-def test_a_reference_judges_in_float64_or_exactly(tmp_path: Path) -> None:
-    options = ("--tolerance", "1e-5,0", "--reference", "toy_kernels:softmaxed")
-    assert sweep(tmp_path, toy_recording.softmax(16, 24), *options)[0] == 0
+def test_a_reference_judges_in_float64_and_another_check_is_another_sweep(tmp_path: Path) -> None:
+    again = "all results of this sweep were in the database"
+    options = ("--tolerance", "1e-5,0", "--reference", f"{MODULE}:softmaxed")
+    for expected in (False, True):
+        code, output = sweep(tmp_path, softmax(16, 24), *options)
+        assert (code, again in output) == (0, expected)
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         assert {result.check for result in stored_results(store)} == {"tolerance 1e-05 relative of float64"}
-    options = ("--tolerance", "exact", "--reference", "toy_kernels:halves")
-    code, output = sweep(tmp_path, toy_recording.copies("hooked", 32), *options)
-    assert (code, "32 of 32 elements differ" in output, "first config" in output) == (1, True, False)
+    assert again not in sweep(tmp_path, softmax(16, 24))[1]
 
 
 @pytest.mark.parametrize(
-    ("body", "output"),
+    ("body", "code", "output"),
     [
-        ("(x): raise RuntimeError('none\\nhere')", "it raised RuntimeError: none here"),
-        ("(x, nosuch): return x", "it raised TypeError: reference() missing 1 required positional argument"),
-        ("(x): return x[:1]", "its y has the shape (1,), the kernel's (256,)"),
-        ("(x): return {'nosuch': x}", "it gives 'nosuch', the kernel writes y"),
-        ("(x): return x.double()", "return that, or add --tolerance RTOL,ATOL"),
+        ("(x, n): return {'y': x / 2}", 1, "256 of 256 elements differ"),
+        ("(x): raise RuntimeError('none\\nhere')", 2, "it raised RuntimeError: none here"),
+        ("(x, nosuch): return x", 2, "it raised TypeError: reference() missing 1 required positional argument"),
+        ("(x): return x[:1]", 2, "its y has the shape (1,), the kernel's (256,)"),
+        ("(x): return {'nosuch': x}", 2, "it gives 'nosuch', the kernel writes y"),
+        ("(x): return x, x", 2, "it gives 2 tensors, the kernel writes y"),
+        ("(x): return x.double()", 2, "return that, or add --tolerance RTOL,ATOL"),
     ],
 )
-def test_a_reference_that_cannot_be_used_is_one_line_and_leaves_no_row(tmp_path: Path, body: str, output: str) -> None:
+def test_a_reference_judges_exactly_or_is_refused_in_one_line(
+    tmp_path: Path, body: str, code: int, output: str
+) -> None:
     (tmp_path / "right.py").write_text(f"def reference{body}\n")
     options = ("--tolerance", "exact", "--reference", f"{tmp_path / 'right.py'}:reference")
-    code, text = sweep(tmp_path, toy_recording.copies("hooked"), *options)
-    assert (code, "Traceback" in text) == (2, False)
-    assert output in text.splitlines()[-1]
+    result, text = sweep(tmp_path, copies(), *options)
+    assert (result, "Traceback" in text, output in (text if code == 1 else text.splitlines()[-1])) == (
+        code,
+        False,
+        True,
+    )
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
-        assert not store.pools()
+        assert bool(store.pools()) == (code == 1)
 
 
-def test_a_check_of_the_users_is_another_sweep(tmp_path: Path) -> None:
-    kernel = toy_recording.copies("hooked", 32)
-    again = "all results of this sweep were in the database"
-    assert again not in sweep(tmp_path, kernel)[1]
-    assert again in sweep(tmp_path, kernel)[1]
-    assert again not in sweep(tmp_path, kernel, "--tolerance", "0.1,0")[1]
-
-
-def test_an_autotuner_without_a_recording_says_how_to_record(tmp_path: Path) -> None:
-    output = fp8tune("sweep", "--kernel", "toy_kernels:softmax", "--db", "rows.db", cwd=tmp_path)
-    assert (output.returncode, len(output.stderr.splitlines())) == (2, 1)
-    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in output.stderr
-
-
-def test_a_stale_recording_and_sizes_that_cannot_be_told_are_named(tmp_path: Path) -> None:
-    kernel = replace(toy_recording.softmax(), source_hash="0" * 16)
-    (launch,) = kernel.launches
-    kernel = replace(kernel, launches=(replace(launch, arguments=(*launch.arguments[:-1], Scalar("stride", 77))),))
+def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
+    """A stale recording, sizes that cannot be told, and a kernel of which there is no recording."""
+    kernel = replace(softmax(stride=77), source_hash="0" * 16)
     output = sweep(tmp_path, kernel, "--timer", "simulated:1", "--quick")[1]
-    assert "toy_kernels:softmax has changed since it was recorded" in output
-    assert "toy_kernels:softmax is not checked on odd sizes: stride=77 is no size of a tensor" in output
+    assert f"{kernel.name} has changed since it was recorded" in output
+    assert f"{kernel.name} is not checked on odd sizes: stride=77 is no size of a tensor" in output
+    ended = fp8tune("sweep", "--kernel", kernel.name, "--db", "rows.db", cwd=tmp_path)
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in ended.stderr
 
 
 def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
     """Its module cannot be imported from here; the recording names the file."""
-    path = FOLDER / "toy_kernels.py"
-    kernel = replace(toy_recording.copies("hooked", 32), name=f"{path}:hooked", file=str(path))
-    toy_recording.write(tmp_path, kernel)
-    options = ("--timer", "simulated:1", "--quick", "--db", "rows.db")
-    output = fp8tune("sweep", "--recording", "run.json", "--kernel", f"{path}:hooked", *options, cwd=tmp_path)
-    assert output.returncode == 0, output.stderr
-    assert f"{path}:hooked" in fp8tune("show", "--kernel", f"{path}:hooked", "--db", "rows.db", cwd=tmp_path).stdout
+    path = FOLDER / f"{MODULE}.py"
+    name = f"{path}:copied"
+    options = ("--kernel", name, "--timer", "simulated:1", "--quick")
+    code, output = sweep(tmp_path, replace(copies(), name=name, file=str(path)), *options)
+    assert code == 0, output
+    assert name in fp8tune("show", "--kernel", name, "--db", "rows.db", cwd=tmp_path).stdout

@@ -24,7 +24,7 @@ from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
 
 KERNEL = "shared_config:expert_mm"
-NAME = f"{KERNEL}@run.json?check=tolerance&sizes=recorded&shared=tokens&inputs=shared_config:inputs"
+RECORDED = f"{KERNEL}@run.json?check=tolerance&sizes=recorded"
 GRID = ("--grid", "BLOCK_M=16,32", "--grid", "BLOCK_N=32,64")
 
 
@@ -51,28 +51,28 @@ def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     load_spec.cache_clear()
 
 
-def spec_of(options: str) -> RecordedSpec:
-    spec = load_spec(f"{KERNEL}@run.json?check=tolerance&sizes=recorded&{options}")
-    assert isinstance(spec, RecordedSpec)
-    return spec
-
-
 def test_a_config_launches_all_that_share_it_with_inputs_of_its_own() -> None:
-    made, as_recorded = (spec_of(f"shared=tokens{more}") for more in ("&inputs=shared_config:inputs", ""))
-    alone = spec_of("")
+    options = ("&shared=tokens&inputs=shared_config:inputs", "&shared=tokens", "")
+    specs = [load_spec(RECORDED + text) for text in options]
+    made, as_recorded, _ = specs
+    assert isinstance(made, RecordedSpec)
     assert [len(launches) for launches in made.launches.values()] == [2, 2]
     assert [dict(made.lookup_key(problem)) for problem in made.recorded] == [{"tokens": 60}, {"tokens": 120}]
-    assert sum(map(made.bytes_of, made.recorded)) == sum(map(alone.bytes_of, alone.recorded))
+    assert len({sum(map(spec.bytes_of, spec.recorded)) for spec in specs}) == 1
     for problem in made.recorded:
-        for block, expected in ((16, [True, True]), (32, [True, False])):
-            results = []
-            for spec in (made, as_recorded):
-                inputs = spec.inputs(problem, "cpu")
-                outputs = spec.outputs(*inputs)
-                spec.launch({**spec.default, "BLOCK_M": block}, inputs, outputs)
-                pairs = zip(inputs[-1].arguments(inputs, outputs), outputs, strict=True)
-                results.append(all(_is_right(arguments, y) for arguments, y in pairs))
-            assert results == expected
+        for block, spec, is_right in (
+            (16, made, True),
+            (32, made, True),
+            (16, as_recorded, True),
+            (32, as_recorded, False),
+        ):
+            inputs = spec.inputs(problem, "cpu")
+            outputs = spec.outputs(*inputs)
+            spec.launch({**spec.default, "BLOCK_M": block}, inputs, outputs)
+            pairs = zip(inputs[-1].arguments(inputs, outputs), outputs, strict=True)
+            assert all(_is_right(arguments, y) for arguments, y in pairs) == is_right
+    with pytest.raises(UsageError, match=r"shared=batch: not every launch of .* has a whole number of that name"):
+        load_spec(f"{RECORDED}&shared=batch")
 
 
 def _is_right(arguments: dict[str, torch.Tensor], y: torch.Tensor) -> bool:
@@ -84,9 +84,9 @@ def _is_right(arguments: dict[str, torch.Tensor], y: torch.Tensor) -> bool:
 
 
 def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder: Path) -> None:
-    ended = fp8tune("sweep", *GRID, "--kernel", NAME, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
-    assert ended.returncode == 0, ended.stderr
-    assert "2 sizes" in ended.stderr
+    name = f"{RECORDED}&shared=tokens&inputs=shared_config:inputs"
+    ended = fp8tune("sweep", *GRID, "--kernel", name, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
+    assert (ended.returncode, "2 sizes" in ended.stderr) == (0, True), ended.stderr
     where = ("--arch", "simulated", "--kernel", KERNEL, "--db", "rows.db")
     ended = fp8tune("export", "--for", "python", *where, cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -94,17 +94,9 @@ def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder:
     assert [key[:2] for key in rows] == [(60, 64), (60, 32), (120, 64), (120, 32)]
     configs = list(rows.values())
     assert (configs[0], configs[2]) == (configs[1], configs[3])
-
-
-def test_right_configs_pass_on_the_interpreter(folder: Path) -> None:
-    with workers_forked_from_here():
-        ended = fp8tune("sweep", *GRID[:2], "--kernel", NAME, "--db", "checked.db", cwd=folder)
+    with workers_forked_from_here():  # on the interpreter, where outputs are checked
+        ended = fp8tune("sweep", *GRID[:2], "--kernel", name, "--db", "checked.db", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     with Store.open(str(folder / "checked.db"), writable=False) as store:
         tallies = [store.tally(subject) for subject in subjects_of(store.pools(KERNEL))]
     assert [item.status for tally in tallies for item in tally.outcomes.values()] == [Status.OK] * 4
-
-
-def test_arguments_that_not_every_launch_has_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"shared=batch: not every launch of .* has a whole number of that name"):
-        spec_of("shared=batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fp8tune.errors import UsageError
 from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.values import Unrecordable, decoded, encoded
-from fp8tune.replay.watch import patches
+from fp8tune.replay.watch import patches, times
 from fp8tune.replay.watch.describing import described, grid_of, with_values
-from fp8tune.replay.watch.kernel import WarmsUp, WatchedKernel, signature_of
+from fp8tune.replay.watch.kernel import CALM, MANY_VALUES, STRIDES, WatchedKernel, signature_of
 from fp8tune.replay.watch.process import Process
 
 
@@ -30,16 +30,14 @@ def signature(*args: Any, ignored: Collection[str] = (), **kwargs: Any) -> Hasha
 def test_signatures_differ_where_a_launch_does() -> None:
     x, y = torch.zeros(8, 8), torch.zeros(8, 8)
     same = signature(x, y, 3)
-    assert signature(x.clone(), y.clone(), 3) == same
     others = [
         *(signature(x, y, 4), signature(x.t(), y, 3), signature(x.bfloat16(), y, 3), signature(x, x, 3)),
         *(signature(x.view(-1)[1:], y, 3), signature(x, y[:4], 3), signature(x, None, 3), signature(x, n=y, y=3)),
+        *(signature((x, 1), y, 3), signature((x.t(), 1), y, 3), signature((x, 2), y, 3)),
     ]
     assert len({same, *others}) == 1 + len(others)
-    assert signature(x, y, 3) == signature(x, y=y, n=3) == same
+    assert signature(x, y, 3) == signature(x, y=y, n=3) == signature(x.clone(), y.clone(), 3) == same
     assert signature(x, n=1, ignored={"n"}) == signature(x, n=2, ignored={"n"})  # a seed
-    with pytest.raises(WarmsUp):
-        signature(x, y, 3, warmup=True)
 
 
 def test_a_grid_is_asked_for_configs_and_powers_of_two_around_them() -> None:
@@ -139,22 +137,62 @@ def test_a_search_for_a_kernels_name_runs_no_code_of_what_modules_hold(monkeypat
     assert attribute_of(nowhere) == f"{__name__}:LISTED[1]"
 
 
-def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:
-    def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
-        pass
+def kernel(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+    """Stand for a kernel; never launched."""
 
-    tuner = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel))
-    watched = WatchedKernel(tuner, is_autotuned=True)
-    process = Process(tmp_path)
-    process.watched[type(tuner)][id(tuner)] = watched
-    run = patches.recorded_run(lambda *args, **kwargs: None, type(tuner), process)
-    x = torch.zeros(64)
-    for number in range(6 * patches.CALM):
-        run(tuner, x, 2 + number % 3, grid=(1,), warmup=False)
-    counts = [entry.count for entry in watched.entries.values()]
-    assert counts == pytest.approx([2 * patches.CALM] * 3, rel=0.05)
-    assert watched.calm < 2 * patches.CALM
-    for _ in range(max(patches.STRIDES) + 1):
-        run(tuner, x, 7, grid=(1,), warmup=False)
-    assert len(watched.entries) == 4, "a new launch that comes again is found"
-    assert watched.weight == 1, "and the kernel is watched closely again"
+
+def watched(folder: Path, inner: Callable[[int], object] = str) -> tuple[WatchedKernel, Callable[[Any], None]]:
+    """Return a kernel and a function that launches it, which calls ``inner``."""
+    tuner, process = triton.autotune([triton.Config({"BLOCK": 64})], key=[])(triton.jit(kernel)), Process(folder)
+    process.watched[id(tuner)] = result = WatchedKernel(tuner)
+    run, x = patches.recorded_run(lambda self, x, n, **kwargs: inner(n), process), torch.zeros(64)
+    return result, lambda n: run(tuner, x, n, grid=(1,), warmup=False)
+
+
+def test_a_kernel_that_repeats_itself_is_looked_at_less_often_and_counted_all_the_same(tmp_path: Path) -> None:
+    result, launch = watched(tmp_path)
+    for number in range(6 * CALM):
+        launch(2 + number % 3)
+    counts = [entry.count for entry in result.entries.values()]
+    assert counts == pytest.approx([2 * CALM] * 3, rel=0.05)
+    assert result.calm < 2 * CALM
+    for _ in range(max(STRIDES) + 1):
+        launch(7)
+    assert len(result.entries) == 4, "a new launch that comes again is found"
+    assert result.weight == 1, "and the kernel is watched closely again"
+
+
+def test_a_launch_that_was_first_captured_in_a_graph_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, launch = watched(tmp_path)
+    for is_capturing, least in ((True, None), (True, None), (False, 0.0), (True, 0.0)):
+        monkeypatch.setattr(times, "is_capturing", lambda is_capturing=is_capturing: is_capturing)
+        launch(7)
+        (entry,) = result.entries.values()
+        assert entry.launch is not None
+        assert (entry.launch.tensors[0].least, entry.launch.in_graph) == (least, least is None)
+    assert entry.count == 4
+
+
+def test_what_a_launch_launches_is_not_recorded_and_failing_launches_are_not_counted(tmp_path: Path) -> None:
+    result, launch = watched(tmp_path, inner=lambda n: n < 3 and launch(n + 1))
+    launch(1)
+    assert [entry.count for entry in result.entries.values()] == [1]
+    failing, launch_failing = watched(tmp_path, inner=lambda n: 1 // n)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            launch_failing(0)
+    launch_failing(1)
+    assert [(kernel.count, kernel.scalars["n"]) for kernel in failing.document({}).launches] == [(1, 1)]
+
+
+def test_a_number_that_always_differs_tells_no_launches_apart(tmp_path: Path) -> None:
+    result, launch = watched(tmp_path)
+    for seed in range(10 * MANY_VALUES):
+        launch(seed)
+    assert MANY_VALUES <= len(result.entries) <= MANY_VALUES + 1
+    assert sum(entry.count for entry in result.entries.values()) == 10 * MANY_VALUES
+    launch(object())  # what no recording can hold is launched and counted all the same
+    skipped = result.document({}).skipped
+    assert list(skipped.values()) == [1]

@@ -94,21 +94,20 @@ def _floats(tensor: Any) -> dict[str, Any]:
         longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
         step = min(tensor.shape[longest], -(-tensor.numel() // SAMPLED))
         tensor = tensor[(slice(None),) * longest + (slice(None, None, max(2, step)),)]
-    values = tensor.float()
+    values = tensor.float().double()
     is_finite, first = values.isfinite(), values.flatten()[0]
     share = is_finite.double().mean()
-    mean = torch.where(is_finite, values, 0.0).double().mean() / share
+    mean = torch.where(is_finite, values, 0.0).mean() / share
     statistics = {
         "least": torch.where(is_finite, values, torch.inf).min(),
         "most": torch.where(is_finite, values, -torch.inf).max(),
         "mean": mean,
-        "deviation": (torch.where(is_finite, values.double() - mean, 0.0).square().mean() / share).sqrt(),
+        "deviation": (torch.where(is_finite, values - mean, 0.0).square().mean() / share).sqrt(),
         "zeros": (values == 0).double().mean(),
         "not_finite": 1 - share,
     }
     is_constant = ((values == first) | (values.isnan() & first.isnan())).all()
-    every = torch.stack([number.double() for number in (*statistics.values(), first, is_constant)])
-    *numbers, value, is_constant = every.tolist()
+    *numbers, value, is_constant = torch.stack([*statistics.values(), first, is_constant.double()]).tolist()
     facts = {name: number for name, number in zip(statistics, numbers, strict=True) if math.isfinite(number)}
     return facts | ({"constant": encoded(value, "")} if is_constant else {})
 
@@ -153,41 +152,40 @@ def grid_of(grid: Any, bound: Mapping[str, Any], configs: Sequence[Mapping[str, 
     """
     if not callable(grid):
         return Grid((), (((), tuple(map(int, grid))),))
-    read = set[str]()
+    read, programs = set[str](), list[tuple[Mapping[str, Any], tuple[int, ...]]]()
+    failure: Exception | None = None
 
-    def programs(config: Mapping[str, Any]) -> tuple[int, ...]:
+    def call(config: Mapping[str, Any]) -> tuple[int, ...]:
         return tuple(map(int, grid(_Noting({**bound, **config}, heuristics, read))))
 
-    answers: list[tuple[Mapping[str, Any], tuple[int, ...]]] = []
-    failure: Exception | None = None
     for config in configs:
         try:
-            answers.append((config, programs(config)))
+            programs.append((config, call(config)))
         except Exception as error:  # a config that this launch never gets, such as one that pruning leaves out
             failure = error
-    if not answers and failure is not None:
+    if not programs and failure is not None:
         raise failure
     axes = tuple(name for name in dict.fromkeys(itertools.chain(*configs)) if name in read)
     table: dict[str, tuple[tuple[Value, ...], tuple[int, ...]]] = {}
-    for config, counts in answers:
+    for config, counts in programs:
         values = tuple(encoded(config.get(axis), f"config value {axis}") for axis in axes)
         table[json.dumps(values)] = values, counts
-    for combination in itertools.product(*_widened(axes, [config for config, _ in answers])):
+    for combination in itertools.product(*_widened(axes, [config for config, _ in programs])):
         values = tuple(encoded(value, "") for value in combination)
         if (key := json.dumps(values)) not in table:
             with contextlib.suppress(Exception):  # a value that the grid refuses is left out
-                table[key] = values, programs({**configs[0], **dict(zip(axes, combination, strict=True))})
+                table[key] = values, call({**configs[0], **dict(zip(axes, combination, strict=True))})
     return Grid(axes, tuple(table.values()))
 
 
 def _widened(axes: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the values of each axis: as declared, and more as long as the product stays small."""
     declared = [list(dict.fromkeys(config[axis] for config in configs if axis in config)) for axis in axes]
+    powers = [2**power for power in range(3, LARGEST_POWER.get(len(axes), 10) + 1)]
     wide = []
     for axis, values in zip(axes, declared, strict=True):
         is_block = "BLOCK" in axis.upper() or all(value in _BLOCKS for value in values)
-        more = [2**power for power in range(3, LARGEST_POWER.get(len(axes), 10) + 1)] if is_block else COUNTS
         are_integers = values and all(type(value) is int for value in values)
-        wide.append(list(dict.fromkeys([*values, *(more if are_integers else ())])))
+        wide.append(list(dict.fromkeys([*values, *((powers if is_block else COUNTS) if are_integers else ())])))
     small = (values for values in (wide, declared) if math.prod(map(len, values)) <= MOST_ENTRIES)
     return next(small, [[]] * len(axes))

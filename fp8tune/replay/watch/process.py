@@ -11,14 +11,13 @@ import sys
 import threading
 import time
 import uuid
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from fp8tune.replay.recording import Recording, text_of
 from fp8tune.replay.watch import times
 from fp8tune.replay.watch.kernel import WatchedKernel
-from fp8tune_kernels.tuners import chain, function_name
+from fp8tune_kernels.tuners import function_name
 
 FOLDER, PATTERNS, VALUES = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT", "FP8TUNE_RECORD_VALUES"
 """Environment variables: the folder of parts; the bare kernels that count, one pattern a line; "0": no integers."""
@@ -34,14 +33,14 @@ class Process:
 
     def __init__(self, folder: Path, patterns: tuple[str, ...] = ()) -> None:
         self.folder, self.patterns = folder, patterns
-        self.watched: defaultdict[type, dict[int, WatchedKernel]] = defaultdict(dict)
-        """Class of an autotuner or jitted function -> id of one -> its launches."""
-        self._others: set[int] = set()  # bare kernels that no pattern names
+        self.watched: dict[int, WatchedKernel] = {}
+        """id of an autotuner or jitted function -> its launches."""
+        self._ignored: dict[int, Any] = {}
+        """id of a kernel that is not recorded -> the kernel, so that no other gets its id."""
         self._begin()
 
     def _begin(self) -> None:
-        for watched in self.watched.values():
-            watched.clear()
+        self.watched.clear()
         self._path = self.folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.json"
         self._lock = threading.Lock()
         self._writer: threading.Thread | None = None
@@ -59,25 +58,30 @@ class Process:
         os._exit = finish_and_leave
 
     def find(self, kernel: Any) -> WatchedKernel | None:
-        """Return the launches of an autotuner, or of a bare kernel that a pattern names; None for other bare ones."""
-        watched, is_autotuned = self.watched[type(kernel)], hasattr(kernel, "configs")
-        if id(kernel) in self._others:
-            return None
-        if id(kernel) not in watched:
-            if not is_autotuned and not any(fnmatch.fnmatch(function_name(kernel), p) for p in self.patterns):
-                self._others.add(id(kernel))
-                return None
-            watched[id(kernel)] = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write_again_and_again, daemon=True, name="fp8tune-record")
-                self._writer.start()
-        return watched[id(kernel)]
+        """Return the launches of an autotuner, or of a bare kernel that a pattern names; None for other kernels.
+
+        Never raises: a kernel that cannot be watched is launched all the same.
+        """
+        if id(kernel) in self.watched or id(kernel) in self._ignored:
+            return self.watched.get(id(kernel))
+        try:
+            is_autotuned = hasattr(kernel, "configs")
+            if is_autotuned or any(fnmatch.fnmatch(function_name(kernel), pattern) for pattern in self.patterns):
+                watched = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
+                if self._writer is None:
+                    self._writer = threading.Thread(target=self._write_repeatedly, daemon=True, name="fp8tune-record")
+                    self._writer.start()
+                return self.watched.setdefault(id(kernel), watched)
+        except Exception as error:
+            print(f"fp8tune: a kernel is not recorded: {error!r}", file=sys.stderr)
+        self._ignored[id(kernel)] = kernel
+        return None
 
     def finish(self, wait_s: float = 2.0) -> None:
         """Write what there is, with the launches that were still being timed."""
         with contextlib.suppress(Exception):
             deadline = time.monotonic() + wait_s
-            for entry in (entry for watched in self._every() for entry in list(watched.entries.values())):
+            for entry in (entry for item in list(self.watched.values()) for entry in list(item.entries.values())):
                 entry.samples.read(max(0.0, deadline - time.monotonic()))
         try:
             self.write()
@@ -95,20 +99,7 @@ class Process:
         finally:
             self._lock.release()
 
-    def _every(self) -> list[WatchedKernel]:
-        return [item for watched in list(self.watched.values()) for item in list(watched.values())]
-
-    def recording(self) -> Recording:
-        """Return all that this process has recorded."""
-        every = self._every()
-        inner = {id(item) for watched in every if watched.is_autotuned for item in list(chain(watched.kernel))[1:]}
-        codes: dict[str, Any] = {}
-        # what an autotuner launches is the autotuner's; a bare kernel may have launches of its own
-        kernels = [item.document(codes) for item in every if not item.is_autotuned or id(item.kernel) not in inner]
-        torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
-        return Recording("", *_device(), torch, triton, kernels=tuple(kernels), codes=codes)
-
-    def _write_again_and_again(self) -> None:
+    def _write_repeatedly(self) -> None:
         pause_s = FIRST_WRITE_S
         while True:
             time.sleep(pause_s)
@@ -116,6 +107,13 @@ class Process:
             with contextlib.suppress(Exception):  # the last one says what is wrong
                 self.write()
             pause_s = max(LEAST_PAUSE_S, (time.perf_counter() - started) / SHARE)
+
+    def recording(self) -> Recording:
+        """Return all that this process has recorded."""
+        codes: dict[str, Any] = {}
+        kernels = tuple(item.document(codes) for item in list(self.watched.values()))
+        torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
+        return Recording("", *_device(), torch, triton, kernels=kernels, codes=codes)
 
 
 def _device() -> tuple[str, str]:
