@@ -42,7 +42,7 @@ def worker(options: WorkerOptions) -> int:
                     findings += event.event == "done" and bool(event.reason)
                     failed += event.event == "failed"
                     if options.format == "json":
-                        print_json_line(screens.WorkerStep.from_event(event))
+                        print_json_line(screens.WorkerStep.from_records(event))
     except (KeyboardInterrupt, Stopped) as stopped:
         stopped.add_note("its unit is given back, and what was measured of it is stored")
         raise

@@ -90,7 +90,7 @@ def test_a_bar_fits_the_terminal_and_vanishes(width: int, monkeypatch: pytest.Mo
             progress._draw()
     lines = [re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", line) for line in re.split(r"\r?\n|\r", stream.getvalue())]
     assert max(map(cell_len, lines)) <= width
-    assert any("confirmation" in line and "50 %" in line and "0:20 left" in line for line in lines)
+    assert any("confirmation" in line and "50 %" in line and "20 s left" in line for line in lines)
     assert any("so far 1.50x over today's configs" in line and "8.000 us" in line for line in lines)
     assert any("so far 1.10x over today's configs" in line and "10.00 us" in line for line in lines)
     assert lines[-1] == ""
@@ -118,5 +118,5 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
             display._draw()
     assert capsys.readouterr().err.splitlines() == [
         "files  of one folder  0 %",
-        "files  of one folder  25 %  0:18 left",
+        "files  of one folder  25 %  18 s left",
     ]

@@ -79,11 +79,11 @@ def test_no_line_of_the_committed_results_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     with Store.open(str(ROOT / "results.db"), writable=False) as store:
         rows = list(map(show.ListedPick.from_pick, picks.read(store)))
-    show.overview(show.make_overview(rows, {}, "results.db", ["3.6.0"]), "next: fp8tune show KERNEL").print()
+    show.make_overview(rows, [], "results.db", ["3.6.0"]).screen("next: fp8tune show KERNEL").print()
     places = dict.fromkeys((row.kernel, row.gpu) for row in rows)
     assert len(places) > 30
     for kernel, gpu in places:
-        show.pick_list(show.make_pick_list([row for row in rows if row.kernel == kernel], gpu)).print()
+        show.make_pick_list([row for row in rows if row.kernel == kernel], [], gpu).screen().print()
         out = capsys.readouterr().out
         assert max(map(cell_len, out.splitlines())) <= width, out
         assert sum(line.endswith("verdict") for line in out.splitlines()) == 1  # one table
@@ -106,7 +106,7 @@ def test_recorded_kernels_come_first() -> None:
         rows = list(map(show.ListedPick.from_pick, picks.read(store, ["colwise"])))
     changes = {"kernel": "ops:swiglu", "speedup": 0.9, "verdict": Verdict.QUICK}
     own = [row.model_copy(update=changes) for row in rows[:2]]
-    kernels = show.make_overview([*rows, *own], {}, "fp8tune.db", []).kernels
+    kernels = show.make_overview([*rows, *own], [], "fp8tune.db").kernels
     assert [row.kernel for row in kernels][:2] == ["ops:swiglu", "colwise"]
 
 

@@ -9,13 +9,13 @@ import pytest
 from rich.cells import cell_len
 
 from fp8tune.output.tables import Column, Screen, fit, notice, notices, number, text_lines
-from fp8tune.output.text import ConfigNames
+from fp8tune.output.text import config_texts
 
 NAME = "package.module:softmax"
 COLUMNS = [
-    Column("kernel", [NAME], cut="start"),
-    Column("config", ["64x128x256 B8 D1 w4 s3"], cut="end"),
-    number("% peak", ["60"], leaves="before cuts"),
+    Column("kernel", [NAME], loses="start"),
+    Column("config", ["64x128x256 B8 D1 w4 s3"], loses="end"),
+    number("% peak", ["60"], loses="all"),
     Column("verdict", ["open"]),
 ]
 
@@ -111,8 +111,12 @@ def test_many_messages_of_one_kind_become_a_few() -> None:
 def test_axes_have_the_shortest_unique_initials() -> None:
     first = {"BLOCK_M": 64, "BLOCK_N": 128, "SPLIT": 2, "SPLIT_K": 1, "warp": 1, "num_warps": 4, "num_stages": 3}
     second = {**first, "BLOCK_M": 32, "SPLIT": 4, "SPLIT_K": 2, "warp": 2, "num_warps": 8}
-    names = ConfigNames.from_configs([first, second])
-    assert names.short(first) == "64x128 SPLIT=2 SPLIT_1 wa1 w4"  # SPLIT begins SPLIT_K, and w is num_warps
-    assert names.legend == "config: BLOCK_M x BLOCK_N, SPLIT_ SPLIT_K, wa warp, w num_warps; all num_stages=3"
-    assert ConfigNames.from_configs([{"TILE": 2}, {"TILE": 4}], spelled=True).short({"TILE": 2}) == "TILE=2"
-    assert ConfigNames.from_configs([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}]).short({"A1": 2, "A2": 4}) == "A1=2 A2=4"
+    texts, legend = config_texts([first, second])
+    assert texts[0] == "64x128 SPLIT=2 SPLIT_1 wa1 w4"  # SPLIT begins SPLIT_K, and w is num_warps
+    assert legend == "config: BLOCK_M x BLOCK_N, SPLIT_ SPLIT_K, wa warp, w num_warps; all num_stages=3"
+    assert config_texts([{"TILE": 2}, {"TILE": 4}], spelled=True)[0] == ["TILE=2", "TILE=4"]
+    assert config_texts([{"A1": 2, "A2": 4}, {"A1": 3, "A2": 5}, None])[0] == [
+        "A1=2 A2=4",
+        "A1=3 A2=5",
+        "not published",
+    ]

@@ -34,7 +34,7 @@ def test_the_status_of_a_sweep(
         screen.print()
     first, _, lost, *rows, more, failed = capsys.readouterr().out.splitlines()
     assert first.startswith(f"sweep:3f2b8d0c{so_far}  1 of 11 units done, 1 failed, about")
-    assert lost.split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "0:14", "1", "lost"]
+    assert lost.split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "14", "s", "1", "lost"]
     assert len(rows) == worker.WORKERS - 1
     assert more == "(1 more worker)"
     assert failed.startswith("failed: matmul K=21 on node02:0: out of memory")
