@@ -45,9 +45,7 @@ class BenchSize(Document):
     tflops: float | None = value("Speed of fp8tune in TFLOP/s; null if the kernel declares no operations.")
     gb_per_s: float | None = value("Rate of fp8tune, counting the least bytes.", "GB/s")
     contenders: list[BenchContender] = value("Contenders, fp8tune first.")
-    parts: list[BenchPart] = value(
-        "Launches of a step of fp8tune in their order; empty without a profile.", source="ours.parts"
-    )
+    parts: list[BenchPart] = value("Launches of a step of fp8tune; empty without a profile.", source="ours.parts")
 
 
 class BenchSubject(Document):

@@ -22,9 +22,7 @@ class CheckedConfig(Document):
     reason: str = value("Reason why it is not ok; empty otherwise.")
     registers: int | None = value("Registers of a thread; null if it was not compiled here.", "", "facts.registers")
     spill_bytes: int | None = value("Bytes of a thread that do not fit into registers.", "bytes", "facts.spill_bytes")
-    warps: int | None = value(
-        "Warps that a multiprocessor can hold, of configs that were only compiled.", "", "facts.code.resident_warps"
-    )
+    warps: int | None = value("Warps on a multiprocessor, if it was only compiled.", "", "facts.code.resident_warps")
 
 
 class CheckedSize(Document):
@@ -32,10 +30,7 @@ class CheckedSize(Document):
 
     kernel: str = value("Name of the kernel.", source="subject.problem.kernel")
     size: Size = value("Problem size by dimension.", source="subject.problem.shape")
-    layout: str = value(
-        "Layout of the input: contiguous, transposed, or recorded- and the id of a launch.",
-        source="subject.problem.input_layout",
-    )
+    layout: str = value("Layout of the input, or recorded- and a launch's id.", source="subject.problem.input_layout")
     gpu: Gpu = value("Name of the GPU or of its stand-in.", source="subject.device")
     kind: str = value("How it was tried: measured, simulated, interpreter or static.", source="subject.kind")
     statuses: dict[str, int] = value("Number of configs by outcome.", source="counts")

@@ -55,9 +55,7 @@ class Comparison(Document, printed_by="compare"):
     added: int = value("Sizes, or kernels, that only B has or gets right.")
     removed: int = value("Sizes, or kernels, that only A has.")
     control: float | None = value("Geometric mean of the change of the A/A control.", "share")
-    stable: bool | None = value(
-        "True if each control moved by no more than chance; null without one.", source="is_stable"
-    )
+    stable: bool | None = value("True if no control moved by more than chance; null without one.", "", "is_stable")
     detectable: float | None = value("Least slowdown that is detected on every timed size.", "share")
     exit_code: int = value("Exit code of the command.")
     rows: list[ComparedSize] = value("One row per size and GPU, the most urgent verdict first.")

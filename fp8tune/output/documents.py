@@ -39,7 +39,7 @@ def value(meaning: str, unit: str = "", source: str | None = None, **options: An
 def _record_value(item: Any) -> Any:
     """Return a field of a record as JSON has it."""
     if isinstance(item, Device):
-        return item.name or item.arch
+        return visible(item.name or item.arch)
     if isinstance(item, Problem):
         return {name: getattr(item, field) for name, field in ATTRIBUTES.items()}
     if isinstance(item, Mapping):  # recorded arguments that are no integers are words

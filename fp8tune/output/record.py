@@ -23,12 +23,10 @@ class RecordedKernel(Document):
     gpu_share: float | None = value("Share of the GPU time of all recorded kernels; null if it was not timed.", "share")
     tuning_s: float = value("Time of run-time tuning, over all processes.", "s")
     tuned_keys: dict[str, float] = value(
-        "Keys that were tuned at run time, each with the time of it; 0 where nothing can be timed.", "s", "tuned_s"
+        "Time of run-time tuning by key; 0 where nothing can be timed.", "s", "tuned_s"
     )
     table: str = value("Table that the kernel was pinned to; empty if it was not pinned.")
-    pinned_keys: dict[str, str] = value(
-        "Keys that took the config of a key of the table: the same, or the nearest.", source="table_keys"
-    )
+    pinned_keys: dict[str, str] = value("Keys with the table's key that gave their config.", source="table_keys")
     refusal: str = value("Reason why it cannot be swept; empty if it can be.")
     skipped: int = value("Launches that were only counted.")
 

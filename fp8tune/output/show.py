@@ -317,8 +317,8 @@ def make_pick_list(
         sizes = tuple((isinstance(size, str), size) for size in pick.size.values())
         return len(sizes), sizes, tuple(pick.attributes.values())
 
-    here, failed = ([row for row in rows if row.gpu == gpu] for rows in (picks, wrong))
-    rows = sorted(here, key=size_order if sort == "size" else _order(sort, lambda pick: pick.time_us))
+    here, failed = [pick for pick in picks if pick.gpu == gpu], [place for place in wrong if place.gpu == gpu]
+    rows = sorted(here, key=size_order) if sort == "size" else sorted(here, key=_order(sort, lambda row: row.time_us))
     elsewhere = Counter(pick.gpu for pick in picks if pick.gpu != gpu)
     sizes = [place.size for place in failed]
     return PickList.from_group(here, failed, picks=rows[:top], wrong=sizes, elsewhere=elsewhere)

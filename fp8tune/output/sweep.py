@@ -44,10 +44,7 @@ class ConfigTimed(Document, printed_by="sweep"):
     event: Literal["timed"] = value("Distinguishes events.", default="timed")
     kernel: str = value("Name of the kernel.", source="problem.kernel")
     size: Size = value("Problem size by dimension.", source="problem.shape")
-    layout: str = value(
-        "Layout of the input: contiguous, transposed, or recorded- and the id of a launch.",
-        source="problem.input_layout",
-    )
+    layout: str = value("Layout of the input, or recorded- and a launch's id.", source="problem.input_layout")
     config: dict[str, int] = value("Launch config.")
     status: str = value("Outcome: ok, wrong, out_of_resources and so on.", source="outcome.status")
     time_us: float | None = value("Time of the block; null if it failed or nothing is timed.", "us", "outcome.time_us")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 from fp8tune.records import RECORDED
 
@@ -57,7 +58,7 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}" if first else last
 
 
-def counts(words: Mapping[str, int]) -> str:
+def counts(words: Mapping[Any, int]) -> str:
     """Return ``5 proven, 1 open``, without what does not occur."""
     return ", ".join(f"{count:,} {word}" for word, count in words.items() if count)
 

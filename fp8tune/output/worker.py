@@ -29,9 +29,7 @@ class WorkerStep(Document, printed_by="worker"):
     sweep: str | None = value("Key of the sweep of the unit.", source="unit.sweep_key")
     kernel: str | None = value("Kernel of the unit.", source="unit.kernel")
     sizes: list[str] | None = value("Sizes of the unit.", source="unit.shapes")
-    reason: str = value(
-        "Reason why it failed, went back or ended; of a unit that is done, a size without right config."
-    )
+    reason: str = value("Reason why it failed, went back or ended; if done, a size without right config.")
     attempt: int | None = value("Number of the attempt, from 1.")
     seconds: float | None = value("Time that the unit took.", "s")
     trials: int | None = value("New results of the unit.")
@@ -68,9 +66,7 @@ class QueueStatus(Document, printed_by="worker --status"):
 
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
-    speedups: dict[str, float] = value(
-        "Geometric mean of the speedups over today's configs so far, by key of a sweep that has decided sizes.", "x"
-    )
+    speedups: dict[str, float] = value("Mean speedup over today's configs so far, by key of the sweep.", "x")
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
 
 
