@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fp8tune.cli import sharing
+from fp8tune.cli.program import end_note, this_command
 from fp8tune.measure.timing import UNGATED
 from fp8tune.options import SweepOptions
 from fp8tune.output import checks, show
@@ -17,9 +16,8 @@ from fp8tune.output import sweep as screens
 from fp8tune.output.documents import print_json_line
 from fp8tune.output.progress import SweepProgress
 from fp8tune.output.tables import notice, print_lines
-from fp8tune.output.text import counted, db_option
+from fp8tune.output.text import command, counted
 from fp8tune.records import Status
-from fp8tune.redaction import command_line
 from fp8tune.stats.means import group_by
 from fp8tune.store import database, location
 from fp8tune.store.results import Store, Tally
@@ -31,7 +29,7 @@ from fp8tune.sweeping.planning import Plan
 def sweep(options: SweepOptions) -> int:
     """Run or queue a sweep. Exit code 1: a size has no right config; with ``--strict`` also if any config is wrong."""
     begun, as_json = time.monotonic(), options.format == "json"
-    plan = planning.planned(options, command_line(map(shlex.quote, sys.argv[1:])))
+    plan = planning.planned(options, this_command())
     db = location.to_write(options.db)
     plan = planning.expanded(plan)
     notice(*plan.notices)
@@ -40,7 +38,7 @@ def sweep(options: SweepOptions) -> int:
     if (over_s := time.monotonic() - begun - (options.budget_s or math.inf)) > 0:
         notice(f"the budget ended {over_s:.1f} s before the first result: planning takes longer, give more")
     progress, finished = SweepProgress.of_plan(plan), events.Finished(0, 0.0)
-    with screens.stored_note(progress, db), Store.open(db, create=True) as store:
+    with end_note(lambda: progress.kept(database.label(db))), Store.open(db, create=True) as store:
         with progress:
             for event in session.run(store, plan, begun=begun):
                 progress.show(event)
@@ -97,6 +95,6 @@ def _notices(plan: Plan, finished: events.Finished, tallies: Sequence[Tally], *,
     elif is_stored:
         yield "all results of this sweep were in the database: --again measures them anew"
     if wrong := sum(tally.counts[Status.WRONG] for tally in tallies):
-        command = f"fp8tune show {shlex.quote(screens.kernels_of(plan)[0])} --failed{db_option(plan.options.db)}"
-        yield f"{counted(wrong, 'config')} gave a wrong output: {command}"
+        step = command("show", screens.kernels_of(plan)[0], "--failed", db=plan.options.db)
+        yield f"{counted(wrong, 'config')} gave a wrong output: {step}"
     yield from checks.failure_lines(tallies)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from fp8tune.cli.program import end_note, this_command
 from fp8tune.cli.record import check_output, descriptor, nothing_recorded
 from fp8tune.errors import UsageError
 from fp8tune.exporting import read_for_format
@@ -20,14 +21,13 @@ from fp8tune.options import SweepOptions, TuneOptions
 from fp8tune.output import checks
 from fp8tune.output import tune as screens
 from fp8tune.output.progress import SweepProgress
-from fp8tune.output.sweep import stored_note
 from fp8tune.output.tables import notice, print_lines, warning
-from fp8tune.output.text import counted, db_option, duration, listed
+from fp8tune.output.text import command, counted, duration, listed
 from fp8tune.records import RECORDED, Kind, Pick, Status
-from fp8tune.redaction import command_line, redacted
+from fp8tune.redaction import redacted
 from fp8tune.replay.recording import Recording, text_of
 from fp8tune.stats.means import group_by
-from fp8tune.store import location
+from fp8tune.store import database, location
 from fp8tune.store.results import Store, Tally
 from fp8tune.sweeping import picks as deciding
 from fp8tune.sweeping import planning, session
@@ -112,8 +112,8 @@ def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
     notice(*checks.failure_lines(tallies))
     for kernel, group in group_by(tallies, lambda tally: tally.subject.problem.kernel).items():
         if wrong := sum(tally.counts[Status.WRONG] for tally in group):
-            command = f"fp8tune show {shlex.quote(kernel)} --failed{db_option(options.db)}"
-            notice(f"{counted(wrong, 'config')} of {kernel} gave a wrong output: {command}")
+            step = command("show", kernel, "--failed", db=options.db)
+            notice(f"{counted(wrong, 'config')} of {kernel} gave a wrong output: {step}")
     notice("To tune, run the same command on a machine with a GPU.")
 
 
@@ -130,10 +130,10 @@ def _sweep(
         budget_s=options.budget_s,
         quick=True,
     )
-    plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
+    plan = planning.expanded(planning.planned(sweep, this_command()))
     plan, first = selection.ordered(plan, recording)
     progress = SweepProgress.of_plan(plan)
-    with stored_note(progress, db), Store.open(db, create=True) as store, progress:
+    with end_note(lambda: progress.kept(database.label(db))), Store.open(db, create=True) as store, progress:
         for event in sweeps.run(store, plan, first, options.budget_s):
             progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
@@ -204,7 +204,7 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
         notice(*(f"{file.path}: changed" for file in changed))
     elif answer != "s" and options.output is None:
         device = autotuned[0].device
-        arch = "" if device.name and device.arch != "simulated" else f" --arch {device.arch}"
+        arch = () if device.name and device.arch != "simulated" else ("--arch", device.arch)
         for picks in autotuned:
-            command = f"fp8tune export --for diff --kernel {shlex.quote(picks.kernel)}{arch}{db_option(options.db)}"
-            notice(f"Later: {command} (or --for python, for a table)")
+            step = command("export", "--for", "diff", "--kernel", picks.kernel, *arch, db=options.db)
+            notice(f"Later: {step} (or --for python, for a table)")

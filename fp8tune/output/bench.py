@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from fp8tune.bench.run import Row
 from fp8tune.output.documents import Document, Gpu, Size, value
-from fp8tune.output.show import USUAL
+from fp8tune.output.show import USUAL, size_columns
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, layout, listed, mean, microseconds, pairs, ratio, split_shared
+from fp8tune.output.text import counted, listed, mean, microseconds, pairs, ratio, split_shared
 from fp8tune.stats.means import group_by
 
 SMALL_SHARE = 0.01  # parts of a step that take less are shown as one
@@ -97,7 +97,12 @@ def screens(report: BenchReport) -> Iterator[Screen]:
 
 def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
     sizes = subject.sizes
-    shared, columns = _size_columns(sizes)
+    # A size with a name needs its first dimension alone.
+    dims = [dict([*size.size.items()][: 1 if size.label else None]) for size in sizes]
+    attributes = [{"layout": size.layout, "dtype": size.dtype, "routing": size.routing} for size in sizes]
+    shared, columns = size_columns(dims, attributes)
+    shared |= {name: text for name, text in split_shared(attributes)[0].items() if text not in USUAL}
+    columns = [Column("layer", [size.label for size in sizes], loses="end"), *columns]
     names = {place: cell.name for place, cell in enumerate(sizes[0].contenders) if not cell.name.startswith("fp8tune")}
     means = []
     for place, name in names.items():
@@ -129,25 +134,6 @@ def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
                 problem = f"{'wrong' if cell.is_wrong else 'not timed'} on {pairs(size.size)}"
                 reasons.setdefault((cell.name, cell.reason), f"{cell.name} {problem}: {cell.reason}")
     return Screen(above, columns, [*reasons.values(), "columns of contenders: their time over that of fp8tune"], sizes)
-
-
-def _size_columns(sizes: Sequence[BenchSize]) -> tuple[dict[str, object], list[Column]]:
-    """Return what all sizes share, and columns for what distinguishes them. A named one needs one dimension alone."""
-    facts: list[dict[str, object]] = [
-        {
-            **({"layer": size.label} if size.label else {}),
-            **dict([*size.size.items()][: 1 if size.label else None]),
-            **{"layout": layout(size.layout), "dtype": size.dtype, "routing": size.routing},
-        }
-        for size in sizes
-    ]
-    shared, differing = split_shared(facts)
-    columns = []
-    for name in differing:
-        texts = [str(fact.get(name, "")) for fact in facts]
-        if not {*texts} <= {*USUAL}:
-            columns.append(Column(name, texts, "right" if name in sizes[0].size else "left", loses="end"))
-    return {name: text for name, text in shared.items() if text not in USUAL}, columns
 
 
 def _parts(size: BenchSize) -> Screen:

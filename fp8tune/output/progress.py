@@ -140,6 +140,11 @@ class SweepProgress(Display):
         """Return the progress of a sweep as planned."""
         return cls({size.problem: size.today.config for size in plan.problems if size.today})
 
+    def kept(self, database: str) -> str:
+        """Return what is kept if the sweep ends now."""
+        where = f"{counted(self.stored, 'new result')} in {database}, the last of the {self.phase}"
+        return f"{where}: run the same command to resume"
+
     def show(self, event: events.Event) -> None:
         """Show an event of a sweep. Never raises."""
         self.stored += isinstance(event, events.TrialDone) and not event.from_database

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -12,7 +11,7 @@ from fp8tune.output.compare import size_text
 from fp8tune.output.documents import Document, Gpu, value
 from fp8tune.output.show import Place
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, db_option, duration, listed, mean, microseconds, ratio
+from fp8tune.output.text import command, counted, duration, listed, mean, microseconds, ratio
 from fp8tune.rechecking.run import Rechecked, State
 from fp8tune.stats.means import group_by
 from fp8tune.sweeping.planning import Plan
@@ -146,19 +145,18 @@ def _title(document: RecheckReport) -> str:
 
 
 def _next_lines(document: RecheckReport, options: RecheckOptions) -> Iterator[str]:
-    states, db = Counter(row.state for row in document.rows), db_option(options.db)
-    given = {"--arch": [options.arch], "--kernel": options.kernel, "--recording": [options.recording]}
-    words = [shlex.quote(options.table)] if options.table else []
-    words += [f"{name} {shlex.quote(text)}" for name, texts in given.items() for text in texts if text]
-    command = " ".join(["fp8tune recheck", *words]) + db
+    states = Counter(row.state for row in document.rows)
+    named = {"--arch": [options.arch], "--kernel": options.kernel, "--recording": [options.recording]}
+    words = [word for name, texts in named.items() for text in texts if text for word in (name, text)]
+    same = command("recheck", options.table, *words, db=options.db)
     if missing := states[State.NOT_REACHED]:
-        fix = f"run {command} again" if options.budget_s is not None else f"run {command} on that GPU"
+        fix = f"run {same} again" if options.budget_s is not None else f"run {same} on that GPU"
         yield f"{counted(missing, 'size')} not timed: {fix}"
     if to_sweep := sum(row.needs_sweep for row in document.rows):
         needs = f"{counted(to_sweep, 'size')} {'needs' if to_sweep == 1 else 'need'} a sweep"
         minutes = max(1, round(1.5 * document.sweep_s / 60))
-        yield f"{needs}, about {duration(document.sweep_s)}: {command} --budget {minutes}m"
+        yield f"{needs}, about {duration(document.sweep_s)}: {same} --budget {minutes}m"
     if quick := sum(row.state is State.STILL_BEST and not row.processes for row in document.rows):
         yield f"{counted(quick, 'size')} still best in one process: --budget TIME confirms them in fresh ones"
     if states[State.BEATEN]:
-        yield f"then: fp8tune export --arch {document.arch}{db}"
+        yield f"then: {command('export', '--arch', document.arch, db=options.db)}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import Literal
 
 from fp8tune.output.documents import Document, value
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, percent
+from fp8tune.output.text import command, counted, percent
 from fp8tune.replay.recording import Kernel, Recording
 
 
@@ -70,8 +69,8 @@ def make_summary(recording: Recording, path: str) -> RecordingSummary:
     tunable = [row for row in sweepable if row.configs > 1]
     total_s = sum(row.tuning_s for row in tunable) or 1.0
     best = max(tunable or sweepable, key=lambda row: row.tuning_s / total_s + (row.gpu_share or 0.0), default=None)
-    command = f"fp8tune sweep --kernel {shlex.quote(best.kernel)} --recording {shlex.quote(path)}" if best else None
-    return RecordingSummary.from_records(recording, recording=path, kernels=rows, next=command)
+    step = command("sweep", "--kernel", best.kernel, "--recording", path) if best else None
+    return RecordingSummary.from_records(recording, recording=path, kernels=rows, next=step)
 
 
 def _gpu_us(kernel: Kernel) -> float | None:
@@ -120,4 +119,4 @@ def _lines(document: RecordingSummary, is_strict: bool) -> Iterator[str]:
     if document.next:
         yield f"next: {document.next}"
     if sum(row.is_sweepable for row in kernels) > 1:
-        yield f"all: fp8tune sweep --recording {shlex.quote(document.recording)}"
+        yield f"all: {command('sweep', '--recording', document.recording)}"

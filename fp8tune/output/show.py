@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -337,20 +337,28 @@ def make_detail(pick: ListedPick, explanation: Explanation) -> PickDetail:
     return PickDetail(pick=pick, why=str(study.precedence), candidates=candidates, keep_band=band)
 
 
+def size_columns(
+    sizes: Sequence[Mapping[str, object]], attributes: Sequence[Mapping[str, str]]
+) -> tuple[dict[str, object], list[Column]]:
+    """Return the dimensions that all sizes share, and columns of dimensions and attributes that differ."""
+    shared, dims = split_shared(sizes)
+    _, names = split_shared(attributes)
+    columns = [number(dim, [str(size.get(dim, "-")) for size in sizes]) for dim in dims]
+    for name in names if len(sizes) > 1 else ():  # a single row shares nothing, but needs no column for it
+        is_launch = name == "layout" and all(row[name].startswith(records.RECORDED) for row in attributes)
+        if not is_launch or len({*map(pairs, sizes)}) < len(sizes):  # else its size names a launch
+            texts = [short_dtype(layout(row[name])) or "-" for row in attributes]
+            columns.append(Column("launch" if is_launch else name, texts, loses="end"))
+    return shared, columns
+
+
 def pick_table(rows: Sequence[ListedPick], gain: Column | None = None) -> tuple[Screen, str]:
     """Return a table of picks, with the legend of their configs below it, and the sizes that all rows share.
 
     ``gain`` is its first column after the size; by default the speedup over today's config.
     """
-    shared, dims = split_shared([row.size for row in rows])
-    _, attributes = split_shared([row.attributes for row in rows])
+    shared, columns = size_columns([row.size for row in rows], [row.attributes for row in rows])
     configs, legend = config_texts([row.config for row in rows])
-    columns = [number(dim, [str(row.size.get(dim, "-")) for row in rows]) for dim in dims]
-    for name in attributes if len(rows) > 1 else ():  # a single row shares nothing, but needs no column for it
-        is_launch = name == "layout" and all(row.attributes[name].startswith(records.RECORDED) for row in rows)
-        if not is_launch or len({pairs(row.size) for row in rows}) < len(rows):  # else its size names a launch
-            texts = [short_dtype(layout(row.attributes[name])) or "-" for row in rows]
-            columns.append(Column("launch" if is_launch else name, texts, loses="end"))
     columns += [
         gain or number("speedup", lambda row: ratio(row.speedup, row.in_use)),
         number("time us", lambda row: microseconds(row.time_us)),

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from fp8tune import registry
 from fp8tune.output.documents import Document, Gpu, Size, value
-from fp8tune.output.progress import SweepProgress
 from fp8tune.output.show import ListedPick, change, pick_table
 from fp8tune.output.tables import Screen, number
-from fp8tune.output.text import counted, db_option, listed, mean, percent
+from fp8tune.output.text import command, counted, listed, mean, percent
 from fp8tune.records import Kind, Status
 from fp8tune.stats.same_bits import SameBits
 from fp8tune.stats.search import REGRET, regret_at
 from fp8tune.stats.study import Verdict
-from fp8tune.stopping import Stopped
-from fp8tune.store import database
 from fp8tune.studies import pick_of
 from fp8tune.sweeping.events import Finished
 from fp8tune.sweeping.planning import Plan
@@ -132,30 +127,18 @@ def search_line(seen: int, grid: int) -> str:
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan) -> Iterator[str]:
     """Yield the commands that come next. More measurements could settle ``unsettled`` picks."""
-    kernels, kind, device = kernels_of(plan), plan.backend.kind, plan.backend.device
-    db, first = db_option(plan.options.db), shlex.quote(kernels[0]) if kernels else ""
+    kernels, kind, device, db = kernels_of(plan), plan.backend.kind, plan.backend.device, plan.options.db
     if kind is Kind.INTERPRETER:
         yield "next: the same command on a machine with a GPU, which times what is right"
     elif kind is Kind.STATIC:
-        yield f"next: fp8tune show {first} --device {device.arch} --wide{db}"
+        yield f"next: {command('show', *kernels[:1], '--device', device.arch, '--wide', db=db)}"
     elif kind is Kind.SIMULATED:
-        yield f"next: fp8tune show {first}{db} (simulated times are not exported)"
+        yield f"next: {command('show', *kernels[:1], db=db)} (simulated times are not exported)"
     elif any(pick.verdict in (Verdict.PROVEN, Verdict.OPEN) for pick in picks):
-        own = next((shlex.quote(kernel) for kernel in kernels if kernel not in registry.kernels()), "")
-        target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
-        yield f"next: fp8tune export{target}{db}"
+        own = [kernel for kernel in kernels if kernel not in registry.kernels()]
+        target = ("--for", "diff", "--kernel", own[0]) if own else ("--arch", device.arch)
+        yield f"next: {command('export', *target, db=db)}"
     if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):
         yield f"{counted(quick, 'quick pick')}: run the same command without --quick to confirm them"
     elif unsettled:
         yield f"{counted(unsettled, 'open pick')}: run the same command with --again, on a quiet GPU"
-
-
-@contextlib.contextmanager
-def stored_note(progress: SweepProgress, db: str) -> Iterator[None]:
-    """Let a signal that ends the block say which results are kept."""
-    try:
-        yield
-    except (KeyboardInterrupt, Stopped) as stopped:
-        where = f"{counted(progress.stored, 'new result')} in {database.label(db)}, the last of the {progress.phase}"
-        stopped.add_note(f"{where}: run the same command to resume")
-        raise

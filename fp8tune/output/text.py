@@ -84,9 +84,9 @@ def path_here(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def db_option(db: str | None) -> str:
-    """Return `` --db NAME`` for a command to type next; empty if no database was named."""
-    return f" --db {shlex.quote(db)}" if db is not None else ""
+def command(*words: str | None, db: str | None = None) -> str:
+    """Return a command to type next, without words that are None: ``fp8tune show ops:softmax --db results.db``."""
+    return shlex.join(["fp8tune", *filter(None, words), *([] if db is None else ["--db", db])])
 
 
 def split_shared(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, object], list[str]]:
