@@ -133,7 +133,7 @@ def _sweep(
     plan = planning.expanded(planning.planned(sweep, this_command()))
     plan, first = selection.ordered(plan, recording)
     progress = SweepProgress.of_plan(plan)
-    with end_note(lambda: progress.kept(database.label(db))), Store.open(db, create=True) as store, progress:
+    with end_note(lambda: progress.stored_note(database.label(db))), Store.open(db, create=True) as store, progress:
         for event in sweeps.run(store, plan, first, options.budget_s):
             progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0

@@ -129,9 +129,7 @@ class SweepProgress(Display):
         self._today, self._sizes = today or {}, 0
         self._round: events.RoundStarted | None = None
         self._trials = self._all_trials = 0
-        # Stages are not compared, so times of a size are those of its last stage alone.
-        self._stages: dict[Problem, str] = {}
-        self._times_us: dict[Problem, dict[NamedInts, list[float]]] = {}
+        self._times_us: dict[Problem, dict[tuple[str, NamedInts], list[float]]] = {}
         self._gains: dict[Problem, tuple[float | None, float]] = {}
         self._last: Problem | None = None
 
@@ -140,7 +138,7 @@ class SweepProgress(Display):
         """Return the progress of a sweep as planned."""
         return cls({size.problem: size.today.config for size in plan.problems if size.today})
 
-    def kept(self, database: str) -> str:
+    def stored_note(self, database: str) -> str:
         """Return what is kept if the sweep ends now."""
         where = f"{counted(self.stored, 'new result')} in {database}, the last of the {self.phase}"
         return f"{where}: run the same command to resume"
@@ -186,15 +184,15 @@ class SweepProgress(Display):
         problem, time_us = row.problem, row.outcome.time_us
         if time_us is None or row.config is None or row.stage == "duplicate":
             return
-        if self._stages.get(problem) != row.stage:
-            self._stages[problem], self._times_us[problem] = row.stage, {}
-        self._times_us[problem].setdefault(row.config, []).append(time_us)
+        self._times_us.setdefault(problem, {}).setdefault((row.stage, row.config), []).append(time_us)
         self._gains.pop(problem, None)
         self._last = problem
 
     def _notes(self) -> str:
         for problem in self._times_us.keys() - self._gains.keys():
-            means = {config: fmean(times_us) for config, times_us in self._times_us[problem].items()}
+            times_us = self._times_us[problem]
+            last, _ = next(reversed(times_us))  # stages are not compared
+            means = {config: fmean(values) for (stage, config), values in times_us.items() if stage == last}
             best_us, today = min(means.values()), self._today.get(problem)
             self._gains[problem] = means[today] / best_us if today in means else None, best_us
         if self._last is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from operator import mul
 
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, counts, microseconds, ratio
@@ -29,31 +29,15 @@ class TunedKernel:
     tuning_change_s: float | None
     """Change of the time of run-time tuning; None if there was no second run."""
 
-    @cached_property
-    def today_us(self) -> float | None:
-        """Mean time of a launch today; None if some config that launches use was not timed."""
-        return self._mean([pick.today_us for pick in self.picks])
-
-    @cached_property
-    def best_us(self) -> float | None:
-        """Mean time of a launch with the picks."""
-        return self._mean([pick.time_us for pick in self.picks])
-
-    def _mean(self, times_us: Sequence[float | None]) -> float | None:
-        totals = [
-            time_us * count for time_us, count in zip(times_us, self.launches, strict=True) if time_us is not None
-        ]
-        return sum(totals) / sum(self.launches) if len(totals) == len(times_us) else None
-
     @property
     def in_use(self) -> bool:
         """True if every pick is in use."""
         return all(pick.today is not None and pick.today == pick.config for pick in self.picks)
 
-    @property
-    def speedup(self) -> float | None:
-        """Time today over the time with the picks."""
-        return self.today_us / self.best_us if self.today_us and self.best_us else None
+    def mean_us(self, field: str) -> float | None:
+        """Return the mean over all launches of ``time_us`` or ``today_us`` of their picks; None if one is unknown."""
+        times_us = [getattr(pick, field) for pick in self.picks]
+        return None if None in times_us else sum(map(mul, times_us, self.launches)) / sum(self.launches)
 
 
 def result(
@@ -61,9 +45,13 @@ def result(
 ) -> Screen:
     """Return the screen of tuned kernels, under what two runs measured. ``by_tuning``: today's configs are."""
 
+    def speedup(row: TunedKernel) -> str:
+        today_us, best_us = row.mean_us("today_us"), row.mean_us("time_us")
+        return ratio(today_us / best_us if today_us and best_us else None, row.in_use)
+
     def times(row: TunedKernel) -> str:
-        before = "" if row.in_use or row.today_us is None else f"{microseconds(row.today_us)} -> "
-        return before + microseconds(row.best_us)
+        today_us = None if row.in_use else row.mean_us("today_us")
+        return f"{microseconds(today_us)} -> " * (today_us is not None) + microseconds(row.mean_us("time_us"))
 
     def startup(row: TunedKernel) -> str:
         change_s = row.tuning_change_s
@@ -75,7 +63,7 @@ def result(
 
     columns = [
         Column("kernel", lambda row: row.picks[0].problem.kernel, loses="start"),
-        number("speedup", lambda row: ratio(row.speedup, row.in_use)),
+        number("speedup", speedup),
         number("today -> best us", times),
         number("GPU time", lambda row: "-" if row.gpu_change is None else _percent(row.gpu_change)),
         number("startup", startup),
