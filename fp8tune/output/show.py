@@ -98,10 +98,11 @@ class Summary(Document):
     @classmethod
     def from_group(cls, group: Sequence[ListedPick], failed: Sequence[Place], **values: Any) -> Self:
         """Return the picks of one kernel on one GPU, and its sizes without a right config, as a document."""
-        first, compared = [*group, *failed][0], [pick.in_use for pick in group if pick.speedup or pick.in_use]
+        place: Place = [*group, *failed][0]
+        compared = [pick.in_use for pick in group if pick.speedup or pick.in_use]
         return cls(
-            kernel=first.kernel,
-            gpu=first.gpu,
+            kernel=place.kernel,
+            gpu=place.gpu,
             sizes=len(group) + len(failed),
             speedup=mean(pick.speedup for pick in group),
             in_use=bool(compared) and all(compared),
@@ -158,9 +159,10 @@ class PickList(Summary, printed_by="show KERNEL"):
         """Return the screen: one row per size. ``note`` ends the line about today's configs."""
         over_default = number("speedup", lambda row: ratio(row.over_default)) if self.in_use else None
         table, shared = pick_table(self.picks, over_default)
-        more = self.sizes - len(self.wrong) - len(self.picks)
-        title = f"{self.kernel} on {self.gpu}: {f'{len(self.picks)} of ' if more else ''}{counted(self.sizes, 'size')}"
-        title += (f" with {shared}" if shared else "") + (", all in use" if self.in_use else "")
+        is_whole = len(self.picks) + len(self.wrong) == self.sizes
+        sizes = counted(self.sizes, "size") if is_whole else f"{len(self.picks)} of {counted(self.sizes, 'size')}"
+        title = f"{self.kernel} on {self.gpu}: {sizes}{f' with {shared}' if shared else ''}"
+        title += ", all in use" if self.in_use else ""
         gain = ""
         if self.in_use and self.over_default:
             gain = f"speedup over the default: {ratio(self.over_default)} (geometric mean)"

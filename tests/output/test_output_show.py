@@ -113,6 +113,7 @@ def test_the_overview_has_a_row_for_each_kernel_and_gpu(database: Path) -> None:
         (["--device", "H100"], [16640], {"gpu": H100.name, "wrong": [dict(WRONG.shape)]}),
         (["--device", "H200", "--sort", "time"], [131072, 65536, 16640], {"sizes": 3}),
         (["--device", "H200", "--sort", "time", "--top", "1"], [131072], {"sizes": 3}),
+        (["--verdict", "wrong"], [], {"gpu": H100.name, "sizes": 1, "wrong": [dict(WRONG.shape)]}),
         (["--verdict", "quick"], [16640, 65536, 131072], {"gpu": H200.name, "elsewhere": {}}),
         (["K=5120", "--device", "H200"], [16640, 65536], {"sizes": 2}),
     ],
