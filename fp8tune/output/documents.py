@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self, Unpack
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -80,8 +79,9 @@ class Document(BaseModel):
         for name, field in cls.model_fields.items():
             if name not in values and field.is_required():
                 paths = dict.fromkeys((str(field.validation_alias or name), name))
-                items = (_attribute(record, path) for record in records for path in paths)
-                attributes[name] = next((item for item in items if item is not None), EMPTY.get(field.annotation))
+                items = [item for record in records for path in paths for item in _attribute(record, path)]
+                if items:  # else pydantic names the field that is missing
+                    attributes[name] = next((item for item in items if item is not None), EMPTY.get(field.annotation))
         return attributes
 
     @model_validator(mode="before")
@@ -93,14 +93,16 @@ class Document(BaseModel):
 
 
 EMPTY: Mapping[Any, object] = {str: "", dict[str, int | str]: {}, dict[str, str]: {}}
-"""Values of fields that no record has, by their type; None for others."""
+"""Values of fields that are None in all records, by their type; None for others."""
 
 
-def _attribute(record: object, path: str) -> object:
-    try:
-        return attrgetter(path)(record)
-    except AttributeError:
-        return None
+def _attribute(record: object, path: str) -> list[object]:
+    """Return the attribute, None if a part of the path is None, or nothing if the record has no such attribute."""
+    for name in path.split("."):
+        if record is not None and not hasattr(record, name):
+            return []
+        record = getattr(record, name, None)
+    return [record]
 
 
 def _printable(item: object) -> object:

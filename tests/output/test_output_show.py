@@ -18,6 +18,7 @@ import pytest
 from command_line import fp8tune
 from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
+from pydantic import ValidationError
 from rich.cells import cell_len
 
 from fp8tune import lookups, output
@@ -200,11 +201,13 @@ def test_a_document_makes_itself_from_records_and_is_printable() -> None:
     assert (place.kernel, place.size, place.arch) == ("colwise", dict(problem().shape), "sm_90")
     assert (place.gpu, place.attributes["routing"]) == ("a\\x1bGPU", problem().routing)
     assert show.Place.from_records(SimpleNamespace(problem=None, device=None, kernel="x"), gpu="y").size == {}
-    times = show.Candidate.from_records(SimpleNamespace(status="ok", time_us=float("inf")), confirmed=True, roles=[])
+    record = SimpleNamespace(status="ok", time_us=float("inf"), slowdown=1.0, reason=None, config=None)
+    values = {"slower": 0.0, "lower": None, "upper": None, "confirmed": True, "roles": []}
+    times = show.Candidate.from_records(record, **values)
     assert (times.time_us, times.reason) == (None, "")
-    assert show.Overview(database="", triton=[], kernels=[]) == show.Overview.from_records(
-        SimpleNamespace(database="", triton=[], kernels=[])
-    )
+    del record.status
+    with pytest.raises(ValidationError, match="status"):
+        show.Candidate.from_records(record, **values)
 
 
 def test_every_field_of_every_document_has_a_sentence_and_a_known_unit() -> None:
