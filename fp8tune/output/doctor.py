@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fp8tune.check.configs import Problem, TunedFile
 from fp8tune.check.findings import Finding, Level
 from fp8tune.check.keys import KeyVerdict, VariationResult
 from fp8tune.check.machine import release
 from fp8tune.output.documents import Document, Size, value
-from fp8tune.output.tables import STYLES, Column, Screen, has_styles, number, styled, width_of, wrapped
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.redaction import redacted
 from fp8tune.stats.means import group_by
 
@@ -84,20 +83,13 @@ def make_report(
     )
 
 
-def print_findings(report: DoctorReport) -> None:
-    """Print each finding, and its fix below it."""
-    width = width_of(sys.stdout)
+def screens(report: DoctorReport) -> Iterator[Screen]:
+    """Yield the findings, each with its fix below it, and the number of tuned files with each problem by device."""
+    lines = []
     for finding in report.findings:
-        level = f"{finding.level:<{INDENT}}"
-        print((styled(level, STYLES[finding.level]) if has_styles() else level) + wrapped(finding.text, width, INDENT))
-        if finding.fix:
-            print(f"{' ' * INDENT}-> {wrapped(finding.fix, width, INDENT + 3)}")
-
-
-def print_files(report: DoctorReport) -> None:
-    """Print the number of tuned files and of each problem by device."""
-    by_device = group_by(report.files, lambda file: file.device)
-    rows = sorted(by_device.items(), key=lambda row: (-len(row[1]), row[0]))
+        lines.append(f"{finding.level:<{INDENT}}{finding.text}")
+        lines += [f"{' ' * INDENT}-> {finding.fix}"] if finding.fix else []
+    yield Screen(lines)
 
     def versions(files: Sequence[TunedFileReport]) -> str:
         known = sorted({file.triton for file in files if file.triton}, key=release)
@@ -112,5 +104,6 @@ def print_files(report: DoctorReport) -> None:
         Column("Triton", lambda row: versions(row[1]), loses="all"),
         *(number(str(problem), count(problem)) for problem in Problem),
     ]
-    print()
-    Screen([], columns, [], rows).print()
+    rows = group_by(report.files, lambda file: file.device).items()
+    if rows:
+        yield Screen([], columns, [], sorted(rows, key=lambda row: (-len(row[1]), row[0])))

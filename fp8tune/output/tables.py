@@ -156,13 +156,17 @@ def _markdown(text: str) -> str:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text, broken between words at the width of stdout. Empty lines are left out."""
     for line in filter(None, lines):
-        print(wrapped(line, width_of(sys.stdout)))
+        text = wrapped(line, width_of(sys.stdout))
+        level, blanks, _ = text.partition("  ")
+        print(styled(level, STYLES.get(level, "")) + text[len(level) :] if blanks and has_styles() else text)
 
 
-def wrapped(text: str, width: int, indent: int = 0) -> str:
-    """Return a text broken between words. Its first line starts after an indent, and the others below it."""
-    lines = wrap(visible(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * indent}".join(lines)
+def wrapped(text: str, width: int) -> str:
+    """Return a text broken between words, below its first column if it has two: ``error    no GPU was found``."""
+    text = visible(text)
+    indent = len(text) - len(re.sub(r"^ *(\S+  +)?(-> )?", "", text))
+    lines = wrap(text, max(20, width), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def width_of(stream: TextIO) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
@@ -70,7 +69,7 @@ class QueueStatus(Document, printed_by="worker --status"):
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
 
 
-def make_status(queue: Queue, database: str, speedups: Mapping[str, float] = MappingProxyType({})) -> QueueStatus:
+def make_status(queue: Queue, database: str, speedups: Mapping[str, float]) -> QueueStatus:
     """Return the queue as a document."""
     sweeps, units = {sweep.key: sweep for sweep in queue.sweeps}, []
     for status in queue.units:
