@@ -78,6 +78,8 @@ def _print_result(plan: Plan, rows: Sequence[show.ListedPick], tallies: Sequence
         in_use = sum(row.in_use for row in rows)
         largest = show.make_pick_list(rows, wrong, rows[0].gpu, "speedup", screens.ROWS)
         largest.screen(f": {len(rows) - in_use} changed, {in_use} in use").print()
+        if (more := len(rows) - screens.ROWS) > 0:
+            print_lines([f"({counted(more, 'more size')}: {command('show', rows[0].kernel, db=plan.options.db)})"])
     elif rows:
         show.make_overview(rows, wrong, db).screen().print()
     elif tallies:
