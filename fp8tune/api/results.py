@@ -13,7 +13,7 @@ from fp8tune import names
 from fp8tune.api import frames
 from fp8tune.errors import UsageError
 from fp8tune.filters import Filters, Size
-from fp8tune.output.show import ListedPick, place
+from fp8tune.output.show import ListedPick
 from fp8tune.records import Device, Pick, Problem
 from fp8tune.redaction import redacted
 from fp8tune.store import database, layers, location
@@ -74,9 +74,7 @@ class Results:
         """Return one row per config of a confirmation, the fastest of each size first."""
         with self._selected(kernel, size, device, verdict) as (reader, _, chosen, keeps):
             rows = [
-                frames.Final.from_records(
-                    item, **place(item), slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us
-                )
+                frames.Final.from_records(item, slower_share=item.slowdown_ratio - 1, coarse_us=item.screen_us)
                 for item in picks.finalists(reader, list({pick.problem.kernel for pick in chosen}))
                 if keeps(item)
             ]
@@ -95,7 +93,7 @@ class Results:
         """Return one row per sample of a timed block. There may be millions; a pruned database has none."""
         with self._selected(kernel, size, device, verdict) as (reader, kernels, _, keeps):
             rows = [
-                frames.Sample.from_records(row, **place(row), sample=number, sample_us=sample_us)
+                frames.Sample.from_records(row, sample=number, sample_us=sample_us)
                 for name in kernels
                 for row in reader.rows(name)
                 if row.outcome.samples_us and keeps(row)

@@ -1,9 +1,10 @@
-"""``fp8tune db``: import, prune and forget."""
+"""``fp8tune db``: import, prune and forget results."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from pathlib import Path
 
 import typer
@@ -27,6 +28,9 @@ from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import NamedInts
 from fp8tune_kernels.tables import table
+
+NOUNS = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process", "queue": "queued sweep"}
+"""Tables that ``forget`` deletes from, with a word for their rows."""
 
 
 def import_(options: ImportOptions) -> None:
@@ -56,33 +60,27 @@ def prune(options: PruneOptions) -> None:
     """Make a database small enough to commit."""
     path = database.path_of(db := location.to_write(options.db))
     if path is None:
-        raise UsageError(
-            f"{database.label(db)} is a server, which prune does not change: import its results into a file"
-        )
+        label = database.label(db)
+        raise UsageError(f"{label} is a server, which prune does not change: import its results into a file")
     with Store.open(db, writable=False):  # before the archive is written: not every file is a database
         before = path.stat().st_size
     archived = None if options.archive is None else archives.write(path, Path(options.archive))
     with Store.open(str(path)) as store:
         pruned = store.prune(_configs_in_use(store))
         keep_current(store)
-    print(f"{visible(str(path))}: {_mb(before)} before, {_mb(path.stat().st_size)} now")
+    print(f"{visible(str(path))}: {before / 1e6:.1f} MB before, {path.stat().st_size / 1e6:.1f} MB now")
     print(f"removed {pruned.results:,} results and {pruned.trials:,} trials; {pruned.remaining:,} results are kept")
     if archived is not None:
-        print(f"{visible(str(options.archive))}: {_mb(archived)}, read it with fp8tune db import")
+        print(f"{visible(str(options.archive))}: {archived / 1e6:.1f} MB, read it with fp8tune db import")
 
 
 def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
-
     studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
     configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
     in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
     versions = {study.version.kernel: study.version for study in studies if study.version is not None}
     return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"
 
 
 def forget(options: ForgetOptions) -> None:
@@ -91,48 +89,40 @@ def forget(options: ForgetOptions) -> None:
         raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
     db = location.to_write(options.db)
     with Store.open(db) as store:
-        rows = [row for target in options.targets if not target.startswith("sweep:") for row in _rows(store, target)]
-        queued = [_queued(store, target) for target in options.targets if target.startswith("sweep:")]
+        rows = [row for target in options.targets for row in _rows(store, target)]
+        counts = Counter(table for table, _ in rows)
+        what = " and ".join(counted(counts[table], noun) for table, noun in NOUNS.items() if counts[table])
         if not options.yes:
             if not sys.stdin.isatty():
                 raise UsageError("no terminal to ask in: add --yes to delete without a question")
-            if not typer.confirm(f"Delete {_counts(rows, len(queued))} from {database.label(db)}?", err=True):
+            if not typer.confirm(f"Delete {what} from {database.label(db)}?", err=True):
                 raise UsageError("nothing deleted")
-        for key in queued:
+        for key in (key for _, key in rows if isinstance(key, str)):
             store.forget_units(key)
-        if rows:
-            store.forget(rows)
+        if numbered := [(table, key) for table, key in rows if isinstance(key, int)]:
+            store.forget(numbered)
             keep_current(store)
-    print(f"{database.label(db)}: {_counts(rows, len(queued))} deleted")
+    print(f"{database.label(db)}: {what} deleted")
 
 
-def _rows(store: Store, target: str) -> list[tuple[str, int]]:
-    """Return the rows that a target names. Raises UsageError if there is none."""
-
+def _rows(store: Store, target: str) -> list[tuple[str, int | str]]:
+    """Return the rows that a target names: their tables and numbers, or a queued sweep's key. Raises UsageError."""
     table, _, number = target.partition(":")
+    if table == "sweep":
+        keys = [sweep.key for sweep in store.queue().sweeps if sweep.key.startswith(number)]
+        if len(keys) != 1:
+            raise UsageError(f"{target:.80} names {len(keys)} queued sweeps: fp8tune worker --status lists them")
+        return [("queue", keys[0])]
     table = "results" if table == "trial" else table
-    if table in ("results", "studies", "sweeps", "processes") and number.isdecimal() and len(number) < 19:
+    if table in NOUNS and table != "queue" and number.isdecimal() and len(number) < 19:
         return [(table, int(number))]
     name, _, size = target.partition("@")
     (kernel,) = names.stored_kernels([name], store)
     filters, studies = Filters.parse(size), store.study_ids(kernel)
     filters.check([study.problem for study in studies.values()], [])
-    rows = [("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)]
+    rows: list[tuple[str, int | str]] = [
+        ("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)
+    ]
     if not rows:
         raise UsageError(f"{target:.80} has no results here: fp8tune show lists what has")
     return rows
-
-
-def _queued(store: Store, target: str) -> str:
-    keys = [sweep.key for sweep in store.queue().sweeps if sweep.key.startswith(target.removeprefix("sweep:"))]
-    if len(keys) != 1:
-        raise UsageError(f"{target:.80} names {len(keys)} queued sweeps: fp8tune worker --status lists them")
-    return keys[0]
-
-
-def _counts(rows: list[tuple[str, int]], queued: int) -> str:
-
-    nouns = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process"}
-    tables = [table for table, _ in rows]
-    parts = [counted(tables.count(table), noun) for table, noun in nouns.items() if table in tables]
-    return " and ".join([*parts, *([counted(queued, "queued sweep")] if queued else [])])

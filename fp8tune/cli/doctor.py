@@ -12,7 +12,7 @@ from fp8tune.check.machine import check_machine
 from fp8tune.cli import databases
 from fp8tune.errors import UsageError
 from fp8tune.options import DoctorOptions
-from fp8tune.output.doctor import make_report, print_files, print_findings
+from fp8tune.output.doctor import make_report, screens
 from fp8tune.output.progress import Display
 from fp8tune.output.tables import notice, print_document
 
@@ -31,12 +31,7 @@ def doctor(options: DoctorOptions) -> int:
         key_findings, results = _check_key(options, options.kernel)
         findings += key_findings
     report = make_report(findings, results, files)
-    if options.format == "json":
-        print_document(report, [], "json")
-    else:
-        print_findings(report)
-        if report.files:
-            print_files(report)
+    print_document(report, screens(report), options.format)
     if any(finding.level is Level.ERROR for finding in findings):
         return 1
     return 3 if any(result.verdict is keys.KeyVerdict.OPEN for result in results) else 0

@@ -32,14 +32,13 @@ def export(options: ExportOptions) -> int:
     for flag, is_given in (("--size", options.size), ("--within", options.within is not None)):
         if is_given:
             raise UsageError(f"{flag} goes with --for FORMAT: name a format, or leave it out")
+    if options.kernel and output is None:
+        raise UsageError("--kernel makes a table of that kernel alone: name its file with -o PATH")
     return _export_table(options, output)
 
 
 def _export_table(options: ExportOptions, output: Path | None) -> int:
-    if output is not None and (output.is_dir() or not output.name):
-        raise UsageError(f"{output} is a folder: name the module to write, such as {output / 'sm_90.py'}")
-    if options.kernel and output is None:
-        raise UsageError("--kernel makes a table of that kernel alone: name its file with -o PATH")
+    _refuse_folder(output, "the module to write", "sm_90.py")
     with databases.opened(options.db) as (store, _):
         arch = _arch(options, store)
         if arch == "simulated" and output is None:
@@ -73,13 +72,13 @@ def _export_table(options: ExportOptions, output: Path | None) -> int:
 
 
 def _export_for(options: ExportOptions, name: str, output: Path | None) -> int:
-    is_diff, folder = name == DIFF, output or Path()
     form, requested = parse_options(options.size, options.within)
     check_options(name, requested, options.kernel)
-    if is_diff and output is None and options.check:
-        raise UsageError("--check compares with a file: name the one that holds the diff with -o FILE")
-    if is_diff and output is not None and output.is_dir():
-        raise UsageError(f"{output} is a folder: name the file of the diff, such as {output / 'configs.diff'}")
+    diff, folder = output if name == DIFF else None, output or Path()
+    if name == DIFF:
+        if output is None and options.check:
+            raise UsageError("--check compares with a file: name the one that holds the diff with -o FILE")
+        _refuse_folder(output, "the file of the diff", "configs.diff")
     with databases.opened(options.db) as (store, _):
         arch, quick, same = _arch(options, store), options.allow_quick, options.same_bits
         picks = read_for_format(store, arch, options.kernel, allow_quick=quick, here=probe(), same_bits=same)
@@ -91,11 +90,11 @@ def _export_for(options: ExportOptions, name: str, output: Path | None) -> int:
             raise
         written, notices = [], [f"Triton will tune at run time, but finds its programs compiled: {error}"]
     warning(notices)
-    if is_diff and output is None:
+    if diff is not None:
+        written, folder = [files.File(PurePosixPath(diff.name), written[0].text)], diff.parent
+    if name == DIFF and diff is None:
         print(written[0].text, end="")
     else:
-        if is_diff and output is not None:
-            written, folder = [files.File(PurePosixPath(output.name), written[0].text)], output.parent
         changed = files.write(written, folder, is_dry=options.check)
         for path, is_changed in changed.items():
             state = "out of date" if options.check else "written"
@@ -106,6 +105,11 @@ def _export_for(options: ExportOptions, name: str, output: Path | None) -> int:
         step = load(name).next.format(folder=folder, device=written[0].path.parts[0])
         notice(f"next: {step.replace('FILE', str(output or 'FILE'))}")
     return 0
+
+
+def _refuse_folder(output: Path | None, file: str, example: str) -> None:
+    if output is not None and (output.is_dir() or not output.name):
+        raise UsageError(f"{output} is a folder: name {file}, such as {output / example}")
 
 
 def _compile_ahead(kernels: Sequence[KernelPicks], folder: Path) -> bool:

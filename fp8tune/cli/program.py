@@ -8,7 +8,9 @@ import functools
 import gc
 import os
 import re
+import shlex
 import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -17,6 +19,7 @@ from fp8tune.cli import streams
 from fp8tune.cli.adapter import build, print_help
 from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
+from fp8tune.redaction import command_line as command_text
 from fp8tune.redaction import redacted
 from fp8tune.stopping import Stopped, stopping_cleanly
 from fp8tune.text import visible
@@ -78,6 +81,21 @@ def _run(arguments: list[str]) -> int:
             return program.invoke(context) or 0
     except typer.Exit as ended:  # --help
         return ended.exit_code
+
+
+@contextlib.contextmanager
+def end_note(note: Callable[[], str]) -> Iterator[None]:
+    """Let the message of a signal that ends the block say what is kept."""
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped) as stopped:
+        stopped.add_note(note())
+        raise
+
+
+def this_command() -> str:
+    """Return the command line of this process as the database keeps it."""
+    return command_text(map(shlex.quote, sys.argv[1:]))
 
 
 def _notes(stopped: BaseException) -> str:

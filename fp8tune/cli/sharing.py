@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from fp8tune.cli.program import end_note
 from fp8tune.fleet import units
 from fp8tune.output.progress import Display
 from fp8tune.output.tables import notice
 from fp8tune.output.text import counted
 from fp8tune.output.worker import findings_line, show_queue
-from fp8tune.stopping import Stopped
 from fp8tune.store import database
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
@@ -49,20 +49,17 @@ def on_ray(plan: Plan, db: str, sweep: str, begun: float) -> int:
     options, queue = [f"--kernel={text}" for text in plan.options.kernel if ":" in text or "?" in text], Queue()
     if plan.options.budget_s is not None:
         options.append(f"--budget={max(0.0, begun + plan.options.budget_s - time.monotonic()):.0f}")
+    note = "every unit that was not done waits again; run the same command to resume"
     with Store.open(db, create=True) as store:
-        try:
-            with RayFleet(db, options, plan.options.timer) as fleet, Display() as display:
-                is_over = False
-                while not is_over:
-                    is_over = fleet.is_over()
-                    store.return_expired_units()
-                    queue = store.queue([sweep])
-                    show_queue(display, queue)
-                    is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
-                    time.sleep(0 if is_over else LOOK_S)
-        except (KeyboardInterrupt, Stopped) as stopped:
-            stopped.add_note("every unit that was not done waits again; run the same command to resume")
-            raise
+        with end_note(lambda: note), RayFleet(db, options, plan.options.timer) as fleet, Display() as display:
+            is_over = False
+            while not is_over:
+                is_over = fleet.is_over()
+                store.return_expired_units()
+                queue = store.queue([sweep])
+                show_queue(display, queue)
+                is_over |= all(status.state in (UnitState.DONE, UnitState.FAILED) for status in queue.units)
+                time.sleep(0 if is_over else LOOK_S)
         picks.keep_current(store)
     notice(*fleet.failures)
     if left := queue.counts[UnitState.WAITING] + queue.counts[UnitState.RUNNING]:

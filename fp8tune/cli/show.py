@@ -46,10 +46,10 @@ def _has_shown_picks(
     stored, subjects = picks.read(store, kernels), picks.wrong(store, kernels)
     known: list[Pick | Subject] = [*stored, *subjects]
     filters.check([result.problem for result in known], [result.device for result in known])
-    chosen, wrong = list(filter(filters.has, stored)), list(filter(filters.has, subjects))
-    here, programs = probe(), picks.known_programs(store)
+    chosen, here, programs = list(filter(filters.has, stored)), probe(), picks.known_programs(store)
     measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen
     rows = [screens.ListedPick.from_pick(pick, is_stale=picks.is_stale(pick, here, programs)) for pick in chosen]
+    wrong = [screens.Place.from_records(subject) for subject in subjects if filters.has(subject)]
     if options.size and kernels and len(measured) == 1 and not wrong:
         _show_detail(options, measured[0], rows[chosen.index(measured[0])], store)
         return True
@@ -60,21 +60,17 @@ def _has_shown_picks(
         if not filters.verdicts and store.pools(kernels[0] if kernels else None):
             return False
         notice(f"no picks of this in {db}: run fp8tune sweep, or fp8tune db import")
-        return True
-    document: screens.Overview | screens.PickList
-    places = [(subject.problem.kernel, subject.device.name or subject.device.arch) for subject in wrong]
-    if kernels is None:
+    elif kernels is None:
         triton = sorted({pick.device.triton for pick in measured} - {""})
-        document = screens.make_overview(rows, Counter(places), db, triton, options.sort, options.top)
-        screen = screens.overview(document, "next: fp8tune show KERNEL, fp8tune export")
+        overview = screens.make_overview(rows, wrong, db, triton, options.sort, options.top)
+        screen = overview.screen("next: fp8tune show KERNEL, fp8tune export")
+        print_document(overview, [screen], options.format, wide=options.wide)
     else:
         gpus = Counter(row.gpu for row in rows if row.verdict != Verdict.PUBLISHED) or Counter(row.gpu for row in rows)
-        gpus.update(gpu for _, gpu in places)
+        gpus.update(place.gpu for place in wrong)
         gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
-        sizes = [screens.size_of(subject.problem) for subject, place in zip(wrong, places, strict=True) if gpu in place]
-        document = screens.make_pick_list(rows, gpu, sizes, kernels[0], options.sort, options.top)
-        screen = screens.pick_list(document)
-    print_document(document, [screen], options.format, wide=options.wide)
+        document = screens.make_pick_list(rows, wrong, gpu, options.sort, options.top)
+        print_document(document, [document.screen()], options.format, wide=options.wide)
     return True
 
 
@@ -83,10 +79,9 @@ def _show_detail(options: ShowOptions, pick: Pick, row: screens.ListedPick, stor
 
     studies = read_studies(store, pick.problem.kernel, pick.device.arch, [pick.kind], problems=[pick.problem])
     study = next(study for study in studies if study.device.name == pick.device.name)
-    version = study.version
-    outcomes = store.tried(Subject(version, study.device, study.kind, study.problem), stage=None) if version else {}
-    document = screens.make_detail(row, Explanation(study, outcomes))
-    print_document(document, [screens.detail(document, options.top)], options.format, wide=options.wide)
+    subject = Subject(study.version, study.device, study.kind, study.problem) if study.version else None
+    document = screens.make_detail(row, Explanation(study, store.tried(subject, stage=None) if subject else {}))
+    print_document(document, [document.screen(options.top)], options.format, wide=options.wide)
 
 
 def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:

@@ -65,7 +65,7 @@ def _opened(number: int, like: Any, name: str) -> TextIO:
 
 
 class _Checked(io.TextIOWrapper):
-    """A stream whose errors are told from those of other files.
+    """A stream whose errors differ from those of other files.
 
     They are caught here and not where bytes are written: a signal that is heard after a Python method wrote them, and
     before it returns, would leave the buffer full, and its closing would write them again.
@@ -73,23 +73,23 @@ class _Checked(io.TextIOWrapper):
 
     def __init__(self, raw: io.FileIO, name: str, encoding: str, *, is_line_buffered: bool) -> None:
         super().__init__(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=is_line_buffered)
-        self._said = name
+        self._label = name
 
     def write(self, text: str, /) -> int:
         """Raises ReaderLeft or MachineError."""
-        with self._errors_told():
+        with self._converted_errors():
             return super().write(text)
 
     def flush(self) -> None:
         """Raises ReaderLeft or MachineError."""
-        with self._errors_told():
+        with self._converted_errors():
             super().flush()
 
     @contextlib.contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             raise ReaderLeft from None
         except OSError as error:
-            raise MachineError(f"{self._said} cannot be written: {error.strerror}; redirect it elsewhere") from None
+            raise MachineError(f"{self._label} cannot be written: {error.strerror}; redirect it elsewhere") from None

@@ -6,13 +6,13 @@ import os
 import shlex
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import typer
 
+from fp8tune.cli.program import end_note, this_command
 from fp8tune.cli.record import check_output, descriptor, nothing_recorded
 from fp8tune.errors import UsageError
 from fp8tune.exporting import read_for_format
@@ -21,13 +21,13 @@ from fp8tune.options import SweepOptions, TuneOptions
 from fp8tune.output import checks
 from fp8tune.output import tune as screens
 from fp8tune.output.progress import SweepProgress
-from fp8tune.output.sweep import stored_note
 from fp8tune.output.tables import notice, print_lines, warning
-from fp8tune.output.text import counted, db_option, duration, listed
+from fp8tune.output.text import command, counted, duration, listed
 from fp8tune.records import RECORDED, Kind, Pick, Status
-from fp8tune.redaction import command_line, redacted
+from fp8tune.redaction import redacted
 from fp8tune.replay.recording import Recording, text_of
-from fp8tune.store import location
+from fp8tune.stats.means import group_by
+from fp8tune.store import database, location
 from fp8tune.store.results import Store, Tally
 from fp8tune.sweeping import picks as deciding
 from fp8tune.sweeping import planning, session
@@ -51,14 +51,12 @@ def tune(options: TuneOptions) -> int:
         raise UsageError("the program to tune is missing: fp8tune tune -- python train.py")
     check_output(RECORDING)
     backend, notices = backend_for(None, options.timer)
-    db = location.to_write(options.db)
+    db, device = location.to_write(options.db), backend.device
     if backend.kind is not Kind.MEASURED:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if backend.kind is Kind.INTERPRETER:
-        notice(
-            "No GPU found: checking outputs on small sizes with Triton's interpreter (it sets TRITON_INTERPRET=1); "
-            "nothing is timed."
-        )
+        checking = "checking outputs on small sizes with Triton's interpreter (it sets TRITON_INTERPRET=1)"
+        notice(f"No GPU found: {checking}; nothing is timed.")
     notice(*notices)
     first = runs.run(options.command, options.kernel, descriptor())
     recording = first.ended.recording
@@ -75,22 +73,27 @@ def tune(options: TuneOptions) -> int:
     program = redacted(shlex.join(options.command))
     notice(screens.recorded_line(program, len(kernels), first.share_of(kernels), RECORDING))
     if backend.times:
-        limit, gpu = duration(options.budget_s).removesuffix(" 0 s"), backend.device.name or backend.device.arch
-        notice(f"Tuning on {gpu} for at most {limit}. Ctrl-C stops; results are kept.")
+        limit = duration(options.budget_s).removesuffix(" 0 s")
+        notice(f"Tuning on {device.name or device.arch} for at most {limit}. Ctrl-C stops; results are kept.")
     plan, tallies, picks = _sweep(options, recording, kernels, db)
     if backend.kind is Kind.INTERPRETER:
         _print_checks(options, tallies)
         return int(not all(tally.has_right for tally in tallies))
     skipped |= selection.disputed(plan, tallies)
     picks = [pick for pick in picks if pick.problem.kernel not in skipped]
-    exported = _exported(db, backend.device.arch, picks)
-    second = _second_run(options, first, exported)
-    change = runs.Change(reason="no pick is confirmed") if second is None else runs.change(first, second)
-    _print_result(recording, picks, skipped, change)
-    for kernel in {kernel.kernel for kernel in exported} - change.pinned if second is not None else ():
-        notice(f"{kernel} ran without its picks: a copy of it was launched, as torch.compile does")
-    if second is not None and second.ended.exit_code:
-        return _failed(second, "no file is changed: that was the run with the picks")
+    exported = _exported(db, device.arch, picks)
+    second, change = None, runs.Change(reason="no pick is confirmed")
+    if exported:
+        second = _second_run(options, first, exported)
+        change = runs.change(first, second)
+    rows = _tuned_kernels(recording, picks, change)
+    by_tuning = any(kernel.tuning_s for kernel in recording.kernels)
+    screens.result(rows, skipped, change, by_tuning=by_tuning).print()
+    if second is not None:
+        for kernel in {kernel.kernel for kernel in exported} - change.pinned:
+            notice(f"{kernel} ran without its picks: a copy of it was launched, as torch.compile does")
+        if second.ended.exit_code:
+            return _failed(second, "no file is changed: that was the run with the picks")
     offer(options, exported)
     return 0
 
@@ -107,12 +110,10 @@ def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
     """Print the kernels that were checked, with the command that shows wrong outputs."""
     checks.checked_kernels(checks.make_check_list(tallies)).print()
     notice(*checks.failure_lines(tallies))
-    wrong: Counter[str] = Counter()
-    for tally in tallies:
-        wrong[tally.subject.problem.kernel] += tally.counts[Status.WRONG]
-    for kernel, count in (+wrong).items():
-        outputs = f"{counted(count, 'config')} of {kernel} gave a wrong output"
-        notice(f"{outputs}: fp8tune show {shlex.quote(kernel)} --failed{db_option(options.db)}")
+    for kernel, group in group_by(tallies, lambda tally: tally.subject.problem.kernel).items():
+        if wrong := sum(tally.counts[Status.WRONG] for tally in group):
+            step = command("show", kernel, "--failed", db=options.db)
+            notice(f"{counted(wrong, 'config')} of {kernel} gave a wrong output: {step}")
     notice("To tune, run the same command on a machine with a GPU.")
 
 
@@ -129,10 +130,10 @@ def _sweep(
         budget_s=options.budget_s,
         quick=True,
     )
-    plan = planning.expanded(planning.planned(sweep, command_line(map(shlex.quote, sys.argv[1:]))))
+    plan = planning.expanded(planning.planned(sweep, this_command()))
     plan, first = selection.ordered(plan, recording)
     progress = SweepProgress.of_plan(plan)
-    with stored_note(progress, db), Store.open(db, create=True) as store, progress:
+    with end_note(lambda: progress.stored_note(database.label(db))), Store.open(db, create=True) as store, progress:
         for event in sweeps.run(store, plan, first, options.budget_s):
             progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
@@ -153,10 +154,8 @@ def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
     return exported
 
 
-def _second_run(options: TuneOptions, first: runs.Run, exported: Sequence[KernelPicks]) -> runs.Run | None:
-    """Run the program with its kernels pinned to the picks; None if there is nothing to pin."""
-    if not exported:
-        return None
+def _second_run(options: TuneOptions, first: runs.Run, exported: Sequence[KernelPicks]) -> runs.Run:
+    """Run the program with its kernels pinned to the picks."""
     notice("Running the program again with the picks.")
     with tempfile.TemporaryDirectory(prefix="fp8tune-picks-") as folder:
         for number, picks in enumerate(exported):
@@ -166,18 +165,17 @@ def _second_run(options: TuneOptions, first: runs.Run, exported: Sequence[Kernel
         return runs.run(options.command, options.kernel, descriptor(), first=first, tables=Path(folder))
 
 
-def _print_result(recording: Recording, picks: Sequence[Pick], skipped: Mapping[str, str], change: runs.Change) -> None:
-    """Print what the picks are worth by themselves, and what they changed in the program."""
-    rows = []
+def _tuned_kernels(recording: Recording, picks: Sequence[Pick], change: runs.Change) -> list[screens.TunedKernel]:
+    """Return what the picks of each kernel are worth by themselves, and what they changed in the program."""
+    rows, by_kernel = [], group_by(picks, lambda pick: pick.problem.kernel)
     for kernel in recording.kernels:
-        if of_kernel := [pick for pick in picks if pick.problem.kernel == kernel.name]:
+        if chosen := by_kernel.get(kernel.name):
             counts = {RECORDED + launch.id: launch.count for launch in kernel.launches}
-            launches = [counts.get(pick.problem.input_layout, 1) for pick in of_kernel]
+            launches = [counts.get(pick.problem.input_layout, 1) for pick in chosen]
             function = runs.function_of(kernel.name)
             gpu_change = None if change.kernels is None else change.kernels.get(function, 0.0)
-            rows.append(screens.TunedKernel(of_kernel, launches, gpu_change, change.tuning_s.get(function)))
-    by_tuning = any(kernel.tuning_s for kernel in recording.kernels)
-    screens.result(rows, skipped, change, by_tuning=by_tuning).print()
+            rows.append(screens.TunedKernel(chosen, launches, gpu_change, change.tuning_s.get(function)))
+    return rows
 
 
 def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
@@ -192,28 +190,21 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
     names = listed([str(file.name) for file in changed])
     print_lines([f"The diff keeps {after} of {counted(before, 'config')} of {names}, all within 2 % of the best."])
     text = "".join(file.diff for file in changed)
-    if options.output is not None:
-        _write_diff(options.output, text)
     answer = "y" if options.apply else "n" if options.output is not None or not sys.stdin.isatty() else ""
-    while not answer:
+    while answer in ("", "v"):
         reply = typer.prompt("Apply it? [y]es, [v]iew, [s]ave as tune.diff, [n]o", default="n", show_default=False)
         answer = reply.strip().lower()[:1]
         if answer == "v":
             print(text, end="")
-            answer = ""
+    for file in filter(None, (options.output, DIFF if answer == "s" else None)):
+        Path(file).write_text(text, encoding="utf-8")
+        notice(f"{file}: written; next: git apply {shlex.quote(file)}")
     if answer == "y":
         changes.apply(changed)
         notice(*(f"{file.path}: changed" for file in changed))
-    elif answer == "s":
-        _write_diff(DIFF, text)
-    elif options.output is None:
+    elif answer != "s" and options.output is None:
         device = autotuned[0].device
-        arch = "" if device.name and device.arch != "simulated" else f" --arch {device.arch}"
+        arch = () if device.name and device.arch != "simulated" else ("--arch", device.arch)
         for picks in autotuned:
-            command = f"fp8tune export --for diff --kernel {shlex.quote(picks.kernel)}{arch}{db_option(options.db)}"
-            notice(f"Later: {command} (or --for python, for a table)")
-
-
-def _write_diff(file: str, text: str) -> None:
-    Path(file).write_text(text, encoding="utf-8")
-    notice(f"{file}: written; next: git apply {shlex.quote(file)}")
+            step = command("export", "--for", "diff", "--kernel", picks.kernel, *arch, db=options.db)
+            notice(f"Later: {step} (or --for python, for a table)")

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 
+from fp8tune.cli.program import end_note
 from fp8tune.fork_server import start_server
 from fp8tune.options import WorkerOptions
 from fp8tune.redaction import command_line
@@ -21,7 +22,6 @@ def worker(options: WorkerOptions) -> int:
     from fp8tune.output import worker as screens
     from fp8tune.output.documents import print_json_line
     from fp8tune.output.tables import notice, print_document
-    from fp8tune.stopping import Stopped
     from fp8tune.store import database, location
     from fp8tune.store.results import Store
 
@@ -33,19 +33,16 @@ def worker(options: WorkerOptions) -> int:
         return 0
     budget_s = math.inf if options.budget_s is None else options.budget_s
     working = Worker(db, None, options.wait, budget_s, options.kernel, command_line(sys.argv[1:]))
-    findings = failed = 0
-    try:
-        with contextlib.closing(working.run()) as events, screens.WorkerProgress(database.label(db)) as progress:
-            for event in events:
-                progress.show(event)
-                if isinstance(event, QueueEvent):
-                    findings += event.event == "done" and bool(event.reason)
-                    failed += event.event == "failed"
-                    if options.format == "json":
-                        print_json_line(screens.WorkerStep.from_event(event))
-    except (KeyboardInterrupt, Stopped) as stopped:
-        stopped.add_note("its unit is given back, and what was measured of it is stored")
-        raise
+    findings, failed, note = 0, 0, "its unit is given back, and what was measured of it is stored"
+    progress = screens.WorkerProgress(database.label(db))
+    with end_note(lambda: note), contextlib.closing(working.run()) as events, progress:
+        for event in events:
+            progress.show(event)
+            if isinstance(event, QueueEvent):
+                findings += event.event == "done" and bool(event.reason)
+                failed += event.event == "failed"
+                if options.format == "json":
+                    print_json_line(screens.WorkerStep.from_records(event))
     if findings:
         notice(screens.findings_line(findings))
     return int(bool(failed or findings))

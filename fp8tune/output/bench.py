@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from fp8tune.bench.run import Row
-from fp8tune.output.documents import Document, value
-from fp8tune.output.show import USUAL, size_of
+from fp8tune.output.documents import Document, Gpu, Size, value
+from fp8tune.output.show import USUAL, size_columns
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, layout, listed, mean, microseconds, pairs, ratio, split_shared
+from fp8tune.output.text import counted, listed, mean, microseconds, pairs, ratio, split_shared
 from fp8tune.stats.means import group_by
 
 SMALL_SHARE = 0.01  # parts of a step that take less are shown as one
@@ -37,16 +36,16 @@ class BenchPart(Document):
 class BenchSize(Document):
     """All contenders on one size."""
 
-    label: str = value("Name of the size in its shape set; empty if it has none.")
-    size: dict[str, int | str] = value("Problem size by dimension.")
-    routing: str = value("How rows spread over groups; none for a kernel without groups.")
-    layout: str = value("Layout of the input.")
-    dtype: str = value("Dtype of the input.")
+    label: str = value("Name of the size in its shape set; empty if it has none.", source="size.label")
+    size: Size = value("Problem size by dimension.", source="size.shape")
+    routing: str = value("How rows spread over groups; none for a kernel without groups.", source="size.routing")
+    layout: str = value("Layout of the input.", source="size.input_layout")
+    dtype: str = value("Dtype of the input.", source="size.in_dtype")
     config: dict[str, int] | None = value("Launch config of fp8tune's kernel; null for operations.")
     tflops: float | None = value("Speed of fp8tune in TFLOP/s; null if the kernel declares no operations.")
     gb_per_s: float | None = value("Rate of fp8tune, counting the least bytes.", "GB/s")
     contenders: list[BenchContender] = value("Contenders, fp8tune first.")
-    parts: list[BenchPart] = value("Launches of a step of fp8tune in their order; empty without a profile.")
+    parts: list[BenchPart] = value("Launches of a step of fp8tune; empty without a profile.", source="ours.parts")
 
 
 class BenchSubject(Document):
@@ -62,7 +61,7 @@ class BenchSubject(Document):
 class BenchReport(Document, printed_by="bench"):
     """Everything that one run of bench timed."""
 
-    gpu: str = value("Name of the GPU.")
+    gpu: Gpu = value("Name of the GPU.")
     arch: str = value("Architecture of the GPU.")
     torch: str = value("Version of torch.")
     triton: str = value("Version of Triton.")
@@ -73,22 +72,18 @@ def make_report(rows: Sequence[Row]) -> BenchReport:
     """Return the rows of a run, at least one, as a document."""
     device, subjects = rows[0].device, []
     for group in group_by(rows, lambda row: row.subject.reference).values():
-        subject = group[0].subject
-        means = {name: mean(row.speedup(name) for row in group) for name in subject.names[1:]}
+        operation, names, sizes = group[0].subject.operation, group[0].subject.names, []
+        for row in group:
+            contenders = [
+                BenchContender.from_records(cell, name=name, speedup=row.speedup(name))
+                for name, cell in row.cells.items()
+            ]
+            sizes.append(BenchSize.from_records(row, contenders=contenders))
+        means = {name: mean(row.speedup(name) for row in group) for name in names[1:]}
         means = {name: speedup for name, speedup in means.items() if speedup}
-        emulated = subject.operation.is_emulated(device.arch)
-        sizes = list(map(_size, group))
-        subjects.append(BenchSubject.from_records(subject.operation, is_emulated=emulated, means=means, sizes=sizes))
-    return BenchReport.from_records(device, gpu=device.name or device.arch, subjects=subjects)
-
-
-def _size(row: Row) -> BenchSize:
-    contenders = [
-        BenchContender.from_records(cell, name=name, speedup=row.speedup(name)) for name, cell in row.cells.items()
-    ]
-    names = {"size": size_of(row.size), "layout": row.size.input_layout, "dtype": row.size.in_dtype}
-    parts = list(map(BenchPart.from_records, row.ours.parts))
-    return BenchSize.from_records(row.size, row, **names, contenders=contenders, parts=parts)
+        is_emulated = operation.is_emulated(device.arch)
+        subjects.append(BenchSubject.from_records(operation, is_emulated=is_emulated, means=means, sizes=sizes))
+    return BenchReport.from_records(device, gpu=device, subjects=subjects)
 
 
 def screens(report: BenchReport) -> Iterator[Screen]:
@@ -101,67 +96,44 @@ def screens(report: BenchReport) -> Iterator[Screen]:
 
 
 def _ratios(report: BenchReport, subject: BenchSubject) -> Screen:
-    sizes, facts = subject.sizes, [*map(_facts, subject.sizes)]
-    shared, differing = split_shared(facts)
-    shared = {name: text for name, text in shared.items() if text not in USUAL}
-    columns = []
-    for name in differing:
-        texts = [str(fact.get(name, "")) for fact in facts]
-        if not {*texts} <= {*USUAL}:
-            columns.append(Column(name, texts, "right" if name in sizes[0].size else "left", cut="end"))
-    names = [cell.name for cell in sizes[0].contenders]
-    others = [
-        (place, name)
-        for place, name in enumerate(names)
-        if not name.startswith("fp8tune") and any(_speedup(place, size) != "-" for size in sizes)
-    ]
-    columns += [number(name, partial(_speedup, place)) for place, name in others]
+    sizes = subject.sizes
+    # A size with a name needs its first dimension alone.
+    dims = [dict([*size.size.items()][: 1 if size.label else None]) for size in sizes]
+    attributes = [{"layout": size.layout, "dtype": size.dtype, "routing": size.routing} for size in sizes]
+    shared, columns = size_columns(dims, attributes)
+    shared |= {name: text for name, text in split_shared(attributes)[0].items() if text not in USUAL}
+    columns = [Column("layer", [size.label for size in sizes], loses="end"), *columns]
+    names = {place: cell.name for place, cell in enumerate(sizes[0].contenders) if not cell.name.startswith("fp8tune")}
+    means = []
+    for place, name in names.items():
+        cells = [size.contenders[place] for size in sizes]
+        texts = ["wrong" if cell.is_wrong else ratio(cell.speedup) for cell in cells]
+        if {*texts} != {"-"}:
+            columns.append(number(name, texts))
+        if known := sum(cell.speedup is not None for cell in cells):
+            part = f" on {known} of them" if known < len(sizes) else ""
+            means.append(f"{ratio(subject.means[name])} over {name}{part}")
     ours = [size.contenders[0] for size in sizes]
     columns.append(number("time us", ["wrong" if cell.is_wrong else microseconds(cell.time_us) for cell in ours]))
-    for unit, field in (("TFLOP/s", "tflops"), ("GB/s", "gb_per_s")):
-        rates = [getattr(size, field) for size in sizes]
-        if all(rates):
-            columns.append(number(unit, [f"{rate:,.0f}" for rate in rates], leaves="before cuts"))
-            break
+    unit = "TFLOP/s" if all(size.tflops for size in sizes) else "GB/s"
+    rates = [size.tflops if unit == "TFLOP/s" else size.gb_per_s for size in sizes]
+    columns.append(number(unit, [f"{rate:,.0f}" if rate else "" for rate in rates], loses="all"))
     peaks = [f"{cell.peak_bytes / 2**20:,.0f}" if cell.peak_bytes else "" for cell in ours]
-    columns.append(number("MiB", peaks, leaves="before cuts"))
-    means = []
-    for place, name in others:
-        known = sum(size.contenders[place].speedup is not None for size in sizes)
-        if known:
-            on = f" on {known} of them" if known < len(sizes) else ""
-            means.append(f"{ratio(subject.means[name])} over {name}{on}")
+    columns.append(number("MiB", peaks, loses="all"))
     emulated = " (emulated here: times say nothing about the recipe in hardware)" if subject.is_emulated else ""
     above = [
         f"{subject.name} on {report.gpu}: {subject.title}{emulated}",
         f"{listed(means)} (geometric means of {counted(len(sizes), 'size')})" if means else "",
         f"all with {pairs(shared)}" if shared else "",
     ]
-    return Screen(above, columns, [*_reasons(sizes), "columns of contenders: their time over that of fp8tune"], sizes)
-
-
-def _facts(size: BenchSize) -> dict[str, object]:
-    """Return what distinguishes a size. A named one needs its first dimension alone."""
-    dimensions = [*size.size.items()][: 1 if size.label else None]
-    names = {"layer": size.label} if size.label else {}
-    attributes = {"layout": layout(size.layout), "dtype": size.dtype, "routing": size.routing}
-    return {**names, **dict(dimensions), **attributes}
-
-
-def _speedup(place: int, size: BenchSize) -> str:
-    cell = size.contenders[place]
-    return "wrong" if cell.is_wrong else ratio(cell.speedup)
-
-
-def _reasons(sizes: Sequence[BenchSize]) -> list[str]:
-    """Return why contenders have no time, each reason once with its first size."""
+    # Each reason once, with its first size.
     reasons: dict[tuple[str, str], str] = {}
     for size in sizes:
         for cell in size.contenders:
             if cell.reason:
-                place = f"{'wrong' if cell.is_wrong else 'not timed'} on {pairs(size.size)}"
-                reasons.setdefault((cell.name, cell.reason), f"{cell.name} {place}: {cell.reason}")
-    return [*reasons.values()]
+                problem = f"{'wrong' if cell.is_wrong else 'not timed'} on {pairs(size.size)}"
+                reasons.setdefault((cell.name, cell.reason), f"{cell.name} {problem}: {cell.reason}")
+    return Screen(above, columns, [*reasons.values(), "columns of contenders: their time over that of fp8tune"], sizes)
 
 
 def _parts(size: BenchSize) -> Screen:
@@ -170,7 +142,7 @@ def _parts(size: BenchSize) -> Screen:
     if rest := [part.time_us for part in size.parts if part.time_us < SMALL_SHARE * total]:
         parts.append(BenchPart(kernel=counted(len(rest), "shorter launch"), time_us=sum(rest)))
     columns = [
-        Column("launches of a step, in their order", lambda part: part.kernel, cut="end"),
+        Column("launches of a step, in their order", lambda part: part.kernel, loses="end"),
         number("time us", lambda part: microseconds(part.time_us)),
         number("%", lambda part: f"{100 * part.time_us / total:.0f}"),
     ]

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from fp8tune.output.documents import Document, value
-from fp8tune.output.show import size_of
+from fp8tune.output.documents import Document, Gpu, Size, value
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, duration, layout, pairs
 from fp8tune.records import Kind, Status, shortfall
@@ -21,20 +20,20 @@ class CheckedConfig(Document):
     config: dict[str, int] = value("Launch config.")
     status: str = value("Outcome: ok, wrong, out_of_resources and so on.")
     reason: str = value("Reason why it is not ok; empty otherwise.")
-    registers: int | None = value("Registers of a thread; null if it was not compiled here.")
-    spill_bytes: int | None = value("Bytes of a thread that do not fit into registers.", "bytes")
-    warps: int | None = value("Warps that a multiprocessor can hold, of configs that were only compiled.")
+    registers: int | None = value("Registers of a thread; null if it was not compiled here.", "", "facts.registers")
+    spill_bytes: int | None = value("Bytes of a thread that do not fit into registers.", "bytes", "facts.spill_bytes")
+    warps: int | None = value("Warps on a multiprocessor, if it was only compiled.", "", "facts.code.resident_warps")
 
 
 class CheckedSize(Document):
     """All configs of one size that were tried."""
 
-    kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size by dimension.")
-    layout: str = value("Layout of the input: contiguous, transposed, or recorded- and the id of a launch.")
-    gpu: str = value("Name of the GPU or of its stand-in.")
-    kind: str = value("How it was tried: measured, simulated, interpreter or static.")
-    statuses: dict[str, int] = value("Number of configs by outcome.")
+    kernel: str = value("Name of the kernel.", source="subject.problem.kernel")
+    size: Size = value("Problem size by dimension.", source="subject.problem.shape")
+    layout: str = value("Layout of the input, or recorded- and a launch's id.", source="subject.problem.input_layout")
+    gpu: Gpu = value("Name of the GPU or of its stand-in.", source="subject.device")
+    kind: str = value("How it was tried: measured, simulated, interpreter or static.", source="subject.kind")
+    statuses: dict[str, int] = value("Number of configs by outcome.", source="counts")
     configs: list[CheckedConfig] = value("Every config, failed ones first.")
 
     @property
@@ -54,21 +53,9 @@ def make_check_list(tallies: Iterable[Tally]) -> CheckList:
     """Return stored outcomes as a document."""
     sizes = []
     for tally in tallies:
-        problem, device = tally.subject.problem, tally.subject.device
-        configs = []
-        for config, outcome in {**tally.failures, **tally.outcomes}.items():
-            warps = outcome.facts.code.resident_warps if outcome.facts.code else None
-            configs.append(CheckedConfig.from_records(outcome, outcome.facts, config=config, warps=warps))
-        size = CheckedSize(
-            kernel=problem.kernel,
-            size=size_of(problem),
-            layout=problem.input_layout,
-            gpu=device.name or device.arch,
-            kind=str(tally.subject.kind),
-            statuses={str(status): count for status, count in tally.counts.items()},
-            configs=configs,
-        )
-        sizes.append(size)
+        outcomes = {**tally.failures, **tally.outcomes}.items()
+        configs = [CheckedConfig.from_records(outcome, config=config) for config, outcome in outcomes]
+        sizes.append(CheckedSize.from_records(tally, configs=configs))
     return CheckList(sizes=sizes)
 
 
@@ -85,15 +72,18 @@ def checked_kernels(document: CheckList) -> Screen:
         known = sorted({value for value in values if value is not None})
         return " to ".join(map(str, known[:1] + known[1:][-1:])) or "-"
 
+    def failure(sizes: Sequence[CheckedSize]) -> str:
+        return next((f"{pairs(row.config)}: {row.reason}" for size in sizes for row in size.failures), "")
+
     wrong = [status for status in Status if status not in (Status.OK, Status.UNTIMED)]
     columns = [
-        Column("kernel", lambda sizes: sizes[0].kernel, cut="start"),
-        Column("device", lambda sizes: "" if is_one_gpu else sizes[0].gpu, cut="end"),
+        Column("kernel", lambda sizes: sizes[0].kernel, loses="start"),
+        Column("device", lambda sizes: "" if is_one_gpu else sizes[0].gpu, loses="end"),
         number("sizes", lambda sizes: str(len(sizes))),
         number("configs", count),
         number("checked", lambda sizes: count(sizes, Status.PRUNED)),
         number("right", lambda sizes: count(sizes, *wrong)),
-        Column("first failure", _first_failure, cut="end"),
+        Column("first failure", failure, loses="end"),
         number("registers", lambda sizes: span(sizes, "registers"), wide=True),
         number("spilled bytes", lambda sizes: span(sizes, "spill_bytes"), wide=True),
         number("warps", lambda sizes: span(sizes, "warps"), wide=True),
@@ -101,28 +91,23 @@ def checked_kernels(document: CheckList) -> Screen:
     return Screen([], columns, [], groups)
 
 
-def _first_failure(sizes: Iterable[CheckedSize]) -> str:
-    return next((f"{pairs(row.config)}: {row.reason}" for size in sizes for row in size.failures), "")
-
-
 def failed_configs(document: CheckList) -> Screen:
     """Return the screen of ``show --failed``: one row per size and kind of failure, wrong outputs first."""
     kernels = list(dict.fromkeys(size.kernel for size in document.sizes if size.failures))
-    rows = []
+    is_one_kernel, rows = len(kernels) == 1, []
     for size in document.sizes:
         # Reasons differ in the numbers that they name.
         kinds = group_by(size.failures, lambda row: (row.status, re.sub(r"\d+", "0", row.reason)))
-        rows += [(size, failures) for failures in kinds.values()]
+        name = f"{pairs(size.size)} {layout(size.layout)}".removesuffix(" contiguous")
+        rows += [(size, name, failures) for failures in kinds.values()]
     columns = [
-        Column("kernel", lambda row: row[0].kernel if len(kernels) > 1 else "", cut="start"),
-        Column(
-            "size", lambda row: f"{pairs(row[0].size)} {layout(row[0].layout)}".removesuffix(" contiguous"), cut="end"
-        ),
-        number("failed", lambda row: f"{len(row[1])} of {len(row[0].configs)}"),
-        Column("why", lambda row: f"{row[1][0].status.replace('_', ' ')}: {row[1][0].reason}", cut="end"),
-        Column("first config", lambda row: pairs(row[1][0].config), wide=True),
+        Column("kernel", lambda row: "" if is_one_kernel else row[0].kernel, loses="start"),
+        Column("size", lambda row: row[1], loses="end"),
+        number("failed", lambda row: f"{len(row[2])} of {len(row[0].configs)}"),
+        Column("why", lambda row: f"{row[2][0].status.replace('_', ' ')}: {row[2][0].reason}", loses="end"),
+        Column("first config", lambda row: pairs(row[2][0].config), wide=True),
     ]
-    title = f"{kernels[0]}: configs that failed" if len(kernels) == 1 else "configs that failed"
+    title = f"{kernels[0]}: configs that failed" if is_one_kernel else "configs that failed"
     return Screen([title], columns, ["All configs and reasons: --format json"], rows)
 
 

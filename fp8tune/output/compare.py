@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fp8tune.comparing import verdicts
 from fp8tune.comparing.verdicts import ChangeVerdict
 from fp8tune.output.documents import Document, value
-from fp8tune.output.show import USUAL, Place, change, place
+from fp8tune.output.show import USUAL, Place, change
 from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import counted, microseconds, pairs, percent, ratio, short_gpu
+from fp8tune.output.text import counted, counts, microseconds, pairs, percent, ratio, short_gpu
 from fp8tune.stats.estimate import Estimate
 
 LISTED = (ChangeVerdict.REGRESSION, ChangeVerdict.WRONG, ChangeVerdict.OPEN, ChangeVerdict.FASTER)
@@ -36,7 +37,7 @@ class ComparedSize(Place):
     after_config: dict[str, int] | None = value("Launch config of B.")
     detectable: float | None = value("Least slowdown that such data call a REGRESSION in 95 % of runs.", "share")
     control: float | None = value("Change of the A/A control, which runs A once more.", "share")
-    stable: bool | None = value("True if the control moved by no more than chance; null without one.")
+    stable: bool | None = value("True if the control moved by no more than chance; null without one.", "", "is_stable")
     n: int = value("Rounds behind the verdict; of recorded results processes on the side with fewer.")
     reason: str = value("Why it is OPEN or WRONG.")
     disturbances: list[str] = value("Why some blocks were slower than they should be.")
@@ -54,7 +55,7 @@ class Comparison(Document, printed_by="compare"):
     added: int = value("Sizes, or kernels, that only B has or gets right.")
     removed: int = value("Sizes, or kernels, that only A has.")
     control: float | None = value("Geometric mean of the change of the A/A control.", "share")
-    stable: bool | None = value("True if each control moved by no more than chance; null without one.")
+    stable: bool | None = value("True if no control moved by more than chance; null without one.", "", "is_stable")
     detectable: float | None = value("Least slowdown that is detected on every timed size.", "share")
     exit_code: int = value("Exit code of the command.")
     rows: list[ComparedSize] = value("One row per size and GPU, the most urgent verdict first.")
@@ -67,32 +68,24 @@ def make(comparison: verdicts.Comparison) -> Comparison:
     detectable = [row.smallest_detectable for row in rows if row.effect and row.smallest_detectable]
     return Comparison.from_records(
         comparison,
-        before=Side.from_records(comparison.before),
-        after=Side.from_records(comparison.after),
-        **_speedups(comparison.ratio, comparison.overall),
-        verdicts={verdict: comparison.counts[verdict] for verdict in ChangeVerdict if comparison.counts[verdict]},
-        control=change(comparison.control.ratio if comparison.control else None),
-        stable=comparison.is_stable,
+        **_changes(comparison.ratio, comparison.overall, comparison.control),
+        verdicts={verdict: comparison.counts[verdict] for verdict in order if comparison.counts[verdict]},
         detectable=change(max(detectable, default=None)),
         rows=[
             ComparedSize.from_records(
-                row,
-                **place(row),
-                **_speedups(row.ratio, row.effect),
-                detectable=change(row.smallest_detectable),
-                control=change(row.control.ratio if row.control else None),
-                stable=row.is_stable,
+                row, **_changes(row.ratio, row.effect, row.control), detectable=change(row.smallest_detectable)
             )
             for row in rows
         ],
     )
 
 
-def _speedups(slowdown: float | None, effect: Estimate | None) -> dict[str, float | None]:
-    """Return a speedup and its interval from a slowdown and its estimate."""
+def _changes(slowdown: float | None, effect: Estimate | None, control: Estimate | None) -> dict[str, Any]:
+    """Return a speedup with its interval, and the change of the control, from a slowdown and estimates."""
     low, high = effect.interval if effect else (None, None)
-    ratios = {"speedup": slowdown, "lower": high, "upper": low}
-    return {name: 1 / ratio if ratio else None for name, ratio in ratios.items()}
+    slowdowns = {"speedup": slowdown, "lower": high, "upper": low}
+    speedups = {name: 1 / slowdown if slowdown else None for name, slowdown in slowdowns.items()}
+    return {**speedups, "control": control.ratio - 1 if control else None}
 
 
 def screen(document: Comparison, *, lists_all: bool = False) -> Screen:
@@ -101,8 +94,8 @@ def screen(document: Comparison, *, lists_all: bool = False) -> Screen:
     has_gpus = len({row.gpu for row in rows if row.gpu}) > 1
     columns = [
         Column("verdict", lambda row: row.verdict),
-        Column("kernel", lambda row: row.kernel, cut="start"),
-        Column("size", size_text, cut="end"),
+        Column("kernel", lambda row: row.kernel, loses="start"),
+        Column("size", size_text, loses="end"),
         Column("GPU", lambda row: short_gpu(row.gpu) if has_gpus else ""),
         number("speedup", lambda row: ratio(row.speedup)),
         number("A -> B us", lambda row: f"{microseconds(row.before_us)} -> {microseconds(row.after_us)}"),
@@ -113,20 +106,19 @@ def screen(document: Comparison, *, lists_all: bool = False) -> Screen:
 
 def title(document: Comparison) -> str:
     """Return the counts of the verdicts and the mean speedup."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in document.verdicts.items()) or "nothing to compare"
+    verdicts = counts(document.verdicts) or "nothing to compare"
     compared = sum(row.speedup is not None and row.verdict is not ChangeVerdict.SAME_CODE for row in document.rows)
     if not compared or document.speedup is None:
-        return counts
-    return f"{counts}; {document.speedup:.2f}x over {counted(compared, 'size')} (geometric mean)"
+        return verdicts
+    return f"{verdicts}; {document.speedup:.2f}x over {counted(compared, 'size')} (geometric mean)"
 
 
 def about(document: Comparison, unlisted: int = 0) -> str:
     """Return the line that names both sides and counts what is not in the table."""
     sides = {"A": document.before, "B": document.after}
     texts = [f"{letter}: {side.name} {side.commit[:12]}{'+' * ('+' in side.commit)}" for letter, side in sides.items()]
-    numbers = {"added": document.added, "removed": document.removed}
-    counts = [f"{counted(unlisted, 'size')} not listed", *(f"{n} {word}" for word, n in numbers.items() if n)]
-    return f"{', '.join(texts)}; {', '.join(counts)}"
+    rest = counts({"added": document.added, "removed": document.removed})
+    return f"{', '.join(texts)}; {counted(unlisted, 'size')} not listed{f', {rest}' if rest else ''}"
 
 
 def control(document: Comparison) -> str:

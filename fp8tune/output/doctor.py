@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fp8tune.check.configs import Problem, TunedFile
 from fp8tune.check.findings import Finding, Level
 from fp8tune.check.keys import KeyVerdict, VariationResult
 from fp8tune.check.machine import release
-from fp8tune.output.documents import Document, value
-from fp8tune.output.show import size_of
-from fp8tune.output.tables import STYLES, Column, Screen, has_styles, number, styled, width_of, wrapped
+from fp8tune.output.documents import Document, Size, value
+from fp8tune.output.tables import Column, Screen, number
 from fp8tune.redaction import redacted
 from fp8tune.stats.means import group_by
 
@@ -29,14 +27,14 @@ class DoctorFinding(Document):
 class KeyVariation(Document):
     """One variation of a size in an argument that the lookup key leaves out."""
 
-    size: dict[str, int | str] = value("Size that the pick is of.")
-    key: dict[str, int] = value("Its lookup key, which the variation shares.")
-    argument: str = value("Argument that is varied.")
-    varied_to: int | str = value("Its value there.")
-    pick: dict[str, int] = value("Pick of the size.")
+    size: Size = value("Size that the pick is of.", source="subject.size.shape")
+    key: dict[str, int] = value("Its lookup key, which the variation shares.", source="subject.key")
+    argument: str = value("Argument that is varied.", source="subject.argument")
+    varied_to: int | str = value("Its value there.", source="subject.varied_to")
+    pick: dict[str, int] = value("Pick of the size.", source="subject.pick")
     best: dict[str, int] | None = value("Fastest rival there; null if none was timed.")
     slowdown: float | None = value("Time of the pick over that of the rival; null if it was not timed.", "x")
-    allowed: float = value("Slowdown that is allowed.", "x")
+    allowed: float = value("Slowdown that is allowed.", "x", "subject.allowed")
     processes: int = value("Fresh processes that timed both.")
     verdict: KeyVerdict = value("Whether the pick holds there: holds, open or moves.")
 
@@ -53,11 +51,11 @@ class TunedFileReport(Document):
     """One tuned file of another program."""
 
     path: str = value("Path below the folder.")
-    consumer: str = value("Program that looks it up: vLLM, SGLang or HF kernels.")
-    kernel: str = value("Kernel that its configs are for.")
+    consumer: str = value("Program that looks it up: vLLM, SGLang or HF kernels.", source="rule.consumer")
+    kernel: str = value("Kernel that its configs are for.", source="rule.kernel")
     device: str = value("Device in its name.")
     arch: str = value("Arch of the device; empty if it is unknown.")
-    dtype: str = value("Dtype in its name; empty if there is none.")
+    dtype: str = value("Dtype in its name; empty if there is none.", source="name.dtype")
     triton: str = value("Triton version that it was tuned with; empty if it is not recorded.")
     sizes: list[int] = value("Sizes that have a config.")
     problems: list[TunedFileProblem] = value("Problems; empty if there is none.")
@@ -76,46 +74,36 @@ def make_report(
 ) -> DoctorReport:
     """Return findings as a document."""
     ordered = sorted(findings, key=lambda finding: [*Level].index(finding.level))
-    texts = [DoctorFinding(level=f.level, text=redacted(f.text), fix=redacted(f.fix)) for f in ordered]
-    variations = [
-        KeyVariation.from_records(result.subject, result, size=size_of(result.subject.size)) for result in results
-    ]
-    return DoctorReport(findings=texts, variations=variations, files=[_file_report(file) for file in files])
+    return DoctorReport(
+        findings=[
+            DoctorFinding(level=item.level, text=redacted(item.text), fix=redacted(item.fix)) for item in ordered
+        ],
+        variations=list(map(KeyVariation.from_records, results)),
+        files=[TunedFileReport.from_records(file, sizes=sorted(file.configs)) for file in files],
+    )
 
 
-def _file_report(file: TunedFile) -> TunedFileReport:
-    problems = [TunedFileProblem.from_records(problem) for problem in file.problems]
-    dtype, sizes = file.name.dtype, sorted(file.configs)
-    return TunedFileReport.from_records(file, file.rule, dtype=dtype, sizes=sizes, problems=problems)
-
-
-def print_findings(report: DoctorReport) -> None:
-    """Print each finding, and its fix below it."""
-    width = width_of(sys.stdout)
+def screens(report: DoctorReport) -> Iterator[Screen]:
+    """Yield the findings, each with its fix below it, and the number of tuned files with each problem by device."""
+    lines = []
     for finding in report.findings:
-        level = f"{finding.level:<{INDENT}}"
-        print((styled(level, STYLES[finding.level]) if has_styles() else level) + wrapped(finding.text, width, INDENT))
-        if finding.fix:
-            print(f"{' ' * INDENT}-> {wrapped(finding.fix, width, INDENT + 3)}")
-
-
-def print_files(report: DoctorReport) -> None:
-    """Print the number of tuned files and of each problem by device."""
-    by_device = group_by(report.files, lambda file: file.device)
-    rows = sorted(by_device.items(), key=lambda row: (-len(row[1]), row[0]))
+        lines.append(f"{finding.level:<{INDENT}}{finding.text}")
+        lines += [f"{' ' * INDENT}-> {finding.fix}"] if finding.fix else []
+    yield Screen(lines)
 
     def versions(files: Sequence[TunedFileReport]) -> str:
         known = sorted({file.triton for file in files if file.triton}, key=release)
-        return "-" if not known else known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
+        return " to ".join(known[:1] + known[1:][-1:]) or "-"
 
     def count(problem: Problem) -> Callable[[tuple[str, Sequence[TunedFileReport]]], str]:
         return lambda row: str(sum(any(item.problem is problem for item in file.problems) for file in row[1]) or "")
 
     columns = [
-        Column("device", lambda row: row[0] or "(none)", cut="end"),
+        Column("device", lambda row: row[0] or "(none)", loses="end"),
         number("files", lambda row: str(len(row[1]))),
-        Column("Triton", lambda row: versions(row[1]), leaves="before cuts"),
+        Column("Triton", lambda row: versions(row[1]), loses="all"),
         *(number(str(problem), count(problem)) for problem in Problem),
     ]
-    print()
-    Screen([], columns, [], rows).print()
+    rows = group_by(report.files, lambda file: file.device).items()
+    if rows:
+        yield Screen([], columns, [], sorted(rows, key=lambda row: (-len(row[1]), row[0])))

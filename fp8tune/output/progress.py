@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from fp8tune.measure.engine import CompileProgress
 from fp8tune.output.tables import notice
-from fp8tune.output.text import clock, counted, mean, microseconds, pairs, ratio
+from fp8tune.output.text import counted, duration, mean, microseconds, pairs, ratio
 from fp8tune.records import Kind, NamedInts, Problem, Row
 from fp8tune.sweeping import events
 from fp8tune.sweeping.planning import Plan
@@ -51,11 +52,11 @@ class Display:
         self._ended.set()
 
     def _start(self) -> None:
-        self._out = self._out or Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False)
-        if self._out.is_terminal and not self._out.is_dumb_terminal:
+        out = self._out or Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False)
+        if out.is_terminal and not out.is_dumb_terminal:
             is_terminal = sys.stdout.isatty()  # else Rich would print JSON that goes to a pipe above the bar
             # An error in a thread of Rich would print a traceback, so this class has its own.
-            self._bar = Live(console=self._out, auto_refresh=False, transient=True, redirect_stdout=is_terminal)
+            self._bar = Live(console=out, auto_refresh=False, transient=True, redirect_stdout=is_terminal)
             self._bar.start()
         threading.Thread(target=self._tick, daemon=True).start()
 
@@ -70,14 +71,11 @@ class Display:
         """Show an event. Never raises."""
         self._guard(self._event, event)
 
-    def print(self, text: str) -> None:
-        """Print a line above the bar. Never raises."""
-        self._guard(notice, text)
-
     def _event(self, event: Any) -> None:
         """Show an event of the work. May raise."""
 
     def _notes(self) -> str:
+        """Return the line below the bar. May raise."""
         return self._note
 
     def _tick(self) -> None:
@@ -87,7 +85,7 @@ class Display:
     def _draw(self) -> None:
         phase = "  ".join(filter(None, (self._phase, self._count)))
         share, done, note = self._share, self._share - self._share_before, self._notes()
-        left = f"{clock((self._now() - self._began_s) * (1 - share) / done)} left" if done > 0 else ""
+        left = f"{duration((self._now() - self._began_s) * (1 - share) / done)} left" if done > 0 else ""
         if self._bar:
             table = Table.grid(padding=(0, 2, 0, 0), expand=True)
             for ratio in (None, 1, None, None):
@@ -127,13 +125,11 @@ class SweepProgress(Display):
         super().__init__(out, now)
         self.stored = 0
         """New trials."""
-        self.phase = "coarse pass"
-        self._today, self._sizes, self._coarse = today or {}, 0, "coarse pass"
+        self.phase = self._coarse = "coarse pass"
+        self._today, self._sizes = today or {}, 0
         self._round: events.RoundStarted | None = None
         self._trials = self._all_trials = 0
-        # Sum and number of the times of each config: by problem size and stage, because stages are not compared.
-        self._times: dict[tuple[Problem, str], dict[NamedInts, tuple[float, int]]] = {}
-        self._changed: dict[Problem, str] = {}
+        self._times_us: dict[Problem, dict[tuple[str, NamedInts], list[float]]] = {}
         self._gains: dict[Problem, tuple[float | None, float]] = {}
         self._last: Problem | None = None
 
@@ -141,6 +137,11 @@ class SweepProgress(Display):
     def of_plan(cls, plan: Plan) -> SweepProgress:
         """Return the progress of a sweep as planned."""
         return cls({size.problem: size.today.config for size in plan.problems if size.today})
+
+    def stored_note(self, database: str) -> str:
+        """Return what is kept if the sweep ends now."""
+        where = f"{counted(self.stored, 'new result')} in {database}, the last of the {self.phase}"
+        return f"{where}: run the same command to resume"
 
     def show(self, event: events.Event) -> None:
         """Show an event of a sweep. Never raises."""
@@ -150,9 +151,9 @@ class SweepProgress(Display):
     def _event(self, event: events.Event) -> None:
         match event:
             case events.Started(_, kind, problems):
-                self._sizes = problems
                 words = {Kind.STATIC: "compiling", Kind.INTERPRETER: "checking"}
                 self.phase = self._coarse = words.get(kind, "coarse pass")
+                self._sizes = problems
                 self.update(self.phase)
             case events.RoundStarted():
                 self._round, self._trials, self._all_trials, self.phase = event, 0, event.trials, self._coarse
@@ -162,7 +163,7 @@ class SweepProgress(Display):
                 self.phase = "confirmation" if event.decision == 1 else f"confirmation, round {event.decision}"
                 self._count_trials()
             case events.ConfirmationSkipped(problem, reason):
-                self.print(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
+                notice(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
             case CompileProgress(problem, done, total) if not self._trials and done < total:
                 self.update("compiling", done / total, count=f"{problem.kernel} {pairs(problem.shape)}")
             case events.TrialDone(row):
@@ -180,20 +181,20 @@ class SweepProgress(Display):
             self.update(self.phase, done / self._sizes, count=f"{self._round.index} of {counted(self._sizes, 'size')}")
 
     def _add(self, row: Row) -> None:
-        time_us, config = row.outcome.time_us, row.config
-        if time_us is None or config is None or row.stage == "duplicate":
+        problem, time_us = row.problem, row.outcome.time_us
+        if time_us is None or row.config is None or row.stage == "duplicate":
             return
-        times = self._times.setdefault((row.problem, row.stage), {})
-        total, count = times.get(config, (0.0, 0))
-        times[config] = total + time_us, count + 1
-        self._changed[row.problem], self._last = row.stage, row.problem
+        self._times_us.setdefault(problem, {}).setdefault((row.stage, row.config), []).append(time_us)
+        self._gains.pop(problem, None)
+        self._last = problem
 
     def _notes(self) -> str:
-        for problem, stage in self._changed.items():
-            means = {config: total / count for config, (total, count) in self._times[problem, stage].items()}
+        for problem in self._times_us.keys() - self._gains.keys():
+            times_us = self._times_us[problem]
+            last, _ = next(reversed(times_us))  # stages are not compared
+            means = {config: fmean(values) for (stage, config), values in times_us.items() if stage == last}
             best_us, today = min(means.values()), self._today.get(problem)
-            self._gains[problem] = (means[today] / best_us if today in means else None, best_us)
-        self._changed.clear()
+            self._gains[problem] = means[today] / best_us if today in means else None, best_us
         if self._last is None:
             return ""
         gain, best_us = self._gains[self._last]

@@ -1,27 +1,22 @@
-"""Documents of a sweep's events, and the screen at its end."""
+"""Documents of a sweep's events, and the screens at its end."""
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from fp8tune import registry
-from fp8tune.output.documents import Document, value
-from fp8tune.output.progress import SweepProgress
-from fp8tune.output.show import ListedPick, all_in_use, change, pick_table, size_of
+from fp8tune.output.documents import Document, Gpu, Size, value
+from fp8tune.output.show import ListedPick, change, pick_table
 from fp8tune.output.tables import Screen, number
-from fp8tune.output.text import counted, db_option, listed, mean, percent, ratio
-from fp8tune.records import Kind, Row, Status
+from fp8tune.output.text import command, counted, listed, mean, percent
+from fp8tune.records import Kind, Status
 from fp8tune.stats.same_bits import SameBits
 from fp8tune.stats.search import REGRET, regret_at
 from fp8tune.stats.study import Verdict
-from fp8tune.stopping import Stopped
-from fp8tune.store import database
 from fp8tune.studies import pick_of
-from fp8tune.sweeping.events import Finished, Started
+from fp8tune.sweeping.events import Finished
 from fp8tune.sweeping.planning import Plan
 
 ROWS = 10  # sizes that the end of a sweep lists
@@ -31,39 +26,26 @@ class SweepStarted(Document, printed_by="sweep"):
     """First line of a sweep."""
 
     event: Literal["started"] = value("Distinguishes events.", default="started")
-    gpu: str = value("Name of the GPU or of its stand-in.")
-    arch: str = value("Architecture of the GPU, such as sm_90.")
+    gpu: Gpu = value("Name of the GPU or of its stand-in.", source="device")
+    arch: str = value("Architecture of the GPU, such as sm_90.", source="device.arch")
     kind: str = value("How configs are tried: measured, simulated, interpreter or static.")
-    sizes: int = value("Sizes of all kernels.")
+    sizes: int = value("Sizes of all kernels.", source="problems")
     configs: int = value("Configs of all sizes.")
-
-    @classmethod
-    def from_event(cls, event: Started) -> SweepStarted:
-        """Return the event as a document."""
-        device = event.device
-        return cls.from_records(event, device, gpu=device.name or device.arch, sizes=event.problems)
 
 
 class ConfigTimed(Document, printed_by="sweep"):
     """One config was checked, timed or compiled, or failed."""
 
     event: Literal["timed"] = value("Distinguishes events.", default="timed")
-    kernel: str = value("Name of the kernel.")
-    size: dict[str, int | str] = value("Problem size by dimension.")
-    layout: str = value("Layout of the input: contiguous, transposed, or recorded- and the id of a launch.")
+    kernel: str = value("Name of the kernel.", source="problem.kernel")
+    size: Size = value("Problem size by dimension.", source="problem.shape")
+    layout: str = value("Layout of the input, or recorded- and a launch's id.", source="problem.input_layout")
     config: dict[str, int] = value("Launch config.")
-    status: str = value("Outcome: ok, wrong, out_of_resources and so on.")
-    time_us: float | None = value("Time of the block; null if it failed or nothing is timed.", "us")
-    reason: str = value("Reason why it is not ok; empty otherwise.")
+    status: str = value("Outcome: ok, wrong, out_of_resources and so on.", source="outcome.status")
+    time_us: float | None = value("Time of the block; null if it failed or nothing is timed.", "us", "outcome.time_us")
+    reason: str = value("Reason why it is not ok; empty otherwise.", source="outcome.reason")
     stage: str = value("Phase: screen (coarse pass), final (confirmation) or duplicate (default again).")
     round: int = value("Round of the phase, from 0.")
-
-    @classmethod
-    def from_row(cls, row: Row) -> ConfigTimed:
-        """Return a stored row as a document."""
-        problem = row.problem
-        size, layout = size_of(problem), problem.input_layout
-        return cls.from_records(problem, row.outcome, row, size=size, layout=layout, config=row.config or {})
 
 
 class SizeDecided(Document, printed_by="sweep"):
@@ -95,7 +77,7 @@ class SweepFinished(Document, printed_by="sweep"):
     sizes: int = value("Sizes that have a pick.")
     statuses: dict[str, int] = value("Number of configs by outcome.")
     left_out: int = value("Blocks that the budget left out.")
-    complete: bool = value("False if the budget ended before the work.")
+    complete: bool = value("False if the budget ended before the work.", source="is_whole")
     seen: int = value("Configs that a search tried.")
     grid: int = value("Configs that it chose from, without pruned ones; 0 if every config was tried.")
 
@@ -103,7 +85,7 @@ class SweepFinished(Document, printed_by="sweep"):
     def from_event(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
         speedup = mean(pick.speedup for pick in picks)
-        return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses, complete=event.is_whole)
+        return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses)
 
 
 def title(plan: Plan, configs: int, database: str) -> str:
@@ -119,33 +101,14 @@ def kernels_of(plan: Plan) -> list[str]:
     return list(dict.fromkeys(size.problem.kernel for size in plan.problems))
 
 
-def result(picks: Sequence[ListedPick], wrong: int) -> Screen:
-    """Return the table at the end of a sweep of one kernel: the largest gains first."""
-    rows = sorted(picks, key=lambda pick: (pick.in_use, -(pick.speedup or 0.0), -(pick.over_default or 0.0)))
-    in_use, is_in_use, more = sum(pick.in_use for pick in picks), all_in_use(picks), len(rows) - ROWS
-    sizes = f"geometric mean of {counted(len(picks), 'size')}"
-    without = f", {wrong} without a right config" if wrong else ""
-    if is_in_use:
-        gain = ratio(mean(pick.over_default for pick in picks))
-        above = f"all in use{without}; speedup over the default: {gain} ({sizes})"
-    else:
-        gain = ratio(mean(pick.speedup for pick in picks))
-        above = f"{gain} over today's configs ({sizes}): {len(picks) - in_use} changed, {in_use} in use{without}"
-    table, shared = pick_table(rows[:ROWS], over_default=is_in_use)
-    rest = f"({counted(more, 'more size')}: fp8tune show {shlex.quote(rows[0].kernel)})" if more > 0 else ""
-    return replace(table, above=[above, f"sizes with {shared}:" if shared else ""], below=[rest, *table.below])
-
-
 def same_bits(choices: Sequence[SameBitsDecided], axis: str) -> Screen:
     """Return the table of picks with equal bits, and what each costs in speed."""
     rows = [choice.pick for choice in choices]
-    table, shared = pick_table(rows)
-    slower = number("slower %", [percent(choice.slower, 1) for choice in choices])
-    columns = [slower if column.heading == "speedup" else column for column in table.columns]
+    table, shared = pick_table(rows, number("slower %", [percent(choice.slower, 1) for choice in choices]))
     costs = [1 + choice.slower for choice in choices if choice.slower is not None]
     cost = f"{percent(change(mean(costs)), 1)} % slower (geometric mean of {counted(len(costs), 'size')})"
     title = f"{rows[0].kernel}, same output bits at every {axis}: {cost}"
-    return replace(table, above=[title, f"sizes with {shared}:" if shared else ""], columns=columns)
+    return replace(table, above=[title, f"sizes with {shared}:" if shared else ""])
 
 
 def search_line(seen: int, grid: int) -> str:
@@ -164,30 +127,18 @@ def search_line(seen: int, grid: int) -> str:
 
 def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan) -> Iterator[str]:
     """Yield the commands that come next. More measurements could settle ``unsettled`` picks."""
-    kernels, kind, device = kernels_of(plan), plan.backend.kind, plan.backend.device
-    db, first = db_option(plan.options.db), shlex.quote(kernels[0]) if kernels else ""
+    kernels, kind, device, db = kernels_of(plan), plan.backend.kind, plan.backend.device, plan.options.db
     if kind is Kind.INTERPRETER:
         yield "next: the same command on a machine with a GPU, which times what is right"
     elif kind is Kind.STATIC:
-        yield f"next: fp8tune show {first} --device {device.arch} --wide{db}"
+        yield f"next: {command('show', *kernels[:1], '--device', device.arch, '--wide', db=db)}"
     elif kind is Kind.SIMULATED:
-        yield f"next: fp8tune show {first}{db} (simulated times are not exported)"
+        yield f"next: {command('show', *kernels[:1], db=db)} (simulated times are not exported)"
     elif any(pick.verdict in (Verdict.PROVEN, Verdict.OPEN) for pick in picks):
-        own = next((shlex.quote(kernel) for kernel in kernels if kernel not in registry.kernels()), "")
-        target = f" --for diff --kernel {own}" if own else f" --arch {device.arch}"
-        yield f"next: fp8tune export{target}{db}"
+        own = [kernel for kernel in kernels if kernel not in registry.kernels()]
+        target = ("--for", "diff", "--kernel", own[0]) if own else ("--arch", device.arch)
+        yield f"next: {command('export', *target, db=db)}"
     if quick := sum(pick.verdict is Verdict.QUICK for pick in picks):
         yield f"{counted(quick, 'quick pick')}: run the same command without --quick to confirm them"
     elif unsettled:
         yield f"{counted(unsettled, 'open pick')}: run the same command with --again, on a quiet GPU"
-
-
-@contextlib.contextmanager
-def stored_note(progress: SweepProgress, db: str) -> Iterator[None]:
-    """Let a signal that ends the block say which results are kept."""
-    try:
-        yield
-    except (KeyboardInterrupt, Stopped) as stopped:
-        where = f"{counted(progress.stored, 'new result')} in {database.label(db)}, the last of the {progress.phase}"
-        stopped.add_note(f"{where}: run the same command to resume")
-        raise

@@ -17,12 +17,12 @@ from rich.cells import cell_len
 
 from fp8tune.output.documents import Document, plain, print_csv
 from fp8tune.redaction import redacted
+from fp8tune.stats.means import group_by
 from fp8tune.text import visible
 
 Format = Literal["table", "markdown", "json", "csv"]
 
-YELLOW, RED, GREEN, BOLD = "33", "31", "32", "1"
-"""Codes of a terminal."""
+YELLOW, RED, GREEN, BOLD = "33", "31", "32", "1"  # codes of a terminal
 
 STYLES = dict.fromkeys(("open", "quick", "stale", "OPEN", "warning"), YELLOW) | {"ok": GREEN}
 STYLES |= dict.fromkeys(("wrong", "REGRESSION", "WRONG", "lost", "error"), RED)
@@ -31,6 +31,7 @@ STYLES |= dict.fromkeys(("wrong", "REGRESSION", "WRONG", "lost", "error"), RED)
 UNLIMITED = 100_000  # width of what is not a terminal: nothing is cut there
 SHORTEST = 8  # characters that a cut cell keeps
 LONGEST_MESSAGE = 300
+SIMILAR = 3  # messages of one kind that are printed
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,8 @@ class Column:
     cells: Callable[[Any], str] | Sequence[str]
     """Text of a row's cell, or finished cells. A column without any text is left out."""
     align: Literal["left", "right"] = "left"
-    cut: Literal["", "start", "end"] = ""
-    """The side that an ellipsis replaces if the table is too wide. Names keep their end, so theirs is the start."""
-    leaves: Literal["", "before cuts", "after cuts"] = ""
-    """When the column is left out of a table that is too wide."""
+    loses: Literal["", "all", "end", "start"] = ""
+    """The part that a table loses which is too wide: the column, or an end of its cells. Names keep their end."""
     wide: bool = False
     """True for columns of ``--wide`` alone."""
 
@@ -63,19 +62,20 @@ def fit(
 ) -> list[tuple[Column, list[str]]]:
     """Return the columns that a width has room for, with their headings and cells. ``wide`` keeps all.
 
-    First columns that leave ``before cuts`` go, then cells are cut from the right, then names, then columns that leave
-    ``after cuts`` go.
+    First columns go that may, then cells are cut from the right, then names.
     """
     table = [(column, column.texts(rows)) for column in columns if wide or not column.wide]
     table = [(column, texts) for column, texts in table if any(texts[1:])]
-    for step in () if wide else ("before cuts", "end", "start", "after cuts"):
+    for step in () if wide else ("all", "end", "start"):
         for place in reversed(range(len(table))):
             column, texts = table[place]
             excess = sum(_width(texts) + 2 for _, texts in table) - 2 - width
-            room = max(SHORTEST, cell_len(texts[0]), _width(texts) - excess)
-            if excess > 0 and step == column.leaves:
+            if excess <= 0 or column.loses != step:
+                continue
+            if step == "all":
                 del table[place]
-            elif excess > 0 and step == column.cut:
+            else:
+                room = max(SHORTEST, cell_len(texts[0]), _width(texts) - excess)
                 table[place] = column, [_shortened(text, room, step) for text in texts]
     return table
 
@@ -102,10 +102,9 @@ class Screen:
     def print(self, style: Format = "table", *, wide: bool = False) -> None:
         """Print the screen to stdout."""
         if style == "markdown":
-            table = markdown_lines(self.columns, self.rows, wide=wide)
-            lines = [[_markdown(line) for line in part if line] for part in (self.above, self.below)]
-            parts = ("\n".join(part) for part in (lines[0], table, lines[1]))
-            sys.stdout.write("\n\n".join(filter(None, parts)) + "\n")
+            above, below = ([_markdown(line) for line in lines if line] for lines in (self.above, self.below))
+            parts = (above, markdown_lines(self.columns, self.rows, wide=wide), below)
+            print("\n\n".join("\n".join(part) for part in parts if part))
             return
         print_lines(self.above)
         for line in text_lines(fit(self.columns, self.rows, width_of(sys.stdout), wide=wide), is_styled=has_styles()):
@@ -157,13 +156,17 @@ def _markdown(text: str) -> str:
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of text, broken between words at the width of stdout. Empty lines are left out."""
     for line in filter(None, lines):
-        print(wrapped(line, width_of(sys.stdout)))
+        text = wrapped(line, width_of(sys.stdout))
+        level, blanks, _ = text.partition("  ")
+        print(styled(level, STYLES.get(level, "")) + text[len(level) :] if blanks and has_styles() else text)
 
 
-def wrapped(text: str, width: int, indent: int = 0) -> str:
-    """Return a text broken between words. Its first line starts after an indent, and the others below it."""
-    lines = wrap(visible(text), max(20, width - indent), break_long_words=False, break_on_hyphens=False)
-    return f"\n{' ' * indent}".join(lines)
+def wrapped(text: str, width: int) -> str:
+    """Return a text broken between words, below its first column if it has two: ``error    no GPU was found``."""
+    text = visible(text)
+    indent = len(text) - len(re.sub(r"^ *(\S+  +)?(-> )?", "", text))
+    lines = wrap(text, max(20, width), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def width_of(stream: TextIO) -> int:
@@ -190,8 +193,7 @@ def notice(*lines: str) -> None:
     """Print messages to stderr: one line each, broken between words in a terminal, without passwords."""
     for line in lines:
         text = visible(redacted(line))
-        if len(text) > LONGEST_MESSAGE:
-            text = f"{text[: LONGEST_MESSAGE - 1]}…"
+        text = text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"
         print(wrapped(text, width_of(sys.stderr) if sys.stderr.isatty() else UNLIMITED), file=sys.stderr)
 
 
@@ -200,16 +202,13 @@ def warning(lines: Iterable[str]) -> None:
     notice(*(f"fp8tune: warning: {line}" for line in notices(lines)))
 
 
-def notices(lines: Iterable[str], most: int = 3) -> list[str]:
-    """Return at most a few lines of each kind and the number of the others, so that 180 files are no 180 messages.
+def notices(lines: Iterable[str]) -> list[str]:
+    """Return a few lines of each kind and the number of the others, so that 180 files are no 180 messages.
 
     Lines are of one kind if they differ only in numbers and in what is before the first colon.
     """
-    kinds: dict[str, list[str]] = {}
-    for line in lines:
-        kinds.setdefault(re.sub(r"\d+", "0", line.partition(": ")[2] or line), []).append(line)
     result = []
-    for group in kinds.values():
-        result += group[:most]
-        result += [f"({len(group) - most} more like this)"] if len(group) > most else []
+    for kind in group_by(lines, lambda line: re.sub(r"\d+", "0", line.partition(": ")[2] or line)).values():
+        result += kind[:SIMILAR]
+        result += [f"({len(kind) - SIMILAR} more like this)"] if len(kind) > SIMILAR else []
     return result

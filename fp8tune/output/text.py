@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import floor, log10
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 from fp8tune.records import RECORDED
 
@@ -46,12 +46,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as ``1:20`` or ``2:03:10``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
 def counted(number: int, noun: str) -> str:
     """Return ``1 size``, ``2 sizes`` or ``3 processes``."""
     plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
@@ -62,6 +56,11 @@ def listed(names: Iterable[str], word: str = "and") -> str:
     """Return ``a, b and c``."""
     *first, last = names
     return f"{', '.join(first)} {word} {last}" if first else last
+
+
+def counts(words: Mapping[Any, int]) -> str:
+    """Return ``5 proven, 1 open``, without what does not occur."""
+    return ", ".join(f"{count:,} {word}" for word, count in words.items() if count)
 
 
 def layout(name: str) -> str:
@@ -85,9 +84,9 @@ def path_here(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def db_option(db: str | None) -> str:
-    """Return `` --db NAME`` for a command to type next; empty if no database was named."""
-    return f" --db {shlex.quote(db)}" if db is not None else ""
+def command(*words: str | None, db: str | None = None) -> str:
+    """Return a command to type next, without words that are None: ``fp8tune show ops:softmax --db results.db``."""
+    return shlex.join(["fp8tune", *filter(None, words), *([] if db is None else ["--db", db])])
 
 
 def split_shared(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, object], list[str]]:
@@ -97,51 +96,41 @@ def split_shared(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, object
     return shared, [name for name in names if name not in shared]
 
 
-@dataclass(frozen=True)
-class ConfigNames:
-    """Short names of the axes that differ between the configs of one table."""
+def config_texts(configs: Iterable[Mapping[str, int] | None], *, spelled: bool = False) -> tuple[list[str], str]:
+    """Return configs as texts, such as ``64x256 L192 w4``, and the line that names the axes.
 
-    blocks: Sequence[str]
-    others: Sequence[str]
-    shared: Mapping[str, object]
-    spelled: bool = False
-    """True writes axes other than warps and stages as ``NAME=value``."""
+    Axes that all configs share are in that line alone. ``spelled`` writes ``LEAD=192``.
+    """
+    configs = list(configs)
+    known = [config for config in configs if config]
+    shared, names = split_shared(known)
+    # A group of block axes is read as a whole, so it stays whole if one of them differs.
+    blocks = list(dict.fromkeys(name for config in known for name in config if name.startswith("BLOCK")))
+    blocks = blocks if set(blocks) & set(names) else []
+    shared = {name: value for name, value in shared.items() if name not in blocks}
+    own = [name for name in names if name not in blocks and name not in _LAUNCH]
+    initials = {name: f"{name}=" if spelled else _initial(name, own) for name in own}
+    initials |= {name: initial for name, initial in _LAUNCH.items() if name in names}
+    if spelled and "maxnreg" in initials:
+        initials["maxnreg"] = "maxnreg="
 
-    @classmethod
-    def from_configs(cls, configs: Iterable[Mapping[str, int] | None], *, spelled: bool = False) -> ConfigNames:
-        """Name the axes of all configs. Axes that all share are named once, in the legend."""
-        known = [config for config in configs if config]
-        shared, names = split_shared(known)
-        # A group of block axes is read as a whole, so it stays whole if one of them differs.
-        blocks = list(dict.fromkeys(name for config in known for name in config if name.startswith("BLOCK")))
-        blocks = blocks if set(blocks) & set(names) else []
-        others = [name for name in names if name not in blocks and name not in _LAUNCH]
-        others += [name for name in _LAUNCH if name in names]
-        return cls(blocks, others, {name: value for name, value in shared.items() if name not in blocks}, spelled)
-
-    def initial(self, name: str) -> str:
-        """Return the shortest prefix that no other axis has, or ``NAME=`` if there is none."""
-        if name in _LAUNCH and not (self.spelled and name == "maxnreg"):
-            return _LAUNCH[name]
-        rivals = [*_RESERVED, *(axis for axis in self.others if axis != name and axis not in _LAUNCH)]
-        prefixes = (name[:end] for end in range(1, len(name) + 1))
-        unique = (p for p in prefixes if p not in _RESERVED and not any(rival.startswith(p) for rival in rivals))
-        prefix = next(unique, "")
-        return f"{name}=" if self.spelled or not prefix or prefix[-1].isdigit() else prefix
-
-    def short(self, config: Mapping[str, int] | None) -> str:
-        """Return a config as text, such as ``64x256 L192 w4``."""
+    def text(config: Mapping[str, int] | None) -> str:
         if not config:
             return "not published" if config is None else "no axes"
-        parts = ["x".join(str(config.get(name, "?")) for name in self.blocks)] if self.blocks else []
-        parts += [f"{self.initial(name)}{config.get(name, '?')}" for name in self.others]
+        parts = ["x".join(str(config.get(name, "?")) for name in blocks)] if blocks else []
+        parts += [f"{initial}{config.get(name, '?')}" for name, initial in initials.items()]
         return " ".join(parts) or "as below"
 
-    @property
-    def legend(self) -> str:
-        """One line that names the axes, and the values that all configs share."""
-        names = [" x ".join(self.blocks)] if self.blocks else []
-        initials = {name: self.initial(name) for name in self.others}
-        names += [f"{initial} {name}" for name, initial in initials.items() if not initial.endswith("=")]
-        parts = [", ".join(names), f"all {pairs(self.shared)}" if self.shared else ""]
-        return "config: " + "; ".join(filter(None, parts)) if any(parts) else ""
+    named = [" x ".join(blocks)] if blocks else []
+    named += [f"{initial} {name}" for name, initial in initials.items() if not initial.endswith("=")]
+    legend = "; ".join(filter(None, [", ".join(named), f"all {pairs(shared)}" if shared else ""]))
+    return list(map(text, configs)), f"config: {legend}" if legend else ""
+
+
+def _initial(name: str, axes: Sequence[str]) -> str:
+    """Return the shortest prefix that no other axis has, or ``NAME=`` if there is none that ends in a letter."""
+    others = [*_RESERVED, *(axis for axis in axes if axis != name)]
+    prefixes = (name[:end] for end in range(1, len(name) + 1))
+    free = (text for text in prefixes if text not in _RESERVED and not any(axis.startswith(text) for axis in others))
+    prefix = next(free, "")
+    return f"{name}=" if not prefix or prefix[-1].isdigit() else prefix

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Literal
 
 from fp8tune.fleet.worker import QueueEvent, WorkerEvent
 from fp8tune.output.documents import Document, value
 from fp8tune.output.progress import Display
-from fp8tune.output.tables import Column, Screen, number
-from fp8tune.output.text import clock, counted, duration, ratio
+from fp8tune.output.tables import Column, Screen, notice, number
+from fp8tune.output.text import counted, duration, ratio
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import Queue
 from fp8tune.sweeping.events import TrialDone
@@ -25,13 +24,11 @@ class WorkerStep(Document, printed_by="worker"):
 
     event: str = value("started, taken, done, failed, given back, refused, waiting or ended.")
     worker: str = value("Worker: host, process and the first digits of the GPU.")
-    unit: str | None = value("Key of the unit.")
-    sweep: str | None = value("Key of the sweep of the unit.")
-    kernel: str | None = value("Kernel of the unit.")
-    sizes: list[str] | None = value("Sizes of the unit.")
-    reason: str = value(
-        "Reason why it failed, went back or ended; of a unit that is done, a size without right config."
-    )
+    unit: str | None = value("Key of the unit.", source="unit.key")
+    sweep: str | None = value("Key of the sweep of the unit.", source="unit.sweep_key")
+    kernel: str | None = value("Kernel of the unit.", source="unit.kernel")
+    sizes: list[str] | None = value("Sizes of the unit.", source="unit.shapes")
+    reason: str = value("Reason why it failed, went back or ended; if done, a size without right config.")
     attempt: int | None = value("Number of the attempt, from 1.")
     seconds: float | None = value("Time that the unit took.", "s")
     trials: int | None = value("New results of the unit.")
@@ -40,29 +37,27 @@ class WorkerStep(Document, printed_by="worker"):
     running: int | None = value("Units that other workers have.")
     waiting: int | None = value("Units that wait for this GPU name.")
 
-    @classmethod
-    def from_event(cls, event: QueueEvent) -> WorkerStep:
-        """Return an event as a document."""
-        unit = event.unit
-        names = (unit.key, unit.sweep_key, unit.kernel, unit.shapes) if unit else (None,) * 4
-        return cls.from_records(event, **dict(zip(("unit", "sweep", "kernel", "sizes"), names, strict=True)))
-
 
 class QueuedUnit(Document):
     """One part of a queued sweep."""
 
-    sweep: str = value("Key of its sweep.")
+    sweep: str = value("Key of its sweep.", source="unit.sweep_key")
     device: str = value("Name of the GPU that it is for.")
-    unit: str = value("Key of the unit.")
-    kernel: str = value("Name of the kernel.")
-    sizes: list[str] = value("Sizes of the unit.")
+    unit: str = value("Key of the unit.", source="unit.key")
+    kernel: str = value("Name of the kernel.", source="unit.kernel")
+    sizes: list[str] = value("Sizes of the unit.", source="unit.shapes")
     state: Literal["waiting", "running", "done", "failed", "lost"] = value("State; lost if its worker does not answer.")
     worker: str = value("Worker that has it or had it last; empty if it was never taken.")
     attempts: int = value("Number of attempts, without those that gave it back in order.")
     since_s: float | None = value("Time since it was taken; null while it waits.", "s")
     seconds: float | None = value("Time that it took; null unless done.", "s")
     reason: str = value("Reason why it failed or came back, or that a size has no right config; empty otherwise.")
-    expected_s: float = value("Time that it is expected to take.", "s")
+    expected_s: float = value("Time that it is expected to take.", "s", "unit.expected_s")
+
+    @property
+    def name(self) -> str:
+        """Kernel and sizes for a screen."""
+        return unit_name(self.kernel, self.sizes)
 
 
 class QueueStatus(Document, printed_by="worker --status"):
@@ -70,25 +65,21 @@ class QueueStatus(Document, printed_by="worker --status"):
 
     database: str = value("Database with the queue.")
     commands: dict[str, str] = value("Command that queued each sweep, by key.")
-    speedups: dict[str, float] = value(
-        "Geometric mean of the speedups over today's configs so far, by key of a sweep that has decided sizes.", "x"
-    )
+    speedups: dict[str, float] = value("Mean speedup over today's configs so far, by key of the sweep.", "x")
     units: list[QueuedUnit] = value("Units, the oldest sweep first.")
 
 
-def make_status(queue: Queue, database: str, speedups: Mapping[str, float] = MappingProxyType({})) -> QueueStatus:
+def make_status(queue: Queue, database: str, speedups: Mapping[str, float]) -> QueueStatus:
     """Return the queue as a document."""
-    devices = {sweep.key: sweep.device for sweep in queue.sweeps}
-    units = []
+    sweeps, units = {sweep.key: sweep for sweep in queue.sweeps}, []
     for status in queue.units:
-        unit = status.unit
         is_lost = status.state is UnitState.RUNNING and (status.lease_left_s or 0.0) < 0
-        names = {"sweep": unit.sweep_key, "device": devices.get(unit.sweep_key, ""), "unit": unit.key}
+        sweep = sweeps.get(status.unit.sweep_key)
         state = "lost" if is_lost else status.state
-        units.append(QueuedUnit.from_records(unit, status, **names, sizes=unit.shapes, state=state))
-    commands = {sweep.key: sweep.command for sweep in queue.sweeps}
-    so_far = {key: speedup for key, speedup in speedups.items() if key in commands}
-    return QueueStatus(database=database, commands=commands, speedups=so_far, units=units)
+        units.append(QueuedUnit.from_records(status, device=sweep.device if sweep else "", state=state))
+    commands = {key: sweep.command for key, sweep in sweeps.items()}
+    known = {key: speedup for key, speedup in speedups.items() if key in commands}
+    return QueueStatus(database=database, commands=commands, speedups=known, units=units)
 
 
 def status(document: QueueStatus) -> Iterator[Screen]:
@@ -97,30 +88,30 @@ def status(document: QueueStatus) -> Iterator[Screen]:
         yield Screen([f"no work is queued in {document.database}: fp8tune sweep --on queue puts some there"])
     for sweep in document.commands:
         units = [unit for unit in document.units if unit.sweep == sweep]
-        counts, done = Counter(unit.state for unit in units), Counter(u.worker for u in units if u.state == "done")
+        states, done = Counter(unit.state for unit in units), Counter(u.worker for u in units if u.state == "done")
         left_s = sum(unit.expected_s for unit in units if unit.state in ("waiting", "running", "lost"))
         gain = f"  {ratio(document.speedups[sweep])} so far" if sweep in document.speedups else ""
-        parts = [f"sweep:{sweep}{gain}  {counts['done']} of {counted(len(units), 'unit')} done"]
-        parts += [f"{counts['failed']} failed"] if counts["failed"] else []
-        parts += [f"about {duration(left_s / counts['running'])} left"] if counts["running"] else []
+        parts = [f"sweep:{sweep}{gain}  {states['done']} of {counted(len(units), 'unit')} done"]
+        parts += [f"{states['failed']} failed"] if states["failed"] else []
+        parts += [f"about {duration(left_s / states['running'])} left"] if states["running"] else []
         working = [unit for state in ("lost", "running") for unit in units if unit.state == state]
-        listed = working[:WORKERS]
+        rows, more = working[:WORKERS], len(working) - WORKERS
         columns = [
-            Column("worker", lambda unit: unit.worker, cut="start"),
-            Column("GPU", lambda unit: unit.device, cut="end"),
-            Column("unit", lambda unit: unit_name(unit.kernel, unit.sizes), cut="end"),
-            number("since", lambda unit: clock(unit.since_s or 0.0)),
-            number("done", [str(done[unit.worker]) for unit in listed]),
+            Column("worker", lambda unit: unit.worker, loses="start"),
+            Column("GPU", lambda unit: unit.device, loses="end"),
+            Column("unit", lambda unit: unit.name, loses="end"),
+            number("since", lambda unit: duration(unit.since_s or 0.0)),
+            number("done", [str(done[unit.worker]) for unit in rows]),
             Column("state", lambda unit: "lost" if unit.state == "lost" else "working"),
         ]
-        below = [f"({counted(len(working) - WORKERS, 'more worker')})"] if len(working) > WORKERS else []
+        below = [f"({counted(more, 'more worker')})"] if more > 0 else []
         for unit in units:
             if unit.state == "failed":
-                name, retry = unit_name(unit.kernel, unit.sizes), "to retry, queue the sweep again"
-                below.append(f"failed: {name} on {unit.worker}: {unit.reason}; {retry}")
+                retry = "to retry, queue the sweep again"
+                below.append(f"failed: {unit.name} on {unit.worker}: {unit.reason}; {retry}")
             elif unit.state == "done" and unit.reason:
                 below.append(f"{unit.kernel}: {unit.reason}")
-        yield Screen([", ".join(parts)], columns, below, listed)
+        yield Screen([", ".join(parts)], columns, below, rows)
 
 
 def unit_name(kernel: str, sizes: Sequence[str]) -> str:
@@ -152,21 +143,21 @@ class WorkerProgress(Display):
         reason = f": {event.reason}" if event.reason else ""
         match event.event:
             case "started":
-                self.print(f"{event.worker} works on the queue in {self._database}")
+                notice(f"{event.worker} works on the queue in {self._database}")
             case "taken":
                 self._unit, self._trials = name, 0
                 self.update("working", note=name)
             case "done":
                 work = f"{counted(event.trials or 0, 'result')} in {duration(event.seconds or 0.0)}"
-                self.print(f"done: {name}, {work}{reason}")
+                notice(f"done: {name}, {work}{reason}")
             case "failed" | "given back" | "refused":
-                self.print(f"{event.event}: {name}{reason}")
+                notice(f"{event.event}: {name}{reason}")
             case "waiting":
                 self.update("waiting", note=f"other workers have {counted(event.running or 0, 'unit')}")
             case "ended":
                 failed = f", {event.failed} failed" if event.failed else ""
                 left = f"; {counted(event.waiting, 'unit')} left" if event.waiting else ""
-                self.print(f"{counted(event.done or 0, 'unit')} done{failed}{reason}{left}")
+                notice(f"{counted(event.done or 0, 'unit')} done{failed}{reason}{left}")
 
 
 def show_queue(display: Display, queue: Queue) -> None:

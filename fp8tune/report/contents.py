@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from fp8tune.ceiling import CeilingShare, ceiling_of
-from fp8tune.records import Device, Kind, Subject
+from fp8tune.records import Device, Kind, Pick, Subject
 from fp8tune.report.parts import Column
 from fp8tune.stats.explanation import Explanation
 from fp8tune.stats.means import group_by
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.layers import Reader
-from fp8tune.studies import read_studies
+from fp8tune.studies import pick_of, read_studies
 
 R = TypeVar("R")
 
@@ -42,17 +41,9 @@ class Row:
     """All configs; None if the report has too many sizes."""
 
     @cached_property
-    def id(self) -> str:
-        """Identifier in links, equal in every report of the same size and device."""
-        problem, device = self.study.problem, self.study.device
-        source = self.study.results[0].source if self.is_published else ""
-        text = repr((problem, device.arch, device.name, str(self.study.kind), source))
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-    @property
-    def href(self) -> str:
-        """Permanent link within the file."""
-        return f"#size/{self.id}"
+    def pick(self) -> Pick:
+        """The pick as ``fp8tune show`` lists it."""
+        return pick_of(self.study)
 
     @property
     def kernel(self) -> str:
@@ -60,60 +51,33 @@ class Row:
         return self.study.problem.kernel
 
     @property
-    def shape(self) -> str:
-        """Sizes as text."""
-        return str(self.study.problem.shape)
-
-    @property
     def device(self) -> str:
         """Name of the GPU."""
         return device_name(self.study.device)
 
-    @property
-    def is_published(self) -> bool:
-        """True if the row was reported by others."""
-        return self.study.kind is Kind.PUBLISHED
-
-    @property
-    def verdict(self) -> str:
-        """Verdict on the pick."""
-        return str(self.study.choice.verdict)
-
     @cached_property
-    def peak(self) -> CeilingShare | None:
-        """Share of the peak that the pick reaches, with what it is bound by; None if unknown."""
-        return ceiling_of(self.study)
-
-    @property
-    def speedup(self) -> float | None:
-        """Speedup over today's config."""
-        return self.study.speedup
-
-    @property
-    def over_default(self) -> float | None:
-        """Speedup over the declared default."""
-        rival = self.study.rival(self.study.default) if self.study.default else None
-        return rival.ratio if rival else None
+    def id(self) -> str:
+        """Identifier in links, equal in every report of the same size and device."""
+        problem, device = self.study.problem, self.study.device
+        source = self.study.results[0].source if self.study.kind is Kind.PUBLISHED else ""
+        text = repr((problem, device.arch, device.name, str(self.study.kind), source))
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     @property
     def is_in_use(self) -> bool:
         """True if today's config is the pick."""
-        today = self.study.today
-        return today is not None and today.config == self.study.pick.config
+        return self.pick.today is not None and self.pick.today == self.pick.config
 
     @cached_property
     def disturbance(self) -> str:
         """Reason to doubt the times; empty without one."""
-        return "; ".join(_disturbances(self))
-
-
-def _disturbances(row: Row) -> Iterator[str]:
-    study = row.study
-    # before launches were gated, compile processes beside the coarse pass could keep the GPU waiting
-    if study.device.timing == TIMING_BY_EVENTS and study.choice.verdict is Verdict.QUICK:
-        yield "busy host"
-    if study.noise is not None and row.explanation is not None and abs(study.noise) > row.explanation.plan.tie_band:
-        yield f"A/A control {100 * study.noise:.1f} % apart"
+        study, reasons = self.study, []
+        # before launches were gated, compile processes beside the coarse pass could keep the GPU waiting
+        if study.device.timing == TIMING_BY_EVENTS and study.choice.verdict is Verdict.QUICK:
+            reasons.append("busy host")
+        if study.noise is not None and self.explanation and abs(study.noise) > self.explanation.plan.tie_band:
+            reasons.append(f"A/A control {100 * study.noise:.1f} % apart")
+        return "; ".join(reasons)
 
 
 def device_name(device: Device) -> str:
@@ -127,11 +91,11 @@ def day(moment: float) -> str:
 
 
 def size_columns(row_of: Callable[[R], Row]) -> list[Column[R]]:
-    """Return the columns that identify a size, with its link."""
+    """Return the columns that identify a size, with its permanent link within the file."""
     return [
         Column("kernel", "kernel", lambda item: row_of(item).kernel, link="href"),
-        Column("href", "link", lambda item: row_of(item).href, is_hidden=True),
-        Column("shape", "size", lambda item: row_of(item).shape),
+        Column("href", "link", lambda item: f"#size/{row_of(item).id}", is_hidden=True),
+        Column("shape", "size", lambda item: str(row_of(item).study.problem.shape)),
     ]
 
 
@@ -161,7 +125,7 @@ class Contents:
     @cached_property
     def titles(self) -> Mapping[Row, str]:
         """Title of each row, unique in the report."""
-        titles = {row: f"{row.kernel}, {row.shape}, {row.device}" for row in self.rows}
+        titles = {row: f"{row.kernel}, {row.study.problem.shape}, {row.device}" for row in self.rows}
         for details in (_routing_details, _measurement_details, lambda row: (row.id,)):
             for rows in group_by(self.rows, titles.__getitem__).values():
                 shared = set.intersection(*(set(details(row)) for row in rows))
@@ -194,7 +158,8 @@ def read(reader: Reader, label: str, kernels: Sequence[str], device: str, progre
             if device == study.device.arch or device.casefold() in study.device.name.casefold():
                 studies.append(study)
     studies.sort(key=lambda study: study.kind is Kind.PUBLISHED and not study.pick.config)
-    detailed = _detailed(studies)
+    newest = sorted(studies, key=lambda study: (not study.finals, -study.newest))
+    detailed = set(studies if len(studies) <= ALL else newest[:DETAILED])
     rows = []
     for number, study in enumerate(studies):
         progress("reading configs", number / len(studies))
@@ -211,9 +176,3 @@ def _row(study: Study, reader: Reader) -> Row:
     outcomes = reader.tried(subject) if study.failures else {}
     untimed = {config: outcome for config, outcome in outcomes.items() if config not in study.times_us}
     return Row(study, reader.commit(subject), Explanation(study, untimed))
-
-
-def _detailed(studies: Sequence[Study]) -> Collection[Study]:
-    if len(studies) <= ALL:
-        return set(studies)
-    return set(sorted(studies, key=lambda study: (not study.finals, -study.newest))[:DETAILED])

@@ -93,15 +93,15 @@ def _roofline_chart() -> Chart:
 
 
 def _shares(rows: list[Row], note: str) -> Part:
-    known = [row for row in rows if row.peak]
+    known = [row for row in rows if row.pick.ceiling_share]
     columns: list[Column[Row]] = [
         *_columns(),
-        Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 1),
-        Column("speedup", "speedup over today", lambda row: row.speedup, 2, unit="x"),
+        Column("share", "% of peak", lambda row: percent(row.pick.ceiling_share), 1),
+        Column("speedup", "speedup over today", lambda row: row.pick.speedup_ratio, 2, unit="x"),
         Column("bytes", "bytes moved, MB", lambda row: _bytes(row) / 1e6, 1),
         Column("rate", "GB/s", lambda row: gb_per_s(_bytes(row), row.study.choice.time_us), 0),
-        Column("bound", "bound by", lambda row: str(row.peak.bound) if row.peak else ""),
-        Column("verdict", "verdict", lambda row: row.verdict),
+        Column("bound", "bound by", lambda row: row.pick.bound or ""),
+        Column("verdict", "verdict", lambda row: row.pick.verdict),
     ]
     return Part(
         "shares",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fp8tune.records import Kind
 from fp8tune.report.charts import BLUE, GREEN, GREY, ORANGE, PINK, chart, sized
 from fp8tune.report.contents import LISTED, Contents, Row, limit_note, place_columns, size_columns
 from fp8tune.report.parts import Chart, Column, Page, Part, table
@@ -36,7 +37,7 @@ class Loss:
 
 def losses(rows: Sequence[Row]) -> Iterator[Loss]:
     """Yield the loss of every rule on each size, with the size itself left out for *nearest* and *fallback*."""
-    timed = [row for row in rows if not row.is_published and row.study.pick.config is not None]
+    timed = [row for row in rows if row.study.kind is not Kind.PUBLISHED and row.study.pick.config is not None]
     for same_place in group_by(timed, lambda row: (row.kernel, row.study.device.name, row.study.kind)).values():
         yield from _losses_of_place(same_place[:HELD_OUT])
     for same_size in group_by(timed, lambda row: (row.study.problem, row.study.kind)).values():

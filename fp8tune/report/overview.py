@@ -41,20 +41,20 @@ class _Cell:
     rows: Sequence[Row]
 
     def mean(self, name: str) -> float | None:
-        """Return the geometric mean of the known values of an attribute of rows."""
-        known = [value for row in self.rows if (value := getattr(row, name))]
+        """Return the geometric mean of the known values of an attribute of picks."""
+        known = [value for row in self.rows if (value := getattr(row.pick, name))]
         return geomean(known) if known else None
 
     @property
     def peak_share(self) -> float | None:
         """Median share of the peak."""
-        shares = [row.peak.share for row in self.rows if row.peak]
+        shares = [row.pick.ceiling_share for row in self.rows if row.pick.ceiling_share]
         return median(shares) if shares else None
 
     @property
     def label(self) -> str:
         """Text of the cell in the chart."""
-        speedup, over_default, share = self.mean("speedup"), self.mean("over_default"), self.peak_share
+        speedup, over_default, share = self.mean("speedup_ratio"), self.mean("default_ratio"), self.peak_share
         in_use = f"in use ({over_default:.2f}x)" if over_default else "in use"
         today = in_use if all(row.is_in_use for row in self.rows) else f"{speedup:.2f}x" if speedup else ""
         return ", ".join(filter(None, [today, f"{100 * share:.0f} %" if share else ""]))
@@ -67,8 +67,8 @@ def _grid(contents: Contents) -> Part:
         Column("kernel", "kernel", lambda cell: cell.kernel),
         Column("device", "device", lambda cell: cell.device),
         Column("sizes", "sizes", lambda cell: len(cell.rows)),
-        Column("speedup", "speedup over today", lambda cell: cell.mean("speedup"), 2, unit="x"),
-        Column("over_default", "over default", lambda cell: cell.mean("over_default"), 2, unit="x"),
+        Column("speedup", "speedup over today", lambda cell: cell.mean("speedup_ratio"), 2, unit="x"),
+        Column("over_default", "over default", lambda cell: cell.mean("default_ratio"), 2, unit="x"),
         Column("share", "% of peak", lambda cell: percent(cell.peak_share), 0),
         Column("label", "label", lambda cell: cell.label, is_hidden=True),
         Column("disturbed", "disturbed", lambda cell: sum(bool(row.disturbance) for row in cell.rows)),
@@ -104,7 +104,7 @@ def _grid_chart(devices: Sequence[str]) -> Chart:
 
 
 def _verdicts(contents: Contents) -> Part:
-    counts = Counter((row.kernel, row.verdict) for row in contents.rows)
+    counts = Counter((row.kernel, row.pick.verdict) for row in contents.rows)
     columns: list[Column[tuple[tuple[str, str], int]]] = [
         Column("kernel", "kernel", lambda item: item[0][0]),
         Column("verdict", "verdict", lambda item: item[0][1]),
@@ -137,15 +137,18 @@ def _verdict_chart(present: Sequence[str]) -> Chart:
     return sized(bars, "kernel", 24)
 
 
+def _speedup(row: Row) -> str:
+    speedup = row.pick.speedup_ratio
+    return "in use" if row.is_in_use else f"{speedup:.2f}x" if speedup else "-"
+
+
 PICKS: tuple[Column[Row], ...] = (
     *size_columns(lambda row: row),
-    Column(
-        "speedup", "speedup", lambda row: "in use" if row.is_in_use else f"{row.speedup:.2f}x" if row.speedup else "-"
-    ),
-    Column("over_default", "over default", lambda row: row.over_default, 2, unit="x"),
+    Column("speedup", "speedup", _speedup),
+    Column("over_default", "over default", lambda row: row.pick.default_ratio, 2, unit="x"),
     Column("time", "time us", lambda row: row.study.choice.time_us, 1),
-    Column("share", "% of peak", lambda row: percent(row.peak.share) if row.peak else None, 0),
-    Column("verdict", "verdict", lambda row: row.verdict),
+    Column("share", "% of peak", lambda row: percent(row.pick.ceiling_share), 0),
+    Column("verdict", "verdict", lambda row: row.pick.verdict),
     Column("disturbance", "disturbed", lambda row: row.disturbance),
     *place_columns(lambda row: row),
     Column("config", "config", lambda row: str(row.study.pick.config or "")),

@@ -21,11 +21,10 @@ SLOWEST = 4.0  # slowdowns beyond this are drawn as triangles at the edge of a c
 
 def page(row: Row, title: str) -> Page:
     """Return the page of one row; without its configs if the report has too many sizes."""
-    explanation = row.explanation
-    text = f"{row.verdict}: {MEANINGS.get(row.verdict, '')}"
-    if (rival := row.study.next_best) is not None:
-        direction = "slower" if rival.ratio >= 1 else "faster"
-        text += f"; the next best config is {abs(100 * (rival.ratio - 1)):.1f} % {direction}"
+    explanation, ratio = row.explanation, row.pick.runner_up_ratio
+    text = f"{row.pick.verdict}: {MEANINGS.get(row.pick.verdict, '')}"
+    if ratio is not None:
+        text += f"; the next best config is {abs(100 * (ratio - 1)):.1f} % {'slower' if ratio >= 1 else 'faster'}"
     if explanation is None:
         text += ". Its configs are not in this report"
     parts = () if explanation is None else tuple(_parts(explanation))
@@ -34,19 +33,19 @@ def page(row: Row, title: str) -> Page:
 
 def _facts(row: Row) -> Iterator[tuple[str, str]]:
     """Yield names and values."""
-    study, pick = row.study, row.study.pick
+    study, pick = row.study, row.pick
     problem, device, result = study.problem, study.device, study.results[0]
     if row.is_in_use:
         yield "speedup", "in use: today's config is the pick"
-    elif row.speedup is not None and study.today is not None:
-        yield "speedup", f"{row.speedup:.2f}x over today's config ({study.today.origin}): {study.today.config}"
-    if row.over_default is not None:
-        yield "over default", f"{row.over_default:.2f}x over {study.default}"
+    elif pick.speedup_ratio is not None:
+        yield "speedup", f"{pick.speedup_ratio:.2f}x over today's config ({pick.today_origin}): {pick.today}"
+    if pick.default_ratio is not None:
+        yield "over default", f"{pick.default_ratio:.2f}x over {study.default}"
     yield "pick", str(pick.config or "not stated")
-    yield "time", f"{study.choice.time_us:,.4g} us"
-    if row.peak is not None:
-        yield "% of peak", f"{100 * row.peak.share:.1f} %, bound by {row.peak.bound}"
-    yield "verdict", row.verdict
+    yield "time", f"{pick.time_us:,.4g} us"
+    if pick.ceiling_share is not None:
+        yield "% of peak", f"{100 * pick.ceiling_share:.1f} %, bound by {pick.bound}"
+    yield "verdict", pick.verdict
     if row.disturbance:
         yield "disturbed", row.disturbance
     input_details = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)

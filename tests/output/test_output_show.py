@@ -6,19 +6,22 @@ import csv
 import importlib
 import io
 import json
+import pkgutil
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from command_line import fp8tune
 from database_rows import H100, H200, KERNEL, begin, config, end_finals, finished_sweep, problem, row, subject
 from places import ROOT
+from pydantic import ValidationError
 from rich.cells import cell_len
 
-from fp8tune import lookups
+from fp8tune import lookups, output
 from fp8tune.output import documents, show
 from fp8tune.records import Kind, Status
 from fp8tune.revisions import source
@@ -79,14 +82,17 @@ def test_no_line_of_the_committed_results_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(width))
     with Store.open(str(ROOT / "results.db"), writable=False) as store:
         rows = list(map(show.ListedPick.from_pick, picks.read(store)))
-    show.overview(show.make_overview(rows, {}, "results.db", ["3.6.0"]), "next: fp8tune show KERNEL").print()
+    show.make_overview(rows, [], "results.db", ["3.6.0"]).screen("next: fp8tune show KERNEL").print()
     places = dict.fromkeys((row.kernel, row.gpu) for row in rows)
     assert len(places) > 30
     for kernel, gpu in places:
-        show.pick_list(show.make_pick_list([row for row in rows if row.kernel == kernel], gpu)).print()
+        show.make_pick_list([row for row in rows if row.kernel == kernel], [], gpu).screen().print()
         out = capsys.readouterr().out
         assert max(map(cell_len, out.splitlines())) <= width, out
         assert sum(line.endswith("verdict") for line in out.splitlines()) == 1  # one table
+    changes = {"kernel": "ops:swiglu", "speedup": 0.9, "verdict": Verdict.QUICK}
+    own = [row.model_copy(update=changes) for row in rows[:2]]
+    assert show.make_overview([*rows, *own], [], "fp8tune.db").kernels[0].kernel == "ops:swiglu"  # recorded: first
 
 
 def test_the_overview_has_a_row_for_each_kernel_and_gpu(database: Path) -> None:
@@ -101,68 +107,45 @@ def test_the_overview_has_a_row_for_each_kernel_and_gpu(database: Path) -> None:
     assert heading.split()[:4] == ["kernel", "gpu", "sizes", "speedup"]
 
 
-def test_recorded_kernels_come_first() -> None:
-    with Store.open(str(ROOT / "results.db"), writable=False) as store:
-        rows = list(map(show.ListedPick.from_pick, picks.read(store, ["colwise"])))
-    changes = {"kernel": "ops:swiglu", "speedup": 0.9, "verdict": Verdict.QUICK}
-    own = [row.model_copy(update=changes) for row in rows[:2]]
-    kernels = show.make_overview([*rows, *own], {}, "fp8tune.db", []).kernels
-    assert [row.kernel for row in kernels][:2] == ["ops:swiglu", "colwise"]
-
-
-def test_a_kernel_is_listed_on_one_gpu_and_the_others_are_counted(database: Path) -> None:
-    listed = document(database, "colwise")
-    assert (listed["gpu"], len(listed["picks"]), listed["elsewhere"]) == (H200.name, 3, {H100.name: 1})
-    listed = document(database, "colwise", "--device", "H100")
-    assert ([pick["verdict"] for pick in listed["picks"]], listed["wrong"]) == (["proven"], [dict(WRONG.shape)])
-    assert printed(database, "colwise", "--device", "H100").count("wrong") == 1
-
-
 @pytest.mark.parametrize(
-    ("options", "sizes"),
+    ("options", "sizes", "others"),
     [
-        (["--sort", "time"], [131072, 65536, 16640]),
-        (["--sort", "time", "--top", "1"], [131072]),
-        (["--verdict", "quick"], [16640, 65536, 131072]),
-        (["K=5120"], [16640, 65536]),
+        ([], [16640, 65536, 131072], {"elsewhere": {H100.name: 1}, "wrong": []}),
+        (["--device", "H100"], [16640], {"gpu": H100.name, "wrong": [dict(WRONG.shape)]}),
+        (["--device", "H200", "--sort", "time"], [131072, 65536, 16640], {"sizes": 3}),
+        (["--device", "H200", "--sort", "time", "--top", "1"], [131072], {"sizes": 3}),
+        (["--verdict", "wrong"], [], {"gpu": H100.name, "sizes": 1, "wrong": [dict(WRONG.shape)]}),
+        (["--verdict", "quick"], [16640, 65536, 131072], {"gpu": H200.name, "elsewhere": {}}),
+        (["K=5120", "--device", "H200"], [16640, 65536], {"sizes": 2}),
     ],
 )
-def test_filters_and_order(options: list[str], sizes: list[int], database: Path) -> None:
-    size = [option for option in options if "=" in option]
-    rest = [option for option in options if option not in size]
-    listed = document(database, "colwise", *size, "--device", "H200", *rest)
+def test_a_kernel_is_listed_on_one_gpu_by_filters_and_order(
+    options: list[str], sizes: list[int], others: dict[str, object], database: Path
+) -> None:
+    listed = document(database, "colwise", *options)
     assert [pick["size"]["M"] for pick in listed["picks"]] == sizes
-    assert listed["sizes"] == (2 if size else 3)
+    assert {name: listed[name] for name in others} == others
+    assert documents.plain(show.PickList.model_validate(listed)) == listed
+    assert printed(database, "colwise", *options).count("wrong") == len(listed["wrong"])
 
 
 def test_one_size_is_shown_with_all_configs_and_the_reason(database: Path) -> None:
-    detail = document(database, "colwise", "M=16640", "--device", "H100")
-    first, second, *rest = detail["candidates"]
+    size = ("colwise", "M=16640", "--device", "H100")
+    first, second, *rest = document(database, *size)["candidates"]
     assert (first["config"], first["roles"]) == (dict(config(64)), ["pick"])
     assert (second["roles"], second["confirmed"]) == (["today", "default"], True)
     assert 0.19 < second["lower"] < second["slower"] < second["upper"] < 0.22
     assert [row["status"] for row in rest] == ["ok", "out_of_resources"]
-    text = printed(database, "colwise", "M=16640", "--device", "H100")
+    text = printed(database, *size)
     assert "1.21x over today's config (default): 120.0 -> 99.51 us" in text
     assert "proven: no rival is over 1.5 % faster; the next best is 20.6 % slower" in text
     assert "failed: 1 out of resources" in text
-
-
-def test_failed_configs_have_their_reasons(database: Path) -> None:
-    sizes = document(database, "--failed")["sizes"]
-    statuses = [config["status"] for size in sizes for config in size["configs"] if config["reason"]]
+    lines = csv.DictReader(io.StringIO(printed(database, *size, "--format", "csv")))
+    assert [row["status"] for row in lines] == [*["ok"] * 3, "out_of_resources"]
+    failed = document(database, "--failed")["sizes"]
+    statuses = [config["status"] for size in failed for config in size["configs"] if config["reason"]]
     assert sorted(statuses) == ["out_of_resources", "wrong"]
     assert len(printed(database, "--failed").splitlines()) == 5
-
-
-def test_csv_has_the_fields_of_the_document_and_json_is_valid(database: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(printed(database, "colwise", "--device", "H100", "--format", "csv"))))
-    assert [*rows[0]] == [*show.ListedPick.model_fields]
-    assert float(rows[0]["time_us"]) == pytest.approx(99.5, abs=0.1)
-    detail = printed(database, "colwise", "M=16640", "--device", "H100", "--format", "csv")
-    assert [row["status"] for row in csv.DictReader(io.StringIO(detail))] == [*["ok"] * 3, "out_of_resources"]
-    listed = document(database, "colwise")
-    assert documents.plain(show.PickList.model_validate(listed)) == listed
 
 
 @pytest.mark.parametrize(
@@ -200,9 +183,8 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     with Store.open(str(database), writable=False) as store:
         pick = next(pick for pick in picks.read(store) if pick.device.name == H100.name)
     assert pick.version is not None
-    installed = replace(
-        pick, version=replace(pick.version, source_hash=source.source_hash("colwise", source.installed("colwise")))
-    )
+    here = source.source_hash("colwise", source.installed("colwise"))
+    installed = replace(pick, version=replace(pick.version, source_hash=here))
     assert not picks.is_stale(installed, H100)
     assert picks.is_stale(replace(installed, version=replace(pick.version, source_hash="0" * 16)), H100)
     assert picks.is_stale(installed, replace(H100, triton="9.9"))
@@ -213,9 +195,24 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     assert show.ListedPick.from_pick(pick, is_stale=True).verdict is Verdict.STALE
 
 
+def test_a_document_makes_itself_from_records_and_is_printable() -> None:
+    record = SimpleNamespace(problem=problem(), device=replace(H100, name="a\x1bGPU"))
+    place = show.Place.from_records(record)
+    assert (place.kernel, place.size, place.arch) == ("colwise", dict(problem().shape), "sm_90")
+    assert (place.gpu, place.attributes["routing"]) == ("a\\x1bGPU", problem().routing)
+    assert show.Place.from_records(SimpleNamespace(problem=None, device=None, kernel="x"), gpu="y").size == {}
+    record = SimpleNamespace(status="ok", time_us=float("inf"), slowdown=1.0, reason=None, config=None)
+    values = {"slower": 0.0, "lower": None, "upper": None, "confirmed": True, "roles": []}
+    times = show.Candidate.from_records(record, **values)
+    assert (times.time_us, times.reason) == (None, "")
+    del record.status
+    with pytest.raises(ValidationError, match="status"):
+        show.Candidate.from_records(record, **values)
+
+
 def test_every_field_of_every_document_has_a_sentence_and_a_known_unit() -> None:
-    for module in ("bench", "checks", "compare", "doctor", "record", "show", "sweep", "worker"):
-        importlib.import_module(f"fp8tune.output.{module}")
+    for module in pkgutil.iter_modules(output.__path__):
+        importlib.import_module(f"fp8tune.output.{module.name}")
     models = [documents.Document]
     for model in models:
         models += model.__subclasses__()

@@ -24,24 +24,30 @@ ENDED = [
 ]
 
 
-@pytest.mark.parametrize(("speedups", "so_far"), [({SWEEP.key: 1.123}, "  1.12x so far"), ({}, "")])
-def test_the_status_of_a_sweep(
-    speedups: dict[str, float], so_far: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("queue", "speedups", "first"),
+    [
+        (Queue((SWEEP,), (*RUNNING, *ENDED)), {SWEEP.key: 1.123}, "sweep:3f2b8d0c  1.12x so far  1 of 11 units done"),
+        (Queue((SWEEP,), (*RUNNING, *ENDED)), {}, "sweep:3f2b8d0c  1 of 11 units done, 1 failed, about"),
+        (Queue(), {}, "no work is queued in rows.db: fp8tune sweep --on queue"),
+    ],
+)
+def test_the_status_of_a_queue(
+    queue: Queue,
+    speedups: dict[str, float],
+    first: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    document = worker.make_status(Queue((SWEEP,), (*RUNNING, *ENDED)), "rows.db", speedups)
+    document = worker.make_status(queue, "rows.db", speedups)
     for screen in worker.status(document):
         screen.print()
-    first, _, lost, *rows, more, failed = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"sweep:3f2b8d0c{so_far}  1 of 11 units done, 1 failed, about")
-    assert lost.split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "0:14", "1", "lost"]
-    assert len(rows) == worker.WORKERS - 1
-    assert more == "(1 more worker)"
-    assert failed.startswith("failed: matmul K=21 on node02:0: out of memory")
-    assert (document.speedups, document.units[0].sweep) == (speedups, SWEEP.key)
-
-
-def test_an_empty_queue_says_how_to_fill_it(capsys: pytest.CaptureFixture[str]) -> None:
-    for screen in worker.status(worker.make_status(Queue(), "rows.db")):
-        screen.print()
-    assert "no work is queued in rows.db: fp8tune sweep --on queue" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(first)
+    assert (document.speedups, [row.sweep for row in document.units]) == (speedups, [SWEEP.key] * len(queue.units))
+    if queue.units:
+        assert lines[2].split() == ["node07:0", "NVIDIA", "H200", "colwise", "K=7", "14", "s", "1", "lost"]
+        assert len(lines) == 2 + worker.WORKERS + 2
+        assert lines[-2] == "(1 more worker)"
+        assert lines[-1].startswith("failed: matmul K=21 on node02:0: out of memory")

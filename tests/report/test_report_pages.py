@@ -96,6 +96,7 @@ def test_published_rows_without_a_config_come_last(content: Any) -> None:
     has_config = [bool(row["config"]) for row in picks]
     assert has_config == sorted(has_config, reverse=True)
     assert {row["verdict"] for row in picks} <= {"proven", "open", "quick", "published"}
+    assert not [row for row in picks if row["verdict"] == "published" and row["speedup"] != "-"]
 
 
 def test_disturbed_rows_are_marked(content: Any) -> None:
