@@ -17,7 +17,7 @@ from fp8tune.plan import grids
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import NamedInts, Status
 from fp8tune.store.results import Store
-from fp8tune.sweeping import loop, planning, search, session
+from fp8tune.sweeping import planning, search, session
 from fp8tune.sweeping.events import Finished, TrialDone
 from fp8tune.sweeping.planning import Plan
 
@@ -74,7 +74,7 @@ def test_conditions_and_products() -> None:
 def test_a_search_goes_on_where_it_was_stopped(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid of two million configs is never gone through, and no config is tried twice."""
     monkeypatch.setattr(grids.Product, "__iter__", lambda self: pytest.fail("a product was gone through"))
-    monkeypatch.setattr(loop, "MOST_CONTENDERS", 1)
+    monkeypatch.setattr(search, "MOST_CONTENDERS", 1)
     monkeypatch.setattr(search, "QUICK_SHARE", 0.5)
     plan = plan_of(*LARGE)
     (size,) = plan.problems
@@ -132,6 +132,6 @@ def test_two_workers_share_a_search(tmp_path: Path) -> None:
         rows = [*store.rows()]
         assert len({row.device for row in rows}) == len({row.problem for row in rows}) == 2
         size = units.plan_of(sweep, timer=f"{DEVICE},gpu=1").problems
-        second = search.Search(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), size[0])
-        second.read()
+        second = search.SearchPass(store, units.plan_of(sweep, timer=f"{DEVICE},gpu=1"), 1, size[0], 0)
+        second.read_others()
         assert any(times.times_us for times in second.others)

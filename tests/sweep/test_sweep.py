@@ -20,10 +20,10 @@ from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Probl
 from fp8tune.replay.loading import load_spec
 from fp8tune.stats.study import Study, Verdict
 from fp8tune.store.results import Store
-from fp8tune.sweeping import loop, planning, session
+from fp8tune.sweeping import planning, session
 from fp8tune.sweeping.events import Event, Started, TrialDone
-from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
+from fp8tune.sweeping.session import sweep
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 
@@ -233,7 +233,7 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
     plan = planning.expanded(planned(**options))
     calls: list[int] = []
-    monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
+    monkeypatch.setattr(session, "COMPILE_AHEAD", 1)
 
     def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
         calls.append(shape["M"])
