@@ -83,9 +83,8 @@ class Row:
     def result(self, device: Device, tested: int, controls: int) -> ComparedRow:
         """Return the row with its verdict. ``tested``: rows decided together; ``controls``: rows with a control."""
         assert self.verdict is not None or self.logs
-        named = {"before_config": self.before.config, "after_config": self.after.config}
-        verdict = self.verdict or ChangeVerdict.OPEN
-        row = ComparedRow(self.problem.kernel, verdict, self.problem, device, reason=self.reason, **named)
+        verdict, configs = self.verdict or ChangeVerdict.OPEN, (self.before.config, self.after.config)
+        row = ComparedRow(self.problem.kernel, verdict, self.problem, device, None, None, self.reason, *configs)
         if self.verdict is not None:
             return row
         effect, control = verdicts.paired(self.changes()), verdicts.paired(self.changes(CONTROL))

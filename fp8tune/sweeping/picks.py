@@ -43,12 +43,12 @@ def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pi
     """Return the picks of kernels and arches: the kept ones if they are current, else decided anew."""
     if isinstance(reader, Layers):
         return _sorted(joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches)))
-    kept = [
+    picks = [
         pick
         for pick in _kept(reader)
         if (kernels is None or pick.problem.kernel in kernels) and (arches is None or pick.device.arch in arches)
     ]
-    picks = _with_own_tables(reader, kept) if kept else list(map(pick_of, _studies(reader, kernels, arches)))
+    picks = _with_own_tables(reader, picks) if picks else list(map(pick_of, _studies(reader, kernels, arches)))
     return _sorted(_with_words(reader, picks))
 
 
