@@ -65,6 +65,8 @@ def test_a_grid_narrows_and_widens_only_the_axes_it_names():
     assert amd == {"num_warps": (4,), "waves_per_eu": (2, 4)}
     with pytest.raises(UsageError, match="waves_per_eu"):
         grids.parse_grid(["waves_per_eu=2"], {"num_warps": (4,)})
+    declared = {"BLOCK_SIZE": (48, 64), "maxnreg": (0, 64)}  # what a kernel declares is not second-guessed
+    assert grids.parse_grid(["BLOCK_SIZE=48", "maxnreg=0"], declared) == {"BLOCK_SIZE": (48,), "maxnreg": (0,)}
 
 
 @pytest.mark.parametrize(
