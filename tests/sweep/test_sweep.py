@@ -141,10 +141,10 @@ def test_simulated_clock_runs_the_whole_program(store: Store, shapes: tuple[str,
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
 
 
-def publish(store: Store, size: Problem, *configs: NamedInts) -> None:
+def publish(store: Store, size: Problem, *configs: NamedInts, arch: str = "simulated") -> None:
     sweep_id = store.begin_sweep("published", Device("published"), command="", commit="", timer="", seed=0)
     for config in configs:
-        somebody = Device("simulated", "somebody's")
+        somebody = Device(arch, "somebody's")
         store.add(sweep_id, Row(size, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
 
 
@@ -162,6 +162,21 @@ def test_what_others_published_for_a_problem_is_timed_with_the_grid(
     assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
     assert {row.config for row in old} >= set(size.configs)
     assert "OTHER=1" in caplog.text
+
+
+def test_published_configs_of_an_arch_are_compiled_once_for_all_sizes_with_the_same_code(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    plan = planning.planned(SweepOptions(kernel=("rowwise-2d",), arch="gfx942", shapes=("tiny",)))
+    configs = [NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=size, num_warps=4, num_stages=1) for size in (1024, 2048)]
+    for shape, config in ((NamedInts(M=512, K=1024), configs[0]), (NamedInts(M=256, K=1024), configs[1])):
+        publish(store, Problem("rowwise-2d", shape), config, arch="gfx942")
+    publish(store, Problem("rowwise-2d", NamedInts(M=3)), configs[0], arch="gfx942")
+    publish(store, Problem("rowwise-2d", NamedInts(M=1, K=8)), configs[0], arch="sm_100")
+    (size,) = session.published_sizes(store, plan)
+    assert (size.problem.shape["K"], size.problem.routing, {*size.configs}) == (1024, "none", {*configs})
+    assert "needs K" in caplog.text
 
 
 @on_both
