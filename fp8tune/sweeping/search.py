@@ -32,11 +32,6 @@ COMPILE_S = 1.0  # of one config on one core
 SIMULATED_S = 0.001  # of one config on the simulated GPU
 
 
-def share_of(plan: Plan) -> float:
-    """Return the share of a time budget that a search may take."""
-    return SHARE if plan.is_confirmed else QUICK_SHARE
-
-
 def is_needed(plan: Plan, sizes: Sequence[ProblemPlan], budget_s: float) -> bool:
     """Return True if the grids of some problem sizes take longer than a time budget."""
     cores = max((os.cpu_count() or 2) - 1, 1)

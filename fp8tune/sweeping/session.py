@@ -81,7 +81,7 @@ def sweep(
     _record_kernels(store, plan.problems, sweep_id)
     yield Started(backend.device, backend.kind, len(plan.problems), sum(size.count for size in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
-    share, size_s = search.share_of(plan), plan.size_budget_s
+    share, size_s = search.SHARE if plan.is_confirmed else search.QUICK_SHARE, plan.size_budget_s
     is_search = backend.times and take is None and search.is_needed(plan, plan.problems, share * (deadline - started))
     upcoming, passes = iter(plan.problems), list[CoarsePass]()
 
