@@ -170,13 +170,14 @@ class Tensors:
         Waits for the device at the end. A fault is shown by checking as often again, if it shows again.
         """
         self.poison()
-        flags = []
+        flags, spoilers, comparisons = [], self._spoilers(), self._comparisons()
         for number in range(launches):
-            self._spoil(number)
+            for spoil in spoilers if self.returned is None else self._spoilers():
+                spoil(number)
             self.prepare(config)
             self.launch(config)
-            flags.append(self._is_wrong())
-        count = int(torch.stack(flags).sum())
+            flags += [is_wrong() for is_wrong in (comparisons if self.returned is None else self._comparisons())]
+        count = int(torch.stack(flags).view(launches, -1).any(dim=1).sum())
         if not count:
             return self.wrong()
         shown = self.check(config, range(launches)) or f"on {self.place}"
@@ -209,23 +210,27 @@ class Tensors:
                 return f"output {index}{reason}: {fault}"
         return None
 
-    def _is_wrong(self) -> Any:
-        """Return a tensor on the device that is true if an output is wrong. No name outlives the returned outputs."""
+    def _comparisons(self) -> list[Callable[[], Any]]:
+        """Return functions that tell on the device whether an output is wrong."""
         if self._malformed_returns() is not None:
-            return torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
-        pairs = zip(self.written, self.expected, strict=True)
-        return torch.stack([self.rule.differs(output, right) for output, right in pairs]).any()
+            wrong = torch.ones((), dtype=torch.bool, device=self.outputs[0].device)
+            return [lambda: wrong] * len(self.outputs)
+        return [self.rule.comparison(*pair) for pair in zip(self.written, self.expected, strict=True)]
 
-    def _spoil(self, number: int) -> None:
+    def _spoilers(self) -> list[Callable[[int], object]]:
+        """Return functions that spoil the outputs and what the last launch returned, which is freed with them."""
         outputs = self.outputs
         if self.returned is not None and self._malformed_returns() is None:
             outputs = (*self.returned, *self.outputs)
         self.returned = None
-        for index, output in enumerate(outputs):
-            if self.expected:
-                self.rule.spoil(output, self.expected[index % len(self.outputs)], number)
-            else:
-                fill_large(output)
+        if not self.expected:
+            return [partial(_fill_large, output) for output in outputs]
+        rights = self.expected * (len(outputs) // len(self.outputs))
+        return [self.rule.spoiler(*pair) for pair in zip(outputs, rights, strict=True)]
+
+    def _spoil(self, number: int) -> None:
+        for spoil in self._spoilers():
+            spoil(number)
 
     def _malformed_returns(self) -> str | None:
         """Describe returned values that cannot be the launch's outputs."""
@@ -284,6 +289,10 @@ def is_constant(value: Any) -> bool:
 def guarded_outputs(spec: KernelSpec, problem: Problem, device: str) -> tuple[Any, ...]:
     """Return the outputs of a problem, uninitialised, each between guards."""
     return tuple(guards.guarded(like, device) for like in spec.outputs(*spec.inputs(problem, "meta")))
+
+
+def _fill_large(output: Any, number: int) -> None:  # called as a spoiler is
+    fill_large(output)
 
 
 def _form(output: Any) -> tuple[object, ...]:

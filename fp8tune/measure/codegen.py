@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Mapping
 
 from fp8tune.replay.lazy import triton
@@ -50,6 +51,7 @@ def settings(environment: Mapping[str, str] = os.environ) -> str:
 
 def fix_fp_fusion(enabled: bool) -> None:
     """Set Triton's default of this process. Its cache keys stay those of a program that leaves the default alone."""
+    warnings.filterwarnings("ignore", FP_FUSION)  # Triton 3.9 warns once a process that the default will change
     knobs = triton.knobs
     if hasattr(knobs.language, "default_fp_fusion"):  # a version without it always fuses
         propagates, knobs.propagate_env = knobs.propagate_env, False

@@ -6,7 +6,7 @@ Outputs may fill much of a GPU. Whatever takes more than a few bytes an element 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,17 @@ class Rule:
             f"where {allowance:.6g} is allowed ({self.tolerance})"
         )
 
-    def differs(self, output: Any, expected: Any) -> Any:
-        """Return a tensor on the device that is true if any element is wrong. Nothing waits for the device."""
+    def comparison(self, output: Any, expected: Any) -> Callable[[], Any]:
+        """Return a function whose result, a tensor on the device, is true if any element is wrong.
+
+        Nothing waits for the device. The function is called for many launches, so views are made here.
+        """
         if output.dtype == expected.dtype and not self._accepts_any_nan(output):
             # At once, 8 bytes a word: in pieces, 150 launches on 370 MB took half a second on an H100 to enqueue.
             words, right_words = _words(output, expected)
-            return (words != right_words).any()
-        result, size = torch.zeros((), dtype=torch.bool, device=output.device), self._size(expected)
-        for _, values, right in _pieces(output, expected):
-            result |= self.wrong(values, right, size).any()
-        return result
+            return lambda: words.ne(right_words).any()
+        pieces, size = [piece[1:] for piece in _pieces(output, expected)], self._size(expected)
+        return lambda: torch.stack([self.wrong(values, right, size).any() for values, right in pieces]).any()
 
     def wrong(self, output: Any, expected: Any, size: Any = None) -> Any:
         """Return a mask of the elements that are wrong; within a tolerance it takes 50 bytes an element.
@@ -84,18 +85,32 @@ class Rule:
             unequal &= ~(output.isnan() & expected.isnan())
         return unequal
 
-    def spoil(self, output: Any, expected: Any, number: int = 0) -> None:
-        """Write values that cannot be right: large ones for odd numbers, else what no bit or bound accepts."""
-        if number % 2:
-            fill_large(output)
-        elif self._has_bound(output):
-            output.fill_(float("nan"))
-            for _, values, right in _pieces(bits(output), expected):
-                values.masked_fill_(~right.double().isfinite(), _large(output))
+    def spoiler(self, output: Any, expected: Any) -> Callable[[int], object]:
+        """Return a function that writes values which cannot be right, and is called for many launches.
+
+        For odd numbers they are large, for even ones such that no bit or bound accepts them.
+        """
+        values, large = bits(output), _large(output)
+        if self._has_bound(output):
+            unbound = [(part, ~finite.double().isfinite()) for _, part, finite in _pieces(values, expected)]
+
+            def break_bits() -> None:
+                output.fill_(float("nan"))
+                for part, mask in unbound:
+                    part.masked_fill_(mask, large)
+
         elif output.dtype == expected.dtype:
-            torch.bitwise_not(bits(expected), out=bits(output))
+            right = bits(expected)
+
+            def break_bits() -> None:
+                torch.bitwise_not(right, out=values)
+
         else:  # integers, whose reference has a wider type
-            output.copy_(expected).bitwise_not_()
+
+            def break_bits() -> None:
+                output.copy_(expected).bitwise_not_()
+
+        return lambda number: values.fill_(large) if number % 2 else break_bits()
 
     def _has_bound(self, output: Any) -> bool:
         return self.tolerance is not None and bool(output.is_floating_point())

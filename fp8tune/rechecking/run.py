@@ -35,6 +35,7 @@ from fp8tune_kernels.arches import ARCHES
 
 CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band
 SAMPLE = 5  # configs of each size that were no rivals and are timed all the same
+COVER = 2  # sizes of a kernel on which a config is timed without being a rival there: more of them say little more
 NEAR_RATIO = 1.2  # time over the best in older sweeps of those
 CHANGED = 0.03  # change of a log time that is no chance: three to four errors of two coarse passes
 NEAR, AHEAD = 0.1, -0.01  # expected log slowdown up to which a config becomes a rival: a changed one, any other
@@ -295,7 +296,7 @@ class Recheck:
 
 
 def samples(targets: Iterable[Target]) -> dict[Target, list[NamedInts]]:
-    """Return a few more configs to time on each size, so that each that was ever near the best is timed on some size.
+    """Return a few more configs to time on each size, so that each that was ever near the best is timed on two sizes.
 
     A config that another compiler made faster is so on many sizes of its kernel, and was a rival on none of them.
     """
@@ -304,6 +305,7 @@ def samples(targets: Iterable[Target]) -> dict[Target, list[NamedInts]]:
         times_us, kernel = {} if target.old is None else target.old.coarse_us, target.size.version.kernel
         limit_us, axes = NEAR_RATIO * min(times_us.values(), default=0.0), {*target.current}
         near = [c for c, time_us in times_us.items() if time_us <= limit_us and c not in target.known and {*c} == axes]
+        near = [config for config in near if counts[kernel, config] < COVER]
         near.sort(key=lambda config: (counts[kernel, config], times_us[config]))
         chosen[target] = near[:SAMPLE]
         counts.update((kernel, config) for config in (*target.known, *chosen[target]))

@@ -82,7 +82,8 @@ def sweep(
     yield Started(backend.device, backend.kind, len(plan.problems), sum(size.count for size in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
     share, size_s = search.SHARE if plan.is_confirmed else search.QUICK_SHARE, plan.size_budget_s
-    is_search = backend.times and take is None and search.is_needed(plan, plan.problems, share * (deadline - started))
+    may_search = backend.times and take is None and not plan.is_partial  # of few configs, all are wanted
+    is_search = may_search and search.is_needed(plan, plan.problems, share * (deadline - started))
     upcoming, passes = iter(plan.problems), list[CoarsePass]()
 
     def compile_ahead(done: int) -> None:

@@ -74,12 +74,12 @@ def test_one_bit_that_differs_is_found_in_any_layout() -> None:
         memory = torch.randint(0, 100, (2, 24, 40 * 8), dtype=torch.uint8, generator=generator).view(dtype)
         right, alike = (view(whole) for whole in (memory, memory.clone()))
         plain = right.clone()  # dense, in an order of its own
-        assert not any(bool(EXACT.differs(right, copy)) for copy in (alike, plain))
+        assert not any(bool(EXACT.comparison(right, copy)()) for copy in (alike, plain))
         for place in ((0,) * right.ndim, tuple(size - 1 for size in right.shape)):
             for changed in (alike.clone(), plain.clone(), plain.clone().contiguous()):
                 comparing.bits(changed)[place] ^= 1
-                assert bool(EXACT.differs(changed, right)), dtype
-                assert bool(EXACT.differs(right, changed)), dtype
+                assert bool(EXACT.comparison(changed, right)()), dtype
+                assert bool(EXACT.comparison(right, changed)()), dtype
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_one_bit_that_differs_is_found_in_any_layout() -> None:
 def test_an_element_is_right_within_the_bound(value: float, expected: float, is_right: bool) -> None:
     output, right = torch.tensor([0.0, value]), torch.tensor([0.0, expected], dtype=torch.float64)
     assert (BOUND.difference(output, right) is None) == is_right
-    assert bool(BOUND.differs(output, right)) != is_right
+    assert bool(BOUND.comparison(output, right)()) != is_right
 
 
 @pytest.mark.parametrize("elements", [1 << 24, 7, 1])
@@ -122,7 +122,7 @@ def test_a_spoiled_output_is_wrong_everywhere() -> None:
         else:
             right = right.to(torch.bool if dtype == torch.bool else torch.int64)
         output = torch.empty(4, dtype=dtype)
-        BOUND.spoil(output, right, 0 if dtype == torch.bool else number)
+        BOUND.spoiler(output, right)(0 if dtype == torch.bool else number)
         assert str(BOUND.difference(output, right)).startswith("4 of 4 "), dtype
 
 

@@ -133,7 +133,7 @@ def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) ->
     slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
     whole = begun(store, slower)
     timed(whole)
-    for stop in (1, 40, 300):
+    for stop in (1, 40, 200):
         path = tmp_path / f"{stop}.db"
         path.write_bytes(swept.read_bytes())
         with Store.open(str(path)) as stopped:
@@ -212,6 +212,14 @@ def test_an_ended_budget_leaves_sizes_out(store: Store) -> None:
     screen = report(make_report(work.plan, work.results), replace(OPTIONS, budget_s=0.0))
     assert "6 sizes not timed" in " ".join(screen.below)
     assert "to gain" not in screen.above[0]
+
+
+def test_a_budget_that_known_configs_exceed_searches_none_of_them(store: Store) -> None:
+    work = begun(store, options=replace(OPTIONS, budget_s=1e-3))
+    work.clock = lambda: 0.0
+    sweeps = [event for event in work.run() if isinstance(event, Finished)]
+    assert sweeps
+    assert not any(sweep.seen for sweep in sweeps)
 
 
 def test_a_table_says_which_config_is_in_use(store: Store, tmp_path: Path) -> None:
