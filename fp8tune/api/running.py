@@ -98,7 +98,7 @@ def sweep(
     plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     path = location.to_write(chosen.db)
     plan = planning.expanded(plan)
-    finished = Finished(0, 0.0)
+    finished = Finished(0.0)
     with Store.open(path, create=True) as store, contextlib.ExitStack() as stack:
         if on_event is None:
             on_event = stack.enter_context(SweepProgress.of_plan(plan)).show

@@ -8,6 +8,7 @@ Nothing is stored: a result in a database cannot say that two checkouts took tur
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -90,12 +91,13 @@ class Session:
         stage_one = [row for row in self.rows if row.verdict is None]
         rounds = range(verdicts.STAGE_ONE_ROUNDS)
         time_rounds(self.backend, self.trees, stage_one, rounds, self.report)
-        cleared = [row for row in stage_one if row.verdict is None and not row.is_open]
-        stage_two = [row for row in stage_one if row.verdict is None and row.is_open]
-        for row in stage_two:
-            row.forget_times()
+        timed = [row for row in stage_one if row.verdict is None]
+        stage_two = [row for row in timed if verdicts.is_open(verdicts.paired(row.changes()))]
+        for row in stage_two:  # they are decided on later rounds alone
+            row.logs, row.blocks, row.disturbances = [], 0, Counter()
         rounds = range(rounds.stop, rounds.stop + verdicts.STAGE_TWO_ROUNDS)
         time_rounds(self.backend, self.trees, stage_two, rounds, self.report)
+        cleared = [row for row in timed if row not in stage_two]
         return self.comparison(cleared, stage_two, controls=len(stage_one) + len(stage_two))
 
     def load(self, kernel: Kernel, selections: Sequence[Selection], picks: str) -> list[Row]:
@@ -106,8 +108,8 @@ class Session:
         if None in kernel.hashes:
             self.added, self.removed = self.added + (not kernel.hashes[0]), self.removed + (not kernel.hashes[1])
             return []
-        fixed = [selections] * 2, [self.backend.device] * 2
-        (axes, before), (new_axes, after) = self.call_both(kernel, checkout.launches, *fixed)
+        arguments = selections, self.backend.device
+        (axes, before), (new_axes, after) = self.call_both(kernel, checkout.launches, [arguments] * 2)
         rows = [Row(before[problem], after[problem]) for problem in before if problem in after]
         self.added, self.removed = self.added + len(after) - len(rows), self.removed + len(before) - len(rows)
         if picks == "same" and axes != new_axes:
@@ -118,8 +120,8 @@ class Session:
 
     def retuned(self, kernel: Kernel, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with the best config of each side, found anew with an equal budget."""
-        arms = [[row.arms[side] for row in rows] for side in range(2)]
-        lists = self.call_both(kernel, checkout.candidates, arms, [self.backend.device] * 2, [CONFIGS] * 2)
+        arguments = [([row.arms[side] for row in rows], self.backend.device, CONFIGS) for side in range(2)]
+        lists = self.call_both(kernel, checkout.candidates, arguments)
         if self.backend.kind is Kind.MEASURED:
             pairs = [(tree, arm) for tree, groups in zip(self.trees, lists, strict=True) for arm in chain(*groups)]
             self.compiled(pairs, launched_code, "compiling")
@@ -228,10 +230,10 @@ class Session:
             for pool in pools.values():
                 pool.close()
 
-    def call_both(self, kernel: Kernel, function: Callable[..., T], *args: Sequence[Any]) -> list[T]:
+    def call_both(self, kernel: Kernel, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
         """Call a function with the reference and the arguments of each side. Raises the first UsageError."""
-        pairs = zip(self.trees, zip(kernel.references, *args, strict=True), strict=True)
-        calls = [(tree, kernel.name, values) for tree, values in pairs]
+        sides = zip(self.trees, kernel.references, arguments, strict=True)
+        calls = [(tree, kernel.name, (reference, *values)) for tree, reference, values in sides]
         results = []
         for result in self.call(calls, function, f"reading {kernel.name}"):
             if isinstance(result, UsageError):

@@ -67,9 +67,11 @@ def _rows(
     if not any(sides):
         reason = f"no results at either revision: run fp8tune sweep --kernel {kernel.name} at both"
         yield ComparedRow(kernel.name, verdict, reason=reason if kernel.is_changed else "")
-    for key in sorted(
-        {*sides[0], *sides[1]}, key=lambda key: (key[1].fingerprint, list(key[0].shape.items()), repr(key[0]))
-    ):
+
+    def order(key: tuple[Problem, Device]) -> tuple[object, ...]:
+        return key[1].fingerprint, list(key[0].shape.items()), repr(key[0])
+
+    for key in sorted({*sides[0], *sides[1]}, key=order):
         before, after = (picks[key].pick if key in picks else None for picks in sides)
         row = ComparedRow(
             kernel.name,
@@ -102,13 +104,10 @@ def _move_to_same_code(there: Picks, here: Picks, programs: Callable[[], Program
 
 def _why_missing(revision: object, picks: Picks, problem: Problem, device: Device) -> str:
     """Explain why a side lacks a problem on a device; results of other devices are never compared."""
-    differences: list[list[str]] = []
-    for size, candidate in picks:
-        if size == problem:
-            values = [
-                (field.name, getattr(device, field.name), getattr(candidate, field.name)) for field in fields(Device)
-            ]
-            differences.append([f"{name} {a or 'unknown'} against {b or 'unknown'}" for name, a, b in values if a != b])
+    differences = []
+    for candidate in (candidate for size, candidate in picks if size == problem):
+        values = [(field.name, getattr(device, field.name), getattr(candidate, field.name)) for field in fields(Device)]
+        differences.append([f"{name} {a or 'unknown'} against {b or 'unknown'}" for name, a, b in values if a != b])
     if not differences:
         return f"no results of {revision} for this size: run fp8tune sweep there"
     nearest = min(differences, key=len)

@@ -28,8 +28,7 @@ SEATS = ("before", "after", "control")
 BEFORE, AFTER, CONTROL = range(len(SEATS))
 ORDERS = tuple(itertools.permutations((BEFORE, AFTER, CONTROL)))
 
-Report = Callable[[str, int, int], None]
-"""Function that shows a step, the number of parts done and of all parts; 0 for a step without parts."""
+Report = Callable[[str, int, int], None]  # shows a step, the number of parts done and of all parts; 0 without parts
 
 
 @dataclass(eq=False)
@@ -38,14 +37,11 @@ class Row:
 
     before: KernelArm
     after: KernelArm
-    verdict: ChangeVerdict | None = None
-    """None until it is known; OPEN after a failure, and nothing more is timed."""
+    verdict: ChangeVerdict | None = None  # None until it is known; OPEN after a failure, and nothing more is timed
     reason: str = ""
-    logs: list[list[float]] = field(default_factory=list)
-    """Mean log time of each seat, one list per round."""
+    logs: list[list[float]] = field(default_factory=list)  # mean log time of each seat, one list per round
     blocks: int = 0
-    disturbances: Counter[str] = field(default_factory=Counter)
-    """Number of disturbed blocks by reason."""
+    disturbances: Counter[str] = field(default_factory=Counter)  # number of disturbed blocks by reason
 
     @property
     def arms(self) -> tuple[KernelArm, KernelArm]:
@@ -60,15 +56,6 @@ class Row:
     def changes(self, seat: int = AFTER) -> list[float]:
         """Return the log ratio of a seat over before in each round."""
         return [logs[seat] - logs[BEFORE] for logs in self.logs]
-
-    @property
-    def is_open(self) -> bool:
-        """True if stage 1 leaves the row open."""
-        return verdicts.is_open(verdicts.paired(self.changes()))
-
-    def forget_times(self) -> None:
-        """Decide on later rounds alone."""
-        self.logs, self.blocks, self.disturbances = [], 0, Counter()
 
     def end(self, verdict: ChangeVerdict, reason: str = "") -> None:
         """Give the row its verdict."""
@@ -96,15 +83,8 @@ class Row:
     def result(self, device: Device, tested: int, controls: int) -> ComparedRow:
         """Return the row with its verdict. ``tested``: rows decided together; ``controls``: rows with a control."""
         assert self.verdict is not None or self.logs
-        row = ComparedRow(
-            self.problem.kernel,
-            self.verdict or ChangeVerdict.OPEN,
-            self.problem,
-            device,
-            reason=self.reason,
-            before_config=self.before.config,
-            after_config=self.after.config,
-        )
+        verdict, configs = self.verdict or ChangeVerdict.OPEN, (self.before.config, self.after.config)
+        row = ComparedRow(self.problem.kernel, verdict, self.problem, device, None, None, self.reason, *configs)
         if self.verdict is not None:
             return row
         effect, control = verdicts.paired(self.changes()), verdicts.paired(self.changes(CONTROL))

@@ -24,10 +24,8 @@ class Kernel:
     """A kernel that at least one side declares."""
 
     name: str
-    references: tuple[str, str]
-    """Text by which a process loads each side's version."""
-    hashes: tuple[str | None, str | None]
-    """Source hash at either side; None if it is not declared there."""
+    references: tuple[str, str]  # text by which a process loads each side's version
+    hashes: tuple[str | None, str | None]  # source hash at either side; None if it is not declared there
 
     @property
     def is_changed(self) -> bool:
@@ -91,13 +89,13 @@ def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
     """Return a kernel with its hash in each checkout."""
     path, _, attribute = text.rpartition(":")
     roots: tuple[str, ...] = source.SOURCE_ROOTS
-    name, references = text, [text, text]
+    name, references, hashes = text, (text, text), list[str | None]()
     if (start := locate(text).root) is not None:
-        if not start.resolve().is_relative_to(root.resolve()):
+        start, root = start.resolve(), root.resolve()
+        if not start.is_relative_to(root):
             raise errors.UsageError(f"{text} lies outside {root}: compare kernels of one repository at a time")
-        roots = (os.path.relpath(start.resolve(), root.resolve()),)
-        references = [f"{folder / Path(path).resolve().relative_to(root.resolve())}:{attribute}" for folder in folders]
-    hashes: list[str | None] = []
+        roots, file = (os.path.relpath(start, root),), Path(path).resolve().relative_to(root)
+        references = f"{folders[0] / file}:{attribute}", f"{folders[1] / file}:{attribute}"
     for folder in folders:
         read = source.in_folder(folder, roots)
         try:
@@ -105,4 +103,4 @@ def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
             name = source.kernel_name(text, read) if ":" in text else text
         except source.NoSuchKernel:
             hashes.append(None)
-    return Kernel(name, (references[0], references[1]), (hashes[0], hashes[1]))
+    return Kernel(name, references, (hashes[0], hashes[1]))

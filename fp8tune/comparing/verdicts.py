@@ -33,18 +33,12 @@ STAGE_ONE_ROUNDS, STAGE_TWO_ROUNDS = 6, 18
 class ChangeVerdict(StrEnum):
     """Verdict on a row of a comparison, the most urgent first."""
 
-    REGRESSION = "REGRESSION"
-    """Proven to be over 0.5 % slower."""
-    WRONG = "WRONG"
-    """Right output before, wrong output now."""
-    OPEN = "OPEN"
-    """Not decided: too much noise, a failure while it was timed, or results that cannot be compared."""
-    FASTER = "FASTER"
-    """Proven to be over 0.5 % faster."""
-    CLEAR = "CLEAR"
-    """A slowdown of 2 % or more is ruled out."""
-    SAME_CODE = "SAME-CODE"
-    """Same machine code and launch; of recorded results, same source."""
+    REGRESSION = "REGRESSION"  # proven to be over 0.5 % slower
+    WRONG = "WRONG"  # right output before, wrong output now
+    OPEN = "OPEN"  # too much noise, a failure while it was timed, or results that cannot be compared
+    FASTER = "FASTER"  # proven to be over 0.5 % faster
+    CLEAR = "CLEAR"  # a slowdown of 2 % or more is ruled out
+    SAME_CODE = "SAME-CODE"  # same machine code and launch; of recorded results, same source
 
 
 @dataclass(frozen=True)
@@ -71,18 +65,12 @@ class ComparedRow:
     reason: str = ""
     before_config: NamedInts | None = None
     after_config: NamedInts | None = None
-    effect: Estimate | None = None
-    """Change (a log ratio) with its error, from the data that gave the verdict; None without a measure of noise."""
-    control: Estimate | None = None
-    """Change of the A/A control, which runs the first side's code once more."""
-    is_stable: bool | None = None
-    """True if the control moved by no more than chance; None without one."""
-    tested: int = 1
-    """Number of rows that were decided together."""
-    n: int = 0
-    """Rounds behind the verdict; of recorded results, processes on the side with fewer."""
-    disturbances: tuple[str, ...] = ()
-    """Reasons why some of its blocks were slower than they should be."""
+    effect: Estimate | None = None  # change (a log ratio) in the data that gave the verdict; None without any noise
+    control: Estimate | None = None  # change of the A/A control, which runs the first side's code once more
+    is_stable: bool | None = None  # True if the control moved by no more than chance; None without one
+    tested: int = 1  # number of rows that were decided together
+    n: int = 0  # rounds behind the verdict; of recorded results, processes on the side with fewer
+    disturbances: tuple[str, ...] = ()  # why some of its blocks were slower than they should be
 
     @property
     def shape(self) -> NamedInts:
@@ -109,14 +97,10 @@ class Comparison:
     before: Revision
     after: Revision
     rows: tuple[ComparedRow, ...]
-    added: int = 0
-    """Sizes, or kernels, of the second side alone, and those that only it gets right."""
-    removed: int = 0
-    """Sizes, or kernels, of the first side alone."""
-    overall: Estimate | None = None
-    """Geometric mean over rows that were timed against each other; None of recorded results."""
-    control: Estimate | None = None
-    """Geometric mean of the A/A control."""
+    added: int = 0  # sizes, or kernels, of the second side alone, and those that only it gets right
+    removed: int = 0  # sizes, or kernels, of the first side alone
+    overall: Estimate | None = None  # geometric mean over rows timed against each other; None of recorded results
+    control: Estimate | None = None  # geometric mean of the A/A control
 
     @property
     def counts(self) -> Counter[ChangeVerdict]:

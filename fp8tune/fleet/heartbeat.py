@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
 
 from fp8tune import alive
 from fp8tune.errors import DatabaseError
@@ -18,40 +17,37 @@ from fp8tune.store.units import RENEWALS, Lease
 STALLS_AFTER_S = 10.0
 
 
-@dataclass
-class Heartbeat:
-    """Signs of life of the work on units."""
+@contextlib.contextmanager
+def renewing(
+    db: str, leases: Collection[Lease], every_s: float, stalls_after_s: float = STALLS_AFTER_S
+) -> Iterator[Callable[[], None]]:
+    """Renew leases inside the block, also such as are added there, unless the work stalls.
 
-    stalls_after_s: float = STALLS_AFTER_S
-    sign_s: float = field(default_factory=time.monotonic)
+    Yields a function that notes that the work makes progress.
+    """
+    ended, sign_s = threading.Event(), time.monotonic()
 
-    def sign(self) -> None:
-        """Note that the work makes progress."""
-        self.sign_s = time.monotonic()
+    def sign() -> None:
+        nonlocal sign_s
+        sign_s = time.monotonic()
 
-    @contextlib.contextmanager
-    def renewing(self, db: str, leases: Collection[Lease], every_s: float) -> Iterator[None]:
-        """Renew leases inside the block, also such as are added there, unless the work stalls."""
-        ended = threading.Event()
+    def renew() -> None:
+        with contextlib.ExitStack() as stack:
+            store: Store | None = None
+            while not ended.wait(every_s):
+                for lease in [] if time.monotonic() - sign_s > stalls_after_s else list(leases):
+                    try:
+                        # a connection of its own, for the work may be in a transaction; after an error a new one
+                        store = store or stack.enter_context(Store.open(db, wait=True))
+                        store.renew_lease(lease)
+                    except DatabaseError:  # also for a lease that was lost, as the next write of a result finds
+                        store = None
 
-        def renew() -> None:
-            with contextlib.ExitStack() as stack:
-                store: Store | None = None
-                while not ended.wait(every_s):
-                    is_stalled = time.monotonic() - self.sign_s > self.stalls_after_s
-                    for lease in [] if is_stalled else list(leases):
-                        try:
-                            # a connection of its own, for the work may be in a transaction; after an error a new one
-                            store = store or stack.enter_context(Store.open(db, wait=True))
-                            store.renew_lease(lease)
-                        except DatabaseError:  # also for a lease that was lost, as the next write of a result finds
-                            store = None
-
-        thread = threading.Thread(target=renew, name="fp8tune lease", daemon=True)
-        with alive.heard(self.sign):
-            thread.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                thread.join(RENEWALS * every_s)
+    thread = threading.Thread(target=renew, name="fp8tune lease", daemon=True)
+    with alive.heard(sign):
+        thread.start()
+        try:
+            yield sign
+        finally:
+            ended.set()
+            thread.join(RENEWALS * every_s)

@@ -50,13 +50,12 @@ def add(store: Store, plan: Plan) -> tuple[QueuedSweep, int]:
     """
     if not plan.backend.times:
         raise UsageError("units of work are for GPUs: run this where there is one, or with --timer simulated:SEED")
-    sweep = queued(plan)
-    if plan.options.again:
-        for number in itertools.count(1):
-            sweep = replace(sweep, key=digest([queued(plan).key, "again", number]))
-            states = {status.state for status in store.queue([sweep.key]).units}
-            if not states or states & {UnitState.WAITING, UnitState.RUNNING}:
-                break
+    sweep, first_key = queued(plan), queued(plan).key
+    for number in itertools.count(1) if plan.options.again else ():
+        sweep = replace(sweep, key=digest([first_key, "again", number]))
+        states = {status.state for status in store.queue([sweep.key]).units}
+        if not states or states & {UnitState.WAITING, UnitState.RUNNING}:
+            break
     return sweep, store.add_units(sweep, list(units_of(plan, sweep.key)))
 
 
@@ -68,7 +67,7 @@ def queued(plan: Plan) -> QueuedSweep:
     rows = [dict(row) for selected in plan.selections for row in selected.rows]
     work = {"version": __version__, "options": options, "settings": vars(plan.settings), "rows": rows}
     document = json.dumps(work, sort_keys=True)
-    versions = sorted({(problem.version.kernel, problem.version.source_hash) for problem in plan.problems})
+    versions = sorted({(size.version.kernel, size.version.source_hash) for size in plan.problems})
     key = digest([document, versions, plan.backend.device.name])
     return QueuedSweep(key, plan.backend.device.name, document, plan.command)
 
@@ -125,38 +124,6 @@ def plan_of(sweep: QueuedSweep, *, timer: str | None = None, command: str = "", 
     return replace(plan, size_budget_s=options.budget_s)
 
 
-def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
-    """Return the options that allow a worker to import queued kernels, each after a blank, but for those it has.
-
-    Whoever may write to a database must not choose what code runs, so a name in a database is imported only if the
-    worker's command line has it. There ``*`` stands for any name: ``my_ops:*``.
-    """
-    patterns, missing = [_absolute(text) for text in allowed], list[str]()
-    for text in kernels:
-        check_reference(text)
-        kernel = _absolute(text)
-        is_named = any(
-            fnmatchcase(kernel.kernel, pattern.kernel)
-            and kernel.recording in ("", pattern.recording)
-            and kernel.reference in ("", pattern.reference)
-            and kernel.inputs in ("", pattern.inputs)
-            for pattern in patterns
-        )
-        is_foreign = ":" in kernel.kernel or kernel.recording or kernel.reference or kernel.inputs
-        if is_foreign and not is_named:
-            missing.append(f" --kernel {shlex.quote(text)}")
-    return "".join(dict.fromkeys(missing))
-
-
-def _absolute(text: str) -> KernelReference:
-    kernel, names = KernelReference.parse(text).absolute_paths(), dict[str, Any]()
-    for field in ("kernel", "reference", "inputs"):
-        path, _, attribute = getattr(kernel, field).rpartition(":")
-        if path.endswith(".py"):
-            names[field] = f"{Path(path).absolute()}:{attribute}"
-    return replace(kernel, **names)
-
-
 def _read(sweep: QueuedSweep) -> tuple[SweepOptions, Selection]:
     try:
         document = json.loads(sweep.document)
@@ -172,6 +139,36 @@ def _read(sweep: QueuedSweep) -> tuple[SweepOptions, Selection]:
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
         raise OtherCodeError(f"queued sweep {sweep.key} is damaged: {one_line(error, 150)}: queue it again") from None
     return options, Selection(rows, settings=settings)
+
+
+def worker_options(kernels: Collection[str], allowed: Collection[str] = ()) -> str:
+    """Return the options that allow a worker to import queued kernels, each after a blank, but for those it has.
+
+    Whoever may write to a database must not choose what code runs, so a name in a database is imported only if the
+    worker's command line has it. There ``*`` stands for any name: ``my_ops:*``.
+    """
+    patterns, missing = [_absolute(text) for text in allowed], list[str]()
+    for text in kernels:
+        check_reference(text)
+        kernel = _absolute(text)
+        code = [name for name in ("recording", "reference", "inputs") if getattr(kernel, name)]
+        is_named = any(
+            fnmatchcase(kernel.kernel, pattern.kernel)
+            and all(getattr(kernel, name) == getattr(pattern, name) for name in code)
+            for pattern in patterns
+        )
+        if (":" in kernel.kernel or code) and not is_named:
+            missing.append(f" --kernel {shlex.quote(text)}")
+    return "".join(dict.fromkeys(missing))
+
+
+def _absolute(text: str) -> KernelReference:
+    kernel, names = KernelReference.parse(text).absolute_paths(), dict[str, Any]()
+    for field in ("kernel", "reference", "inputs"):
+        path, _, attribute = getattr(kernel, field).rpartition(":")
+        if path.endswith(".py"):
+            names[field] = f"{Path(path).absolute()}:{attribute}"
+    return replace(kernel, **names)
 
 
 def digest(value: object) -> str:

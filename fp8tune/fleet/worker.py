@@ -13,20 +13,20 @@ import math
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fp8tune.errors import DatabaseError, Fp8tuneError, MachineError, UsageError, one_line
 from fp8tune.fleet import units
-from fp8tune.fleet.heartbeat import Heartbeat
+from fp8tune.fleet.heartbeat import renewing
 from fp8tune.measure.backends import backend_for
 from fp8tune.records import Kind, Problem, Status, shortfall
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, RENEWALS, Lease, LeaseLostError, QueuedSweep, Unit
 from fp8tune.sweeping import events, picks, planning, session
-from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 BATCH_S = 180.0  # age of a batch at which it takes no other unit: its work may be lost with its worker
@@ -57,17 +57,7 @@ class QueueEvent:
 WorkerEvent = QueueEvent | events.Event
 
 Do = Callable[..., Generator[events.Event, None, None]]
-"""Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.loop.sweep` does."""
-
-
-@dataclass
-class _Task:
-    """A unit in work."""
-
-    lease: Lease
-    size: ProblemPlan
-    start_s: float
-    trials: int = 0
+"""Sweeps the problem sizes of a plan and those that it takes, as :func:`fp8tune.sweeping.session.sweep` does."""
 
 
 @dataclass
@@ -81,7 +71,7 @@ class Worker:
     kernels: Sequence[str] = ()  # foreign kernels that queued sweeps may import
     command: str = ""
     lease_s: float = LEASE_S
-    do: Do = sweep
+    do: Do = session.sweep
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     plans: dict[str, Plan] = field(default_factory=dict, repr=False)  # key of a queued sweep -> its plan here
@@ -104,7 +94,7 @@ class Worker:
         name = os.environ.get("FP8TUNE_WORKER", "")
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{gpu}".rstrip(":")
         self.done = self.failed = self.failures_in_row = 0
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  # key of a queued sweep -> why it cannot be done here
         self.leases: list[Lease] = []
         with Store.open(self.db, create=True, wait=True) as self.store:
             yield QueueEvent("started", self.name)
@@ -142,7 +132,6 @@ class Worker:
     def _batch(self, lease: Lease) -> Iterator[WorkerEvent]:
         """Do a unit and those that are taken beside it. No lease is held afterwards, whatever happens."""
         self.leases[:] = [lease]
-        yield QueueEvent("taken", self.name, lease.unit, attempt=lease.attempt)
         try:
             yield from self._swept(lease)
         except LeaseLostError as error:
@@ -174,10 +163,11 @@ class Worker:
 
     def _swept(self, first: Lease) -> Iterator[WorkerEvent]:
         """Sweep units until the batch is full or none waits, and finish each as soon as it is decided."""
-        heart, begun, is_full = Heartbeat(), self.clock(), first.attempt >= ALONE
-        tasks, news, end = dict[Problem, _Task](), list[QueueEvent](), events.Finished(0, 0.0)
-        renewing = heart.renewing(self.db, self.leases, self.lease_s / RENEWALS)
-        with renewing, self.store.fenced(self.leases), contextlib.ExitStack() as stack:
+        begun, is_full, end = self.clock(), first.attempt >= ALONE, events.Finished(0.0)
+        batch, trials, news = dict[Problem, tuple[Lease, float]](), Counter[Problem](), list[QueueEvent]()
+        renewed = renewing(self.db, self.leases, self.lease_s / RENEWALS)
+        with renewed as sign, self.store.fenced(self.leases), contextlib.ExitStack() as stack:
+            yield QueueEvent("taken", self.name, first.unit, attempt=first.attempt)
             plan = self._plan(first.sweep)
             sizes = {units.problem_key(size): size for size in plan.problems}
 
@@ -188,13 +178,12 @@ class Worker:
                 if is_full or is_early or (lease := self._lease(first.unit.kernel)) is None:
                     return None
                 size = sizes.get(lease.unit.problems[0])
-                is_other = lease.sweep.key != first.sweep.key or lease.attempt >= ALONE
-                if size is None or is_other or size.problem in tasks:
+                if size is None or lease.sweep.key != first.sweep.key or lease.attempt >= ALONE:
                     is_full = True
                     self.store.give_back_unit(lease, "its worker does it in another batch")
                     return None
                 self.leases.append(lease)
-                tasks[size.problem] = _Task(lease, size, self.clock())
+                batch[size.problem] = lease, self.clock()
                 news.append(QueueEvent("taken", self.name, lease.unit, attempt=lease.attempt))
                 return size
 
@@ -203,41 +192,43 @@ class Worker:
                     f"{first.unit.kernel} of the unit is {first.unit.source_hash} and has other code or sizes here: "
                     "install the fp8tune and kernels that queued it, or queue the sweep again"
                 )
-            tasks[size.problem] = _Task(first, size, begun)
+            batch[size.problem] = first, begun
             # The key of a batch is this GPU's, so that it continues an interrupted batch.
             key = units.digest([first.sweep.key, plan.backend.device.fingerprint, plan.backend.timer])
             options = replace(plan.options, budget_s=None if self.deadline == math.inf else self.left_s())
-            batch = replace(plan, key=key, problems=(size,), options=options)
-            work = stack.enter_context(contextlib.closing(self.do(self.store, batch, self.clock, take=take)))
-            for event in work:
-                heart.sign()
+            own = replace(plan, key=key, problems=(size,), options=options)
+            running = stack.enter_context(contextlib.closing(self.do(self.store, own, self.clock, take=take)))
+            for event in running:
+                sign()
                 yield from news
                 news.clear()
                 match event:
                     case events.TrialDone(row, from_database=False):
-                        tasks[row.problem].trials += 1
+                        trials[row.problem] += 1
                     case events.SizeDone(problem):
-                        yield self._finished(tasks.pop(problem), plan)
+                        finding, (lease, start_s) = self._finding(plan, problem), batch[problem]
+                        self.leases.remove(lease)
+                        self.store.finish_unit(lease, finding)
+                        self.done, self.failures_in_row = self.done + 1, 0
+                        seconds, count = self.clock() - start_s, trials[problem]
+                        yield QueueEvent("done", self.name, lease.unit, finding, seconds=seconds, trials=count)
                     case events.Finished():
                         end = event
                 yield event
             if end.left_out:
                 self.deadline = self.clock()
                 yield from self._return_units("given back", "the time budget of its worker is over")
-            elif tasks:
+            elif self.leases:
                 raise Fp8tuneError("some sizes could not be built or timed: fp8tune show --failed has the reasons")
 
-    def _finished(self, task: _Task, plan: Plan) -> QueueEvent:
-        """Finish a unit. Its finding says that no config of the problem size is right."""
-        finding, unit = "", task.lease.unit
-        for tally in session.tallies(self.store, replace(plan, problems=(task.size,))):
+    def _finding(self, plan: Plan, problem: Problem) -> str:
+        """Return that no config of a problem size is right; empty if one is."""
+        sizes = tuple(size for size in plan.problems if size.problem == problem)
+        for tally in session.tallies(self.store, replace(plan, problems=sizes)):
             if not tally.has_right:
                 status = next((outcome.status for outcome in tally.failures.values()), Status.PRUNED)
-                finding = f"{shortfall(status)} on {tally.subject.problem.shape}: {status}"
-        self.leases.remove(task.lease)
-        self.store.finish_unit(task.lease, finding)
-        self.done, self.failures_in_row = self.done + 1, 0
-        return QueueEvent("done", self.name, unit, finding, seconds=self.clock() - task.start_s, trials=task.trials)
+                return f"{shortfall(status)} on {tally.subject.problem.shape}: {status}"
+        return ""
 
     def _plan(self, sweep: QueuedSweep) -> Plan:
         """Expand a queued sweep, once. What this host lacks is not a failure of the unit."""

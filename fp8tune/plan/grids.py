@@ -52,7 +52,7 @@ class Product(Grid):
     """All configs of some axes and the default. Configs and their reasons are computed when they are asked for."""
 
     def __init__(self, axes: Axes, first: NamedInts, reason: Callable[[NamedInts], str]) -> None:
-        self.axes, self._reason, self._first = axes, reason, first
+        self.axes, self._first, self._reason = axes, first, reason
         self._values = {name: frozenset(values) for name, values in axes.items()}
         self._has_first = self._is_in_product(first)
         super().__init__(math.prod(map(len, axes.values())) + (not self._has_first), dict)
@@ -67,8 +67,7 @@ class Product(Grid):
 
     def __iter__(self) -> Iterator[NamedInts]:
         yield self._first
-        product = (NamedInts(list(zip(self.axes, values, strict=True))) for values in _product(self.axes))
-        yield from (config for config in product if config != self._first)
+        yield from (config for config in _product(self.axes) if config != self._first)
 
     def __len__(self) -> int:
         return self.size
@@ -109,15 +108,16 @@ class Condition:
 def parse_conditions(texts: Iterable[str], axes: Collection[str]) -> tuple[Condition, ...]:
     """Return the conditions of ``--grid``. Raises UsageError for one that names no axis, or an unknown one."""
     conditions = []
-    for text in texts:
-        if match := CONDITION.fullmatch(text):
-            left, right = (tuple(factor.strip() for factor in match[side].split("*")) for side in (1, 3))
-            names = [factor for factor in (*left, *right) if not factor.isdecimal() or len(factor) > 9]
-            if strange := [name for name in names if name not in axes]:
-                raise unknown("grid axis", strange[0], axes)
-            if not names:
-                raise UsageError(f"grid condition {text!r} names no axis: write for example BLOCK_M*BLOCK_N<=16384")
-            conditions.append(Condition(text, left, OPERATORS[match[2]], right))
+    for text, match in ((text, CONDITION.fullmatch(text)) for text in texts):
+        if match is None:
+            continue
+        left, right = (tuple(factor.strip() for factor in match[side].split("*")) for side in (1, 3))
+        names = [factor for factor in (*left, *right) if not factor.isdecimal() or len(factor) > 9]
+        if strange := [name for name in names if name not in axes]:
+            raise unknown("grid axis", strange[0], axes)
+        if not names:
+            raise UsageError(f"grid condition {text!r} names no axis: write for example BLOCK_M*BLOCK_N<=16384")
+        conditions.append(Condition(text, left, OPERATORS[match[2]], right))
     return tuple(conditions)
 
 
@@ -144,11 +144,10 @@ def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ())
 def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
     # isdecimal and the length exclude signs, underscores and numbers that take forever to parse
     value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
-    if value in declared:
-        return value
-    if not 1 <= value <= LARGEST_VALUE:
+    if value not in declared and not 1 <= value <= LARGEST_VALUE:
         raise UsageError(f"grid axis {axis} takes integers from 1 to {LARGEST_VALUE}, not {text!r}")
-    if (axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")) and value & (value - 1):
+    is_power = axis in ("num_warps", "num_ctas") or axis.startswith("BLOCK")
+    if value not in declared and is_power and value & (value - 1):
         raise UsageError(f"grid axis {axis} takes powers of two, not {value}: Triton allows no other")
     return value
 
@@ -167,15 +166,14 @@ def configs(
     an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned, and those that
     do not meet the conditions.
     """
-    size = len(spec.configs) or math.prod(map(len, axes.values()))
     default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
-    widened = dict.fromkeys(_widened(spec, axes)) if spec.configs else {}
+    widened = dict.fromkeys(_widened(spec, axes))
     sizes = problem.shape if spec.recorded else spec.sizes(problem)
 
     def reason(config: NamedInts) -> str:
         is_default = config == spec.default
-        unmet = () if is_default else (condition.text for condition in conditions if not condition.holds(config))
-        if text := next(iter(unmet), ""):
+        unmet = (condition.text for condition in conditions if not is_default and not condition.holds(config))
+        if text := next(unmet, ""):
             return f"{text} does not hold"
         pruned = None if is_default else spec.excluded(config, problem.shape)
         # A recorded kernel prunes by its own function, on every device.
@@ -185,32 +183,31 @@ def configs(
             pruned = spec.unlisted(config, problem)
         return pruned or ""
 
-    if not spec.configs and size > MOST_BUILT:
-        return Product(axes, default, reason)
-
     def build() -> dict[NamedInts, str]:
-        listed: Sequence[NamedInts] = spec.configs
-        if not listed:
-            listed = [NamedInts(list(zip(axes, values, strict=True))) for values in _product(axes)]
-        elif not spec.recorded:
+        listed = spec.configs or list(_product(axes))
+        if spec.configs and not spec.recorded:
             declared = axes.keys() & spec.axes.keys()
             listed = [config for config in listed if all(config.get(name) in axes[name] for name in declared)]
         return {config: reason(config) for config in dict.fromkeys([default, *listed, *widened])}
 
-    return Grid(size, build)
+    size = len(spec.configs) or math.prod(map(len, axes.values()))
+    return Product(axes, default, reason) if not spec.configs and size > MOST_BUILT else Grid(size, build)
 
 
-def _product(axes: Axes) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*axes.values())
+def _product(axes: Axes) -> Iterator[NamedInts]:
+    return (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
 
 
 def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
     """Return each listed config with every value of the axes that have values which are not declared."""
-    changed = {name: values for name, values in axes.items() if values != spec.axes.get(name)}
-    if not spec.recorded:
-        changed = {name: values for name, values in changed.items() if not {*values} <= {*spec.axes.get(name, ())}}
-    product = [dict(zip(changed, values, strict=True)) for values in _product(changed)]
-    return [NamedInts({**config, **values}) for config in spec.configs for values in product] if changed else []
+
+    def is_changed(name: str, values: tuple[int, ...]) -> bool:  # a recorded kernel lists no values of its axes
+        declared = spec.axes.get(name, ())
+        return values != declared and bool(spec.recorded or not {*values} <= {*declared})
+
+    changed = {name: values for name, values in axes.items() if is_changed(name, values)}
+    listed = spec.configs if changed else ()
+    return [NamedInts({**config, **values}) for config in listed for values in _product(changed)]
 
 
 def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:

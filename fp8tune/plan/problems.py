@@ -44,7 +44,7 @@ def problems(
     if not settings.dtype and fp8_dtype in in_dtypes:  # no arch multiplies both e4m3 formats
         in_dtypes = tuple(name for name in in_dtypes if name == fp8_dtype or not name.startswith("float8_e4m3"))
     mode = (settings.scale or spec.scale_modes[0]) if spec.scale_modes else ""
-    if mode not in (spec.scale_modes or ("",)):
+    if mode and mode not in spec.scale_modes:
         raise unknown(f"scale mode of {spec.name}", mode, spec.scale_modes)
     layouts = (settings.layout,) if settings.layout else spec.input_layouts
     if settings.layout and settings.layout not in spec.input_layouts:
@@ -65,9 +65,8 @@ def problems(
     if not result:
         dims = ", ".join(dict.fromkeys(dim for row in rows for dim in row))
         reason = f"ask for {', '.join(lacking)}, and the shapes have {dims}" if lacking else "are none"
-        raise UsageError(
-            f"the shapes hold no problem for {spec.name}: its problems {reason}; give others with --shapes"
-        )
+        fix = "give others with --shapes"
+        raise UsageError(f"the shapes hold no problem for {spec.name}: its problems {reason}; {fix}")
     for problem in result:
         check_size(spec, problem)
     return list(result)
@@ -82,15 +81,13 @@ def _shapes(spec: KernelSpec, row: Mapping[str, int], lacking: dict[str, None]) 
                 if not isinstance(shape, NamedInts) or not shape or not all(map(_is_size, shape.items())):
                     raise UsageError(f"problems of kernel {spec.name!r} gives {shape!r:.80}: yield NamedInts of sizes")
                 shapes.append(shape)
-    except KeyError as error:
-        dim = error.args[0] if len(error.args) == 1 else None
-        if not isinstance(dim, str) or not NAME.fullmatch(dim) or dim in row:
-            raise in_spec(spec.name, "problems", spec.problems, error) from error
-        lacking[dim] = None
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise in_spec(spec.name, "problems", spec.problems, error) from error
+        dim = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
+        if not isinstance(dim, str) or not NAME.fullmatch(dim) or dim in row:
+            raise in_spec(spec.name, "problems", spec.problems, error) from error
+        lacking[dim] = None
     return shapes
 
 
@@ -123,7 +120,7 @@ def check_size(spec: KernelSpec, problem: Problem) -> None:
 
 def scaled_down(spec: KernelSpec, full_size: Iterable[Problem]) -> list[Problem]:
     """Return the problem sizes as small as Triton's interpreter needs them, each once."""
-    small = list(dict.fromkeys(spec.scaled_down(problem) for problem in full_size))
+    small = list(dict.fromkeys(map(spec.scaled_down, full_size)))
     if wrong := [problem for problem in small if not isinstance(problem, Problem)]:
         raise UsageError(f"scaled_down of kernel {spec.name!r} gives {wrong[0]!r:.80}: return a Problem")
     return small

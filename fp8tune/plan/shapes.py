@@ -44,13 +44,13 @@ class Settings:
     @classmethod
     def parse(cls, values: Mapping[str, Any], origin: str) -> Settings:
         """Check values. Raises UsageError that starts with their origin."""
-        texts = {name: str(value) for name, value in values.items()}
-        if not texts.get("seed", "0").isdecimal() or int(texts.get("seed", "0")[:30]) > LARGEST_SEED:
+        texts = {"seed": "0", **{name: str(value) for name, value in values.items()}}
+        if not texts["seed"].isdecimal() or int(texts["seed"][:30]) > LARGEST_SEED:
             raise UsageError(f"{origin}: seed must be from 0 to 2^63 - 1, got {texts['seed']:.40}")
         for name, known in (("routing", ROUTINGS), ("dtype", DTYPES)):
             if (value := texts.get(name)) and value not in known:
                 raise unknown(name, value, known)
-        return cls(**{**texts, "seed": int(texts.get("seed", "0"))})  # type: ignore[arg-type]
+        return cls(**{**texts, "seed": int(texts["seed"])})  # type: ignore[arg-type]
 
 
 NAMES = tuple(Settings.__dataclass_fields__)
@@ -62,8 +62,7 @@ class Selection:
 
     rows: tuple[NamedInts, ...]
     names: Mapping[NamedInts, str] = field(default_factory=dict)  # names of the rows that have one
-    size: NamedInts = field(default_factory=NamedInts)
-    """Sizes that a problem size must have; a dim that it lacks is looked up in its row."""
+    size: NamedInts = field(default_factory=NamedInts)  # sizes that a problem size, or else its row, must have
     settings: Settings = field(default_factory=Settings)
 
 
@@ -84,14 +83,12 @@ def load(reference: str) -> Selection:
 
     Raises UsageError for an unknown name, an unreadable file, or an entry of another form.
     """
-    if reference.endswith(".toml") or "/" in reference:
-        path = Path(reference)
-    elif reference in list_sets():
+    path = Path(reference)
+    if not reference.endswith(".toml") and "/" not in reference:
+        if reference not in list_sets():
+            hint = f"A file needs its suffix: {reference:.40}.toml"
+            raise UsageError(f"{unknown('shape set', reference, list_sets())} {hint}")
         path = sweeps_dir() / f"{reference}.toml"
-    else:
-        raise UsageError(
-            f"{unknown('shape set', reference, list_sets())} A file needs its suffix: {reference:.40}.toml"
-        )
     file = f"shape file {str(path)!r}"
     entries, settings = _entries(path, file)
     axes = [_axes(entry, f"{file}, entry {number}") for number, entry in enumerate(entries, start=1)]
@@ -115,15 +112,15 @@ def parse(text: str) -> Selection:
     chosen, origin = load(name), f"--shapes {text!r:.80}"
     size, settings = dict[str, int](), dict[str, Any](vars(chosen.settings))
     for item in items:
-        key, equals, value = item.partition("=")
-        if key in NAMES and value:
-            settings[key] = value
-        elif equals and NAME.fullmatch(key) and value.isascii() and value.isdecimal() and len(value) < 19:
-            size[key] = int(value)
-        elif equals and value:
-            raise unknown("setting", key, NAMES)
-        else:
+        key, _, value = item.partition("=")
+        if not value:
             raise UsageError(f"{origin}: {item!r:.40} is not NAME=VALUE, such as K=5120 or routing=zipf")
+        if key in NAMES:
+            settings[key] = value
+        elif NAME.fullmatch(key) and value.isascii() and value.isdecimal() and len(value) < 19:
+            size[key] = int(value)
+        else:
+            raise unknown("setting", key, NAMES)
     return replace(chosen, size=NamedInts(size), settings=Settings.parse(settings, origin))
 
 
@@ -138,38 +135,35 @@ def common_settings(selections: Iterable[Selection]) -> Settings:
 def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the rows of a file and its settings."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors, and so is an endless number
         raise UsageError(f"{file} is not TOML: {' '.join(str(error).split())}") from None
-    if unknown_keys := sorted(document.keys() - {"rows", *NAMES}):
+    entries = settings.pop("rows", None)
+    if unknown_keys := sorted(settings.keys() - {*NAMES}):
         raise UsageError(f"{file}: unknown key {unknown_keys[0]!r:.80}: use [[rows]] or {', '.join(NAMES)}")
-    entries = document.get("rows")
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{file} has no [[rows]] entry: add one, such as M = 16640, K = 5120, N = 8192, E = 8")
-    return entries, {name: value for name, value in document.items() if name != "rows"}
+    return entries, settings
 
 
-def _axes(entry: Any, where: str) -> dict[str, tuple[int, ...]]:
+def _axes(entry: Any, where: str) -> dict[str, list[int]]:
     """Return the sizes of each dim of an entry. Raises UsageError that starts with ``where``."""
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: must be a [[rows]] table, not {type(entry).__name__}")
     for dim in entry:
         if not NAME.fullmatch(dim) or keyword.iskeyword(dim):
             raise UsageError(f"{where}: the dim {dim!r:.80} is refused: use a name that Python takes, such as n_rows")
-    dims = [dim for dim in DIMS if dim in entry] + [dim for dim in entry if dim not in (*DIMS, NAME_KEY)]
-    if not dims:
-        raise UsageError(f"{where}: is empty: give it dims, such as M = 16640")
     name = entry.get(NAME_KEY, "unnamed")
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or visible(name) != name:
         raise UsageError(f"{where}: {NAME_KEY} must be a text of one line and at most {LONGEST_NAME} characters")
-    return {dim: _sizes(entry[dim], f"{where}: {dim}") for dim in dims}
-
-
-def _sizes(value: object, where: str) -> tuple[int, ...]:
-    sizes = value if isinstance(value, list) else [value]
-    # a bool is an int, and not a size
-    if not sizes or not all(type(size) is int and 1 <= size <= LARGEST_DIM for size in sizes):
-        raise UsageError(f"{where} must be an integer from 1 to {LARGEST_DIM}, or a list of them")
-    return tuple(sizes)
+    axes = {}
+    for dim in [*filter(entry.__contains__, DIMS), *(dim for dim in entry if dim not in (*DIMS, NAME_KEY))]:
+        sizes = axes[dim] = entry[dim] if isinstance(entry[dim], list) else [entry[dim]]
+        # a bool is an int, and not a size
+        if not sizes or not all(type(size) is int and 1 <= size <= LARGEST_DIM for size in sizes):
+            raise UsageError(f"{where}: {dim} must be an integer from 1 to {LARGEST_DIM}, or a list of them")
+    if not axes:
+        raise UsageError(f"{where}: is empty: give it dims, such as M = 16640")
+    return axes

@@ -25,40 +25,43 @@ class Variation:
 
 def key_faults(spec: KernelSpec, problem: Problem) -> list[str]:
     """Describe names in the key that are no size of the kernel, and the exact M."""
-    faults = []
-    for name in spec.key:
-        if name == "M":
-            faults.append("M is in the key as it is, and changes every step: name M_bucket")
-        elif name not in (LAYOUT_FLAG, DTYPE_FLAG) and name.removesuffix("_bucket") not in problem.shape:
-            faults.append(f"{name} is in the key, and no size of {spec.name} has that name: {', '.join(problem.shape)}")
-    return faults
+    sizes, shown = {LAYOUT_FLAG, DTYPE_FLAG, *problem.shape}, ", ".join(problem.shape)
+    return [
+        "M is in the key as it is, and changes every step: name M_bucket"
+        if name == "M"
+        else f"{name} is in the key, and no size of {spec.name} has that name: {shown}"
+        for name in spec.key
+        if name == "M" or name.removesuffix("_bucket") not in sizes
+    ]
 
 
 def variations(spec: KernelSpec, problem: Problem) -> list[Variation]:
     """Vary each argument that the key lacks, one at a time; all results have the same lookup key."""
     seed = Variation("seed", replace(problem, seed=problem.seed + 1))
-    varied = dict.fromkeys([*_variations(spec, problem), seed])
+    varied = dict.fromkeys([*(_of_launches if spec.recorded else _of_arguments)(spec, problem), seed])
     return [variation for variation in varied if variation.problem != problem]
 
 
-def _variations(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
-    if spec.recorded:  # nobody knows its arguments at other sizes than those of its launches
-        key = spec.lookup_key(problem)
-        for launch in (launch for launch in spec.recorded if spec.lookup_key(launch) == key):
-            dims = [dim for dim, size in launch.shape.items() if problem.shape.get(dim) != size]
-            yield Variation(next(iter(dims), "input_layout"), replace(launch, seed=problem.seed))
-        return
+def _of_launches(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
+    """Yield recorded launches: nobody knows the arguments of such a kernel at other sizes."""
+    key = spec.lookup_key(problem)
+    for launch in (launch for launch in spec.recorded if spec.lookup_key(launch) == key):
+        dims = [dim for dim, size in launch.shape.items() if problem.shape.get(dim) != size]
+        yield Variation(next(iter(dims), "input_layout"), replace(launch, seed=problem.seed))
+
+
+def _of_arguments(spec: KernelSpec, problem: Problem) -> Iterator[Variation]:
     for dim, size in problem.shape.items():
-        least = bucket(size)
-        sizes = [max(1, size // 2), 2 * size]
+        sizes, least = [max(1, size // 2), 2 * size], bucket(size)
         if f"{dim}_bucket" in spec.key:  # both ends and the middle of the bucket
             sizes = [least, 3 * least // 2, 2 * least - STEP if least > STEP else 2 * least - 1]
         for size in [] if dim in spec.key else sizes:
             yield Variation(dim, replace(problem, shape=NamedInts({**problem.shape, dim: size})))
-    if spec.routed:
-        yield from (Variation("routing", replace(problem, routing=routing)) for routing in ROUTINGS)
-    if LAYOUT_FLAG not in spec.key:
-        yield from (Variation("input_layout", replace(problem, input_layout=name)) for name in spec.input_layouts)
-    if DTYPE_FLAG not in spec.key:
-        yield from (Variation("in_dtype", replace(problem, in_dtype=name)) for name in spec.in_dtypes)
-    yield from (Variation("scale_mode", replace(problem, scale_mode=mode)) for mode in spec.scale_modes)
+    fields = {
+        "routing": ROUTINGS if spec.routed else (),
+        "input_layout": () if LAYOUT_FLAG in spec.key else spec.input_layouts,
+        "in_dtype": () if DTYPE_FLAG in spec.key else spec.in_dtypes,
+        "scale_mode": spec.scale_modes,
+    }
+    for name, values in fields.items():
+        yield from (Variation(name, replace(problem, **{name: value})) for value in values)  # type: ignore[arg-type]

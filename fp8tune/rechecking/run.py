@@ -29,8 +29,8 @@ from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
 from fp8tune.sweeping.events import Event
-from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan, ProblemPlan
+from fp8tune.sweeping.session import sweep
 from fp8tune_kernels.arches import ARCHES
 
 CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band

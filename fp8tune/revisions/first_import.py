@@ -17,8 +17,7 @@ from typing import Any
 from fp8tune import alive, fork_server
 from fp8tune.errors import UsageError
 
-IMPORT_TIMEOUT_S = 60.0
-"""Time after which an import counts as hanging. torch and Triton are imported before."""
+IMPORT_TIMEOUT_S = 60.0  # after which an import counts as hanging; torch and Triton are imported before
 
 _IMPORTED = 113  # exit code of a child that got past the import; a module may exit with 0 itself
 

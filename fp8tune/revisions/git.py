@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 
 from fp8tune import errors, scratch
 
@@ -93,19 +94,11 @@ def _git(folder: Path, *arguments: str, variables: dict[str, str] | None = None)
     if not folder.is_dir():
         raise errors.UsageError(f"{folder} is not a folder: run fp8tune in a git checkout")
     # Without optional locks: a killed `git status` would leave its lock in the user's repository.
-    environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})}
+    env = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})}
     command = ["git", "-C", str(folder), *arguments]
-    pipe = subprocess.PIPE
     try:
         return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            env=environment,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
+            command, stdin=DEVNULL, capture_output=True, env=env, encoding="utf-8", errors="replace", check=False
         )
     except FileNotFoundError:
         raise errors.MachineError("git is not installed: install it to compare revisions") from None

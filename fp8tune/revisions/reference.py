@@ -27,31 +27,22 @@ class Location(NamedTuple):
 
     module: str
     attribute: str
-    root: Path | None = None
-    """Folder that the imports of a ``path.py:ATTRIBUTE`` start from."""
+    root: Path | None = None  # folder that the imports of a ``path.py:ATTRIBUTE`` start from
 
 
 @dataclass(frozen=True)
 class KernelReference:
     """Kernel as the user names it. ``str()`` gives the text that :meth:`parse` takes."""
 
-    kernel: str
-    """A name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
-    recording: str = ""
-    """Path of a recording; empty for a kernel with a spec."""
-    check: str = ""
-    """One of :data:`fp8tune_kernels.spec.CHECKS`; empty for the kernel's own."""
-    relative: float | None = None
+    kernel: str  # a name, ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``
+    recording: str = ""  # path; empty for a kernel with a spec
+    check: str = ""  # one of :data:`fp8tune_kernels.spec.CHECKS`; empty for the kernel's own
+    relative: float | None = None  # bound of ``check=tolerance``; None for one that suits the dtypes of the outputs
     absolute: float | None = None
-    """Bound of ``check=tolerance``; None for the one that suits the dtypes of the outputs."""
-    reference: str = ""
-    """``module:function``, called with the kernel's arguments by name; empty for the kernel's own."""
-    sizes: str = ""
-    """``recorded`` to check recorded sizes only."""
-    inputs: str = ""
-    """``module:function`` that makes the inputs that depend on configs, from a config and the arguments by name."""
-    shared: str = ""
-    """Names of arguments, separated by commas: launches in which they are equal share a config."""
+    reference: str = ""  # ``module:function``, called with the arguments by name; empty for the kernel's own
+    sizes: str = ""  # ``recorded`` to check recorded sizes only
+    inputs: str = ""  # ``module:function`` that makes inputs that depend on configs, from a config and the arguments
+    shared: str = ""  # names of arguments, by commas: launches in which they are equal share a config
 
     @classmethod
     def parse(cls, text: str) -> KernelReference:

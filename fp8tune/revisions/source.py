@@ -28,8 +28,7 @@ NOT_TIMED = frozenset(
 
 FOLDER = "fp8tune_kernels.quantize."  # of our kernels; before November 2026 they lay beside ``spec.py``
 
-SOURCE_ROOTS = ("kernels", "src", "")
-"""Folders where a repository keeps its packages."""
+SOURCE_ROOTS = ("kernels", "src", "")  # folders where a repository keeps its packages
 
 
 class NoSuchKernel(errors.UsageError):
@@ -171,10 +170,9 @@ def _declared(kernel: str, read: Read) -> tuple[Walk, Module, ast.expr | ast.stm
 
 
 def _without_autotune(statement: ast.stmt) -> ast.stmt:
-    if not isinstance(statement, ast.FunctionDef):
-        return statement
     bare = copy.copy(statement)
-    bare.decorator_list = [item for item in statement.decorator_list if not _calls(item, "autotune")]
+    if isinstance(bare, ast.FunctionDef):
+        bare.decorator_list = [item for item in bare.decorator_list if not _calls(item, "autotune")]
     return bare
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from fp8tune.errors import UsageError
 
-Read = Callable[[str], str | None]
-"""Function from the path of a file below the import root to its text; None if there is no such file."""
+Read = Callable[[str], str | None]  # from the path of a file below the import root to its text; None without one
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -31,12 +30,9 @@ class Module:
     """Parsed module."""
 
     name: str
-    statements: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    """Top-level statements that bind a name."""
-    imports: dict[str, str] = field(default_factory=dict)
-    """Dotted name of the module, or of the object in a module, that a name is imported from."""
-    stars: list[str] = field(default_factory=list)
-    """Module of each ``from x import *``."""
+    statements: dict[str, list[ast.stmt]] = field(default_factory=dict)  # top-level statements that bind a name
+    imports: dict[str, str] = field(default_factory=dict)  # name -> dotted module or object that it is imported from
+    stars: list[str] = field(default_factory=list)  # module of each ``from x import *``
 
     def binds(self, name: str) -> bool:
         """Return True if the module has this top-level name."""
@@ -51,10 +47,8 @@ class Walk:
     """
 
     read: Read
-    package: str | None = None
-    """Outermost package whose imports are followed; None to follow whatever ``read`` has."""
-    ignored: frozenset[str] = frozenset()
-    """Modules that are never followed, nor those below them: all of their names become one word."""
+    package: str | None = None  # outermost package whose imports are followed; None to follow whatever ``read`` has
+    ignored: frozenset[str] = frozenset()  # modules not followed, nor those below: their names become one word
     entries: list[str] = field(default_factory=list)
     _numbers: dict[Target, int] = field(default_factory=dict)
     _waiting: list[Target] = field(default_factory=list)

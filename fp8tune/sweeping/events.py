@@ -66,7 +66,6 @@ class SizeDone:
 class Finished:
     """Last event of a sweep that was not interrupted."""
 
-    trials: int  # of the coarse pass and of the confirmation, stored ones of the coarse pass included
     seconds: float
     left_out: int = 0  # trials that a time budget left out
     is_whole: bool = True  # nothing is left to do for the same command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from fp8tune.errors import DatabaseError
@@ -42,15 +42,14 @@ def decided(studies: Iterable[Study]) -> list[Pick]:
 def read(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Pick]:
     """Return the picks of kernels and arches: the kept ones if they are current, else decided anew."""
     if isinstance(reader, Layers):
-        picks = joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches))
-    else:
-        picks = _kept(reader) or decided(_studies(reader, kernels, arches))
-        picks = _with_words(reader, _with_own_tables(reader, picks))
-    return _sorted(
+        return _sorted(joined(read(reader.own, kernels, arches), read(reader.shipped, kernels, arches)))
+    picks = [
         pick
-        for pick in picks
+        for pick in _kept(reader)
         if (kernels is None or pick.problem.kernel in kernels) and (arches is None or pick.device.arch in arches)
-    )
+    ]
+    picks = _with_own_tables(reader, picks) if picks else list(map(pick_of, _studies(reader, kernels, arches)))
+    return _sorted(_with_words(reader, picks))
 
 
 def finalists(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Finalist]:
@@ -68,12 +67,16 @@ def keep_current(store: Store) -> None:
         store.keep_picks(map(pick_of, read_studies(store)), decided_by())
 
 
-def _places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
-    return itertools.product([None] if kernels is None else kernels, [None] if arches is None else arches)
+def wrong(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Subject]:
+    """Return the problem sizes that have neither a pick nor a right config, though configs were tried."""
+    pools = [pool for place in _places(kernels, arches) for pool in reader.pools(*place)]
 
+    def size_of(pool: Study) -> tuple[object, ...]:
+        return pool.problem, pool.device.arch, pool.device.name
 
-def _studies(reader: Reader, kernels: Names, arches: Names) -> Iterator[Study]:
-    return itertools.chain.from_iterable(read_studies(reader, *place) for place in _places(kernels, arches))
+    timed = {size_of(pool) for pool in pools if pool.newest}
+    tried = [pool for pool in pools if pool.complete and pool.kind in TIMED_KINDS and size_of(pool) not in timed]
+    return [subject for subject in subjects_of(tried) if not reader.tally(subject).has_right]
 
 
 def _kept(store: Store) -> list[Pick]:
@@ -84,11 +87,19 @@ def _kept(store: Store) -> list[Pick]:
     return []
 
 
-def _with_own_tables(store: Store, picks: Sequence[Pick]) -> list[Pick]:
+def _places(kernels: Names, arches: Names) -> Iterator[tuple[str | None, str | None]]:
+    return itertools.product([None] if kernels is None else kernels, [None] if arches is None else arches)
+
+
+def _studies(reader: Reader, kernels: Names, arches: Names) -> Iterator[Study]:
+    return itertools.chain.from_iterable(read_studies(reader, *place) for place in _places(kernels, arches))
+
+
+def _with_own_tables(store: Store, picks: list[Pick]) -> list[Pick]:
     """Decide picks again for which the user's own table holds another config than when they were kept."""
-    outdated = {(pick.problem, pick.device) for pick in picks if _is_outdated(pick)}
-    places = {(problem.kernel, device.arch) for problem, device in outdated}
-    problems = {problem for problem, _ in outdated}
+    outdated = [pick for pick in picks if _is_outdated(pick)]
+    places = {(pick.problem.kernel, pick.device.arch) for pick in outdated}
+    problems = {pick.problem for pick in outdated}
     studies = (study for place in places for study in read_studies(store, *place, problems=problems))
     again = {(pick.problem, pick.device): pick for pick in map(pick_of, studies)}
     return [again.get((pick.problem, pick.device), pick) for pick in picks]
@@ -102,10 +113,10 @@ def _is_outdated(pick: Pick) -> bool:
     return (result.is_own or is_own) and (result.config, result.is_own) != (pick.today, is_own)
 
 
-def _with_words(store: Store, picks: Sequence[Pick]) -> list[Pick]:
+def _with_words(store: Store, picks: list[Pick]) -> list[Pick]:
     """Return picks whose recorded arguments print as in the program: ``MODE=silu``."""
-    recorded = {pick.problem.kernel for pick in picks if is_recorded(pick.problem)}
-    documents = {problem: text for kernel in recorded for problem, text in store.recorded_launches(kernel).items()}
+    kernels = {pick.problem.kernel for pick in picks if is_recorded(pick.problem)}
+    documents = {problem: text for kernel in kernels for problem, text in store.recorded_launches(kernel).items()}
     return [
         replace(pick, problem=with_words(pick.problem, documents[pick.problem])) if pick.problem in documents else pick
         for pick in picks
@@ -114,15 +125,3 @@ def _with_words(store: Store, picks: Sequence[Pick]) -> list[Pick]:
 
 def _sorted(picks: Iterable[Pick]) -> list[Pick]:
     return sorted(picks, key=lambda pick: display_order(pick.problem, pick.device))
-
-
-def wrong(reader: Reader, kernels: Names = None, arches: Names = None) -> list[Subject]:
-    """Return the problem sizes that have neither a pick nor a right config, though configs were tried."""
-    pools = [pool for place in _places(kernels, arches) for pool in reader.pools(*place)]
-
-    def size_of(pool: Study) -> tuple[object, ...]:
-        return pool.problem, pool.device.arch, pool.device.name
-
-    timed = {size_of(pool) for pool in pools if pool.newest}
-    tried = [pool for pool in pools if pool.complete and pool.kind in TIMED_KINDS and size_of(pool) not in timed]
-    return [subject for subject in subjects_of(tried) if not reader.tally(subject).has_right]

@@ -10,7 +10,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -35,8 +35,8 @@ from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.study import Today
-from fp8tune.studies import NO_CONFIGS
 from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
+from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 # pass, with 129 configs that ran and 591 that were pruned.
 CONFIG_S, CONFIG_S_PER_BYTE, BLOCK_S = 0.06, 0.025e-9, 0.02
 
-RUNNING = (Kind.MEASURED, Kind.INTERPRETER)  # kinds of back ends on which kernels run
+TORCH_DEVICES = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}  # of the kinds of back ends on which kernels run
 
 
 @dataclass(frozen=True)
@@ -65,37 +65,40 @@ class ProblemPlan:
     in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
     also: tuple[NamedInts, ...] = ()  # finalists of their own right: the best with the bits of all other sizes
 
-    @property
-    def always(self) -> tuple[NamedInts, ...]:
-        """Configs that are finalists whatever the coarse pass says."""
-        today = self.today.config if self.today else None
-        named = (self.version.default, self.current, today, *self.also)
-        return tuple(config for config in named if config is not None)
-
-    @property
-    def count(self) -> int:
-        """Number of configs, without building a grid for it."""
-        return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
-
-    def expected_s(self, *, quick: bool) -> float:
-        """Return an estimate of the seconds that a sweep of the size takes on one GPU."""
-        blocks = 0 if quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, self.count) + 1)
-        return self.coarse_s + blocks * BLOCK_S
-
-    @property
-    def coarse_s(self) -> float:
-        """Seconds that the coarse pass takes on one GPU, compiled."""
-        return self.count * (CONFIG_S + self.bytes_moved * CONFIG_S_PER_BYTE)
-
     @classmethod
     def from_spec(
         cls, reference: str, version: KernelVersion, problem: Problem, configs: Mapping[NamedInts, str]
     ) -> ProblemPlan:
         """Build one with the spec's facts about the problem size."""
         spec = load_spec(reference)
-        key, bytes_moved = spec.lookup_key(problem), spec.bytes_of(problem)
         flops = spec.flops(problem.shape) if spec.flops else None
-        return cls(reference, version, problem, key, bytes_moved, configs, flops)
+        return cls(reference, version, problem, spec.lookup_key(problem), spec.bytes_of(problem), configs, flops)
+
+    @property
+    def in_use(self) -> list[NamedInts]:
+        """Configs of launches of this size: the shipped table's and today's."""
+        today = self.today.config if self.today else None
+        return [config for config in (self.current, today) if config is not None]
+
+    @property
+    def always(self) -> tuple[NamedInts, ...]:
+        """Configs that are finalists whatever the coarse pass says."""
+        return self.version.default, *self.in_use, *self.also
+
+    @property
+    def count(self) -> int:
+        """Number of configs, without building a grid for it."""
+        return self.configs.size if isinstance(self.configs, grids.Grid) else len(self.configs)
+
+    @property
+    def coarse_s(self) -> float:
+        """Seconds that the coarse pass takes on one GPU, compiled."""
+        return self.count * (CONFIG_S + self.bytes_moved * CONFIG_S_PER_BYTE)
+
+    def expected_s(self, *, quick: bool) -> float:
+        """Return an estimate of the seconds that a sweep of the size takes on one GPU."""
+        blocks = 0 if quick else PLAN.processes * PLAN.rounds * (min(PLAN.finalists, self.count) + 1)
+        return self.coarse_s + blocks * BLOCK_S
 
     def arm(self, config: NamedInts) -> KernelArm:
         """Return a config as it is launched."""
@@ -127,38 +130,37 @@ class Plan:
         return shapes.common_settings(self.selections)
 
     @property
+    def is_confirmed(self) -> bool:
+        """True if a confirmation follows the coarse pass."""
+        return self.backend.times and not self.options.quick
+
+    @property
     def device(self) -> Device:
         """The device as it times unless a kernel cannot be captured in a graph."""
         is_graph = self.options.timing == "graph" and self.backend.times
         return replace(self.backend.device, timing=GRAPH) if is_graph else self.backend.device
 
-    def device_of(self, problem: ProblemPlan) -> Device:
+    def device_of(self, size: ProblemPlan) -> Device:
         """Return the device of a problem size's rows, with the way it is timed."""
-        return self.device if problem.in_graph else self.backend.device
+        return self.device if size.in_graph else self.backend.device
 
-    def subject(self, problem: ProblemPlan) -> Subject:
+    def subject(self, size: ProblemPlan) -> Subject:
         """Return what the database knows a problem size of this sweep by."""
-        return Subject(problem.version, self.device_of(problem), self.backend.kind, problem.problem)
+        return Subject(size.version, self.device_of(size), self.backend.kind, size.problem)
 
     def row(
-        self,
-        problem: ProblemPlan,
-        config: NamedInts,
-        outcome: Outcome,
-        place: Place,
-        process: str,
-        stage: str = "screen",
+        self, size: ProblemPlan, config: NamedInts, outcome: Outcome, place: Place, process: str, stage: str = "screen"
     ) -> Row:
         """Return the row of one block."""
         return Row(
-            problem=problem.problem,
+            problem=size.problem,
             config=config,
-            device=self.device_of(problem),
+            device=self.device_of(size),
             kind=self.backend.kind,
             outcome=outcome,
-            version=problem.version,
-            lookup_key=problem.lookup_key,
-            bytes_moved=problem.bytes_moved,
+            version=size.version,
+            lookup_key=size.lookup_key,
+            bytes_moved=size.bytes_moved,
             commit=self.commit,
             stage=stage,
             round=place.round,
@@ -186,7 +188,7 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
         raise UsageError("--same-bits compares sizes, and a worker has one: sweep here, without --on")
     options, left_out = _with_recording(options)
     backend, notices = backend_for(options.arch, options.timer)
-    plan = Plan(options, backend, "")
+    plan = Plan(options, backend, "", notices + left_out, selections, command=command)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],
@@ -194,8 +196,11 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
         [vars(settings), options.grid, options.quick, backend.timer, plan.device.fingerprint, __version__],
         *([options.same_bits] if options.same_bits else []),  # it has more finalists
     ]
-    key = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]
-    return replace(plan, key=key, notices=notices + left_out, selections=selections, command=command)
+    return replace(plan, key=_digest(json.dumps(work)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...]]:
@@ -203,18 +208,18 @@ def _with_recording(options: SweepOptions) -> tuple[SweepOptions, tuple[str, ...
 
     A recording alone stands for every kernel in it that can be swept. Raises UsageError if there is none.
     """
-    refused, kernels = list[str](), options.kernel
-    if options.recording is not None and not kernels:
+    refused, names = list[str](), list(options.kernel)
+    if options.recording is not None and not names:
         for recorded in recording.read(Path(options.recording)).kernels:
             try:
-                kernels += (repeatable(recorded)[0].name,)
+                names.append(repeatable(recorded)[0].name)
             except UsageError as error:
                 refused.append(str(error))
-        if not kernels:
+        if not names:
             reason = refused[0] if refused else "it holds no kernel"
             raise UsageError(f"nothing of {options.recording} can be swept: {reason}")
     rule, complete = _rule_of(options.tolerance), []
-    for kernel in map(KernelReference.parse, kernels or registry.kernels()):  # what a kernel's own text says stays
+    for kernel in map(KernelReference.parse, names or registry.kernels()):  # what a kernel's own text says stays
         if options.recording is not None and not kernel.recording and ":" in kernel.kernel:
             kernel = replace(kernel, recording=options.recording)
         if rule.check and not kernel.check:
@@ -239,8 +244,7 @@ def _kernel_key(reference: str) -> list[str]:
     check_reference(reference)
     kernel, text = KernelReference.parse(reference), reference
     if kernel.recording:
-        content = json.dumps(recording.as_json(recorded_kernel(kernel)))
-        text = str(replace(kernel, recording=hashlib.sha256(content.encode()).hexdigest()[:16]))
+        text = str(replace(kernel, recording=_digest(json.dumps(recording.as_json(recorded_kernel(kernel))))))
     try:
         # the reference of a foreign kernel may be in another folder
         return [text, source.folder_hash(reference), source.reference_hash(reference, source.installed(reference))]
@@ -256,74 +260,35 @@ def expanded(
 
     ``stored`` holds sizes by kernel that take the place of those in the shapes.
     """
-    backend, notices = short.backend, [*short.notices]
-    if backend.kind is Kind.INTERPRETER:
+    if short.backend.kind is Kind.INTERPRETER:
         os.environ["TRITON_INTERPRET"] = "1"  # before any spec is loaded: Triton reads it when it is imported
-    make_ready(backend)
+    make_ready(short.backend)
     _check_settings(short)
-    result: list[ProblemPlan] = []
-    with contextlib.closing(backend.worker()) as worker:
-        for kernel in short.options.kernel:
+    sizes = list[ProblemPlan]()
+    with contextlib.closing(short.backend.worker()) as worker:
+        expansion = _Expansion(short, worker, tables, [*short.notices])
+        for reference in short.options.kernel:
             alive.sign()
-            reference, lines = _checkable(kernel, backend.kind, worker)
-            sizes, left_out = _problems(reference, short, stored.get(load_spec(reference).name))
-            sizes, by_events = _in_graphs(sizes, short, worker)
-            result += [_with_tables(problem, backend, tables) for problem in sizes]
-            notices += lines + left_out + by_events
-    if result and (axis := short.options.same_bits) and not any(axis in size.problem.shape for size in result):
-        raise UsageError(f"--same-bits {axis}: no size has that name; these have {', '.join(result[0].problem.shape)}")
-    if not result:
+            sizes += expansion.sizes(reference, stored.get(load_spec(reference).name))
+    notices = expansion.notices
+    if not sizes:
         raise UsageError(notices[-1] if notices else "these options leave nothing to sweep")
-    if backend.kind is Kind.INTERPRETER:
+    if (axis := short.options.same_bits) and not any(axis in size.problem.shape for size in sizes):
+        raise UsageError(f"--same-bits {axis}: no size has that name; these have {', '.join(sizes[0].problem.shape)}")
+    if short.backend.kind is Kind.INTERPRETER:
         notices.append(
             "No GPU found: checking outputs on small sizes with Triton's interpreter, one config for each set of block "
             "sizes; nothing is timed"
         )
-    return replace(short, problems=tuple(result), notices=tuple(notices), commit=git.head(Path.cwd()))
+    return replace(short, problems=tuple(sizes), notices=tuple(notices), commit=git.head(Path.cwd()))
 
 
-def _checkable(reference: str, kind: Kind, worker: Worker) -> tuple[str, list[str]]:
-    """Return a kernel's text as workers get it, and notices about its recording and its check."""
-    spec, kernel = load_spec(reference), KernelReference.parse(reference)
-    if not isinstance(spec, RecordedSpec):
-        if not kernel.overrides:
-            return reference, []
-        rule = f"{spec.check_text}{f' with {kernel.reference}' if kernel.reference else ''}"
-        return reference, [f"{spec.name} is checked by {rule}, not by its own {load_spec(kernel.kernel).check_text}"]
-    notices, untried = [f"{spec.name}: {notice}" for notice in spec.notices], spec.untried_sizes
-    recorded_hash = spec.kernel.source_hash
-    if recorded_hash and recorded_hash != source.source_hash(reference, source.installed(reference)):
-        changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
-        notices.insert(0, f"{spec.name} {changed}")
-    torch_device = {Kind.MEASURED: "cuda", Kind.INTERPRETER: "cpu"}.get(kind)
-    is_tried = torch_device is not None and spec.has_odd_sizes
-    if is_tried and (failure := _failure(worker, trial.edge_failure, reference, torch_device)):
-        reference, untried = str(replace(kernel, sizes="recorded")), failure
-    if untried:
-        notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
-    return reference, notices
-
-
-def _failure(worker: Worker, function: Callable[..., str | None], *arguments: object) -> str | None:
-    """Call a function that returns the reason of a failure; the death of its process is one, too."""
-    try:
-        return worker.run(function, *arguments)
-    except (WorkerDied, RemoteError) as error:
-        return str(error).strip().splitlines()[-1][:200]
-
-
-def _in_graphs(sizes: list[ProblemPlan], short: Plan, worker: Worker) -> tuple[list[ProblemPlan], list[str]]:
-    """Return the sizes of a kernel as ``--timing`` asks, and the notice of one that cannot be captured in a graph."""
-    if short.options.timing == "events" or not short.backend.times or not sizes:
-        return sizes, []
-    in_graphs = [replace(size, in_graph=timing.graph_launches(size.bytes_moved)) for size in sizes]
-    smallest = min(in_graphs, key=lambda size: size.bytes_moved)
-    reason: str | None = "inputs are made for each config"
-    if not KernelReference.parse(smallest.reference).inputs:
-        reason = _failure(worker, trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
-    if not reason:
-        return in_graphs, []
-    return sizes, [f"{smallest.problem.kernel} cannot be captured in a CUDA graph, and is timed by events: {reason}"]
+def make_ready(backend: Backend) -> None:
+    """Check that compilers can write their files, and start the process that imports torch, which takes seconds."""
+    if backend.kind in (Kind.MEASURED, Kind.STATIC):
+        machine.check_folders()
+    if backend.kind is not Kind.SIMULATED:
+        start_server()
 
 
 def _check_settings(short: Plan) -> None:
@@ -339,68 +304,6 @@ def _check_settings(short: Plan) -> None:
         raise UsageError(f"--shapes with routing={settings.routing}: {names} has no groups; leave it out")
 
 
-def make_ready(backend: Backend) -> None:
-    """Check that compilers can write their files, and start the process that imports torch, which takes seconds."""
-    if backend.kind in (Kind.MEASURED, Kind.STATIC):
-        machine.check_folders()
-    if backend.kind is not Kind.SIMULATED:
-        start_server()
-
-
-def _problems(reference: str, short: Plan, stored: Sequence[Problem] | None) -> tuple[list[ProblemPlan], list[str]]:
-    """Return the problem sizes of a kernel, and notices of those that are left out."""
-    spec, kind, arch = load_spec(reference), short.backend.kind, short.backend.device.arch
-    notices: list[str] = []
-    axes = grids.parse_grid(short.options.grid, spec.axes, device.AMD_LAUNCH_OPTIONS if arch.startswith("gfx") else ())
-    conditions = grids.parse_conditions(short.options.grid, axes)
-    selections = short.selections[:1] if spec.recorded else short.selections
-    all_sizes = (
-        problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
-    )
-    sizes = list(dict.fromkeys(itertools.chain.from_iterable(all_sizes) if stored is None else stored))
-    if kind is Kind.STATIC and stored is None:
-        sizes = [first for first, *_ in alike(reference, sizes, arch)]  # shapes with the same machine code need one row
-    if kind is Kind.INTERPRETER:
-        if isinstance(spec, RecordedSpec):
-            small = [problem for problem in sizes if spec.is_small(problem)]
-            if len(small) < len(sizes):
-                notices = [f"{spec.name}: {len(sizes) - len(small)} launches are too large for Triton's interpreter"]
-            sizes = small
-        sizes = problems.scaled_down(spec, sizes)
-    version, limits = version_of(reference), device.limits(short.backend.device)
-
-    def grid(problem: Problem) -> grids.Grid:
-        if kind is Kind.INTERPRETER:
-            return grids.interpreter_configs(spec, problem, axes)
-        configs = grids.configs(spec, problem, axes, limits, conditions)
-        if isinstance(configs, grids.Product) and (short.options.budget_s is None or not short.backend.times):
-            fix = "add --budget 10m to search it, or" if short.backend.times else "name"
-            raise UsageError(f"the grid of {spec.name} has {configs.size:,} configs: {fix} fewer values with --grid")
-        if kind is not Kind.STATIC:
-            return configs
-        # what is not compiled needs no row
-        return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
-
-    plans = [ProblemPlan.from_spec(reference, version, problem, grid(problem)) for problem in sizes]
-    if kind not in RUNNING:
-        return plans, notices
-    # another reference, check or bound judges the same configs anew
-    judge = source.reference_hash(reference, source.installed(reference))
-    if spec.check != "exact":
-        judge = hashlib.sha256(f"{judge}\n{spec.check_text}".encode()).hexdigest()[:16]
-    return [replace(problem, reference_hash=judge) for problem in plans], notices
-
-
-def _with_tables(problem: ProblemPlan, backend: Backend, tables: CurrentTables) -> ProblemPlan:
-    version, key = problem.version, problem.lookup_key
-    current, fallback = (completed(tables.config(version.kernel, backend.device, row), version) for row in (key, None))
-    spec, launched = load_spec(problem.reference), NO_CONFIGS
-    if isinstance(spec, RecordedSpec) and (document := spec.document(problem.problem)):
-        launched = recorded_configs({problem.problem: document})
-    today = find_today(version, backend.device, key, launched.get(problem.problem))
-    return replace(problem, current=current, fallback=fallback, today=today)
-
-
 def version_of(reference: str) -> KernelVersion:
     """Return the kernel as it is in the files that are installed here."""
     spec = load_spec(reference)
@@ -411,3 +314,113 @@ def version_of(reference: str) -> KernelVersion:
         axes=tuple((name, tuple(values)) for name, values in spec.axes.items()),
         key=spec.key,
     )
+
+
+@dataclass
+class _Expansion:
+    """Builds the problem sizes of each kernel of a plan."""
+
+    plan: Plan
+    worker: Worker
+    tables: CurrentTables
+    notices: list[str] = field(default_factory=list)
+
+    def sizes(self, reference: str, stored: Sequence[Problem] | None) -> list[ProblemPlan]:
+        """Return the problem sizes of a kernel: its ``stored`` ones, or those of the shapes."""
+        reference, backend, texts = self._checkable(reference), self.plan.backend, self.plan.options.grid
+        spec, version, here = load_spec(reference), version_of(reference), backend.device
+        axes = grids.parse_grid(texts, spec.axes, device.AMD_LAUNCH_OPTIONS if here.arch.startswith("gfx") else ())
+        conditions, judge = grids.parse_conditions(texts, axes), ""
+        if backend.kind in TORCH_DEVICES:
+            # another reference, check or bound judges the same configs anew
+            judge = source.reference_hash(reference, source.installed(reference))
+            judge = judge if spec.check == "exact" else _digest(f"{judge}\n{spec.check_text}")
+
+        def grid(problem: Problem) -> grids.Grid:
+            if backend.kind is Kind.INTERPRETER:
+                return grids.interpreter_configs(spec, problem, axes)
+            configs = grids.configs(spec, problem, axes, device.limits(here), conditions)
+            if isinstance(configs, grids.Product) and (self.plan.options.budget_s is None or not backend.times):
+                fix = "add --budget 10m to search it, or" if backend.times else "name"
+                count = f"{configs.size:,} configs"
+                raise UsageError(f"the grid of {spec.name} has {count}: {fix} fewer values with --grid")
+            if backend.kind is not Kind.STATIC:
+                return configs
+            # what is not compiled needs no row
+            return grids.Grid(configs.size, lambda: {config: "" for config, pruned in configs.items() if not pruned})
+
+        def size(problem: Problem) -> ProblemPlan:
+            plan = ProblemPlan.from_spec(reference, version, problem, grid(problem))
+            document = spec.document(problem) if isinstance(spec, RecordedSpec) else None
+            recorded = recorded_configs({problem: document}).get(problem) if document else None
+            current, fallback = (self.tables.config(version.kernel, here, key) for key in (plan.lookup_key, None))
+            return replace(
+                plan,
+                reference_hash=judge,
+                current=completed(current, version),
+                fallback=completed(fallback, version),
+                today=find_today(version, here, plan.lookup_key, recorded),
+            )
+
+        return self._in_graphs([size(problem) for problem in self._problems(reference, spec, stored)])
+
+    def _checkable(self, reference: str) -> str:
+        """Return a kernel's text as workers get it, with notices about its recording and its check."""
+        spec, kernel = load_spec(reference), KernelReference.parse(reference)
+        if not isinstance(spec, RecordedSpec):
+            if kernel.overrides:
+                rule = f"{spec.check_text}{f' with {kernel.reference}' if kernel.reference else ''}"
+                own = load_spec(kernel.kernel).check_text
+                self.notices.append(f"{spec.name} is checked by {rule}, not by its own {own}")
+            return reference
+        recorded_hash = spec.kernel.source_hash
+        if recorded_hash and recorded_hash != source.source_hash(reference, source.installed(reference)):
+            changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
+            self.notices.append(f"{spec.name} {changed}")
+        self.notices += [f"{spec.name}: {notice}" for notice in spec.notices]
+        untried, torch_device = spec.untried_sizes, TORCH_DEVICES.get(self.plan.backend.kind)
+        is_tried = torch_device is not None and spec.has_odd_sizes
+        if is_tried and (failure := self._failure(trial.edge_failure, reference, torch_device)):
+            reference, untried = str(replace(kernel, sizes="recorded")), failure
+        if untried:
+            self.notices.append(f"{spec.name} is not checked on odd sizes: {untried}")
+        return reference
+
+    def _failure(self, function: Callable[..., str | None], *arguments: object) -> str | None:
+        """Call a function that returns the reason of a failure; the death of its process is one, too."""
+        try:
+            return self.worker.run(function, *arguments)
+        except (WorkerDied, RemoteError) as error:
+            return str(error).strip().splitlines()[-1][:200]
+
+    def _problems(self, reference: str, spec: KernelSpec, stored: Sequence[Problem] | None) -> list[Problem]:
+        kind, arch = self.plan.backend.kind, self.plan.backend.device.arch
+        selections = self.plan.selections[:1] if spec.recorded else self.plan.selections
+        of_shapes = (
+            problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=arch) for chosen in selections
+        )
+        sizes = list(dict.fromkeys(itertools.chain.from_iterable(of_shapes) if stored is None else stored))
+        if kind is Kind.STATIC and stored is None:  # shapes with the same machine code need one row
+            return [first for first, *_ in alike(reference, sizes, arch)]
+        if kind is not Kind.INTERPRETER:
+            return sizes
+        small = [problem for problem in sizes if not isinstance(spec, RecordedSpec) or spec.is_small(problem)]
+        if len(small) < len(sizes):
+            count = len(sizes) - len(small)
+            self.notices.append(f"{spec.name}: {count} launches are too large for Triton's interpreter")
+        return problems.scaled_down(spec, small)
+
+    def _in_graphs(self, sizes: list[ProblemPlan]) -> list[ProblemPlan]:
+        """Return the sizes of a kernel as ``--timing`` asks, with a notice if they cannot be captured in a graph."""
+        if self.plan.options.timing == "events" or not self.plan.backend.times or not sizes:
+            return sizes
+        in_graphs = [replace(size, in_graph=timing.graph_launches(size.bytes_moved)) for size in sizes]
+        smallest = min(in_graphs, key=lambda size: size.bytes_moved)
+        reason: str | None = "inputs are made for each config"
+        if not KernelReference.parse(smallest.reference).inputs:
+            reason = self._failure(trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
+        if not reason:
+            return in_graphs
+        name = smallest.problem.kernel
+        self.notices.append(f"{name} cannot be captured in a CUDA graph, and is timed by events: {reason}")
+        return sizes

@@ -35,12 +35,12 @@ def with_finalists(store: Store, plan: Plan, coarse: Iterable[Coarse], axis: str
                 hashes = worker.output_bits(size.reference, size.problem, largest, parts, list(times_us))
                 bits[number] = hashes or {}
                 store.record_output_bits(plan.subject(size), axis, bits[number])
-            members = allowed({number: _medians(times_us) for number, (_, times_us) in family.items()}, bits)
+            medians = {
+                number: {config: median(blocks) for config, blocks in times_us.items()}
+                for number, (_, times_us) in family.items()
+            }
+            members = allowed(medians, bits)
             for number, (size, times_us) in family.items():
                 right = {config: times for config, times in times_us.items() if config in members.get(number, ())}
                 also[size.problem] = choose_finalists(right, size.version.axes, (), replace(PLAN, finalists=FINALISTS))
     return [(replace(size, also=also.get(size.problem, ())), times_us) for size, times_us in coarse]
-
-
-def _medians(times_us: Mapping[NamedInts, Sequence[float]]) -> Mapping[NamedInts, float]:
-    return {config: median(blocks) for config, blocks in times_us.items()}

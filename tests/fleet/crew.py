@@ -70,18 +70,17 @@ def of_type(events: Iterator[WorkerEvent], *kinds: str) -> list[QueueEvent]:
 def timed_once(store: Store, plan: Plan, clock: Clock, /, *, take: Take) -> Generator[Event, None, None]:
     """Time each config of each problem once, and store it: the least that a unit can be."""
     backend = plan.backend
-    named = {"command": "", "commit": "", "timer": backend.timer, "seed": 0}
-    sweep_id = store.begin_sweep(plan.key, backend.device, **named)  # type: ignore[arg-type]
-    problem: ProblemPlan | None = plan.problems[0]
-    while problem is not None:
-        for config in problem.configs:
-            outcome = backend.worker().block(problem.arm(config), Place())
-            row = plan.row(problem, config, outcome, Place(), outcome.process)
+    sweep_id = store.begin_sweep(plan.key, backend.device, command="", commit="", timer=backend.timer, seed=0)
+    size: ProblemPlan | None = plan.problems[0]
+    while size is not None:
+        for config in size.configs:
+            outcome = backend.worker().block(size.arm(config), Place())
+            row = plan.row(size, config, outcome, Place(), outcome.process)
             store.add(sweep_id, row, once=True)
             yield TrialDone(row, from_database=False)
-        store.mark_complete(sweep_id, plan.subject(problem), len(problem.configs))
-        yield SizeDone(problem.problem)
-        problem = take(True)
+        store.mark_complete(sweep_id, plan.subject(size), len(size.configs))
+        yield SizeDone(size.problem)
+        size = take(True)
 
 
 def table(db: str) -> str:

@@ -21,15 +21,15 @@ from places import PLANTED
 from fp8tune import alive, cli
 from fp8tune.errors import MachineError, UsageError
 from fp8tune.fleet import units, worker
-from fp8tune.fleet.heartbeat import STALLS_AFTER_S, Heartbeat
+from fp8tune.fleet.heartbeat import STALLS_AFTER_S, renewing
 from fp8tune.measure import worker as processes
 from fp8tune.records import Status
 from fp8tune.store.results import Store
 from fp8tune.store.schema import UnitState
 from fp8tune.store.units import LEASE_S, LeaseLostError
 from fp8tune.sweeping.events import Event, Finished, SizeDone, TrialDone
-from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
+from fp8tune.sweeping.session import sweep
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_time_budget_goes_into_units_and_says_what_is_left(db: str, budget_s: 
             if isinstance(event, SizeDone):
                 if now_s + 30.0 > deadline:
                     now_s = deadline
-                    yield Finished(0, 0.0, left_out=1, is_whole=False)
+                    yield Finished(0.0, left_out=1, is_whole=False)
                     return
                 now_s += 30.0
             yield event
@@ -160,7 +160,7 @@ def test_a_hang_of_the_work_itself_gives_its_unit_back_and_a_wait_with_a_limit_d
         for wait, returned in ((lambda: process.call(60, time.sleep, 1.2), 0), (lambda: time.sleep(1.2), 1)):
             lease = store.take_unit(DEVICE, "me", lease_s=0.4)
             assert lease is not None
-            with Heartbeat(stalls_after_s=0.3).renewing(db, [lease], 0.1):
+            with renewing(db, [lease], 0.1, stalls_after_s=0.3):
                 wait()
                 assert store.return_expired_units() == returned
             store.return_units_of("me", "the next case")

@@ -33,9 +33,12 @@ def test_branches_without_common_history_have_no_merge_base(repository: Path) ->
         git.merge_base(repository, "main", "other")
 
 
-def test_head_says_whether_code_has_changed(repository: Path) -> None:
-    commit = git.resolve(repository, "HEAD")
+def test_head_says_whether_code_has_changed_and_leaves_the_index_alone(repository: Path) -> None:
+    """Git locks the index to write it; a process that is killed meanwhile leaves the lock."""
+    commit, index = git.resolve(repository, "HEAD"), (repository / ".git" / "index").read_bytes()
+    os.utime(repository / "kernel.py", (0, 0))  # git would write down that the file is unchanged
     assert git.head(repository) == commit
+    assert (repository / ".git" / "index").read_bytes() == index
     (repository / "results.db").write_text("more rows")
     (repository / "untracked.py").write_text("")
     assert git.head(repository) == commit
@@ -43,27 +46,15 @@ def test_head_says_whether_code_has_changed(repository: Path) -> None:
     assert git.head(repository) == commit + "+"
 
 
-def test_head_leaves_the_index_alone(repository: Path) -> None:
-    """Git locks the index to write it; a process that is killed meanwhile leaves the lock."""
-    index = (repository / ".git" / "index").read_bytes()
-    os.utime(repository / "kernel.py", (0, 0))  # git would write down that the file is unchanged
-    git.head(repository)
-    assert (repository / ".git" / "index").read_bytes() == index
-
-
-def test_head_is_empty_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_commit_no_repository_or_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git.head(tmp_path) == ""
-    run(tmp_path, "init", "-q")
-    assert git.head(tmp_path) == ""
-    monkeypatch.setenv("PATH", "")
-    assert git.head(tmp_path) == ""
-
-
-def test_no_repository_no_folder_and_no_git_are_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.MachineError, match="not a git repository"):
         git.toplevel(tmp_path)
     with pytest.raises(errors.UsageError, match="is not a folder"):
         git.toplevel(tmp_path / "missing")
+    run(tmp_path, "init", "-q")
+    assert git.head(tmp_path) == ""
     monkeypatch.setenv("PATH", "")
+    assert git.head(tmp_path) == ""
     with pytest.raises(errors.MachineError, match="git is not installed"):
         git.toplevel(tmp_path)

@@ -14,8 +14,25 @@ Answer = Callable[[KernelArm, Place], Outcome | None]
 
 
 @dataclass
+class FakeGpu(SimulatedBackend):
+    """Its screens are the simulated GPU's. In finals, ``answer`` comes first: None leaves a block to the clock."""
+
+    timer: str
+    answer: Answer = lambda arm, place: None
+    unbuilt: Outcome | None = None  # what building a problem's tensors comes to, if not ok
+    turns: int = 0  # how often a process began with a problem in finals
+    calls: list[tuple[KernelArm, Place]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.timer)
+
+    def worker(self, tree: Tree | None = None) -> FakeWorker:  # type: ignore[override]
+        return FakeWorker(self)
+
+
+@dataclass
 class FakeWorker:
-    """Asks ``answer`` first: None leaves a block of the finals to the simulated clock."""
+    """One process in finals."""
 
     gpu: FakeGpu
 
@@ -32,22 +49,3 @@ class FakeWorker:
 
     def close(self) -> None:
         pass
-
-
-@dataclass
-class FakeGpu(SimulatedBackend):
-    """Its screens are the simulated GPU's."""
-
-    timer: str
-    answer: Answer = lambda arm, place: None
-    unbuilt: Outcome | None = None
-    """What building a problem's tensors comes to, if not ok."""
-    turns: int = 0
-    """How often a process began with a problem in finals."""
-    calls: list[tuple[KernelArm, Place]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(self.timer)
-
-    def worker(self, tree: Tree | None = None) -> FakeWorker:  # type: ignore[override]
-        return FakeWorker(self)

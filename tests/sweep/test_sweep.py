@@ -11,40 +11,20 @@ from places import PLANTED
 from servers import on_both
 
 from fp8tune.errors import MachineError
-from fp8tune.measure.arms import KernelArm
 from fp8tune.measure.backends import ProcessBackend
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.records import ClockLimits, Device, Kind, NamedInts, Outcome, Problem, Row, Status
 from fp8tune.replay.loading import load_spec
-from fp8tune.stats.study import Study, Verdict
+from fp8tune.stats.study import Verdict
 from fp8tune.store.results import Store
-from fp8tune.sweeping import loop, planning, session
+from fp8tune.sweeping import planning, session
 from fp8tune.sweeping.events import Event, Started, TrialDone
-from fp8tune.sweeping.loop import sweep
 from fp8tune.sweeping.planning import Plan
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
-
-
-def planned(**arguments: object) -> Plan:
-    options = {"kernel": (FAULTS,), "shapes": ("tiny",), **arguments}
-    return planning.planned(SweepOptions(**options))  # type: ignore[arg-type]
-
-
-def events(store: Store, **options: object) -> Iterator[Event]:
-    return session.run(store, planning.expanded(planned(**options)))
-
-
-def rows_of(done: Iterable[Event]) -> list[Row]:
-    return [event.row for event in done if isinstance(event, TrialDone)]
-
-
-def run(store: Store, **options: object) -> tuple[list[Row], list[Row]]:
-    """(rows of new trials, rows answered from the database)"""
-    done = [event for event in events(store, **options) if isinstance(event, TrialDone)]
-    return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
+SIMULATED = "simulated:7"
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +36,39 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(database: str) -> Iterator[Store]:
     with Store.open(database, create=True) as opened:
-        yield opened  # type: ignore[misc]
+        yield opened
 
 
 @pytest.fixture
-def one_shape(tmp_path: Path) -> tuple[str, ...]:
-    path = tmp_path / "one.toml"
-    path.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
-    return (str(path),)
+def shapes(tmp_path: Path) -> tuple[str, ...]:
+    return (sizes(tmp_path, "M = 40\nK = 24\nN = 8\nE = 2"),)
+
+
+def sizes(folder: Path, dims: str) -> str:
+    path = folder / "sizes.toml"
+    path.write_text(f"[[rows]]\n{dims}\n")
+    return str(path)
+
+
+def planned(**options: object) -> Plan:
+    return planning.expanded(planning.planned(SweepOptions(**{"kernel": (FAULTS,), **options})))  # type: ignore[arg-type]
+
+
+def simulated_at(power_limit_w: float, **options: object) -> Plan:
+    plan = planned(timer=SIMULATED, **options)
+    assert isinstance(plan.backend, SimulatedBackend)
+    plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
+    return plan
+
+
+def rows_of(done: Iterable[Event]) -> list[Row]:
+    return [event.row for event in done if isinstance(event, TrialDone)]
+
+
+def run(store: Store, plan: Plan) -> tuple[list[Row], list[Row]]:
+    """(rows of new trials, rows answered from the database)"""
+    done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
+    return [e.row for e in done if not e.from_database], [e.row for e in done if e.from_database]
 
 
 EXPECTED = {
@@ -81,10 +86,10 @@ EXPECTED = {
 
 @pytest.mark.slow
 def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
-    store: Store, one_shape: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    store: Store, shapes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProcessBackend, "trial_timeout_s", 5.0)
-    rows, _ = run(store, shapes=one_shape)
+    rows, _ = run(store, planned(shapes=shapes))
     assert {row.config["FAULT"]: row.outcome.status for row in rows if row.config} == {
         fault: status for fault, (status, _) in EXPECTED.items()
     }
@@ -92,135 +97,121 @@ def test_every_planted_fault_is_a_row_and_the_others_are_untouched(
         assert row.config is not None
         assert EXPECTED[row.config["FAULT"]][1] in row.outcome.reason
         assert "\n" not in row.outcome.reason
-        assert row.kind is Kind.INTERPRETER
-        assert row.outcome.time_us is None
-    again, old = run(store, shapes=one_shape)
-    assert again == []
-    assert len(old) == len(rows)
-    retried, _ = run(store, shapes=one_shape, grid=("FAULT=0,1",), again=True)
+        assert (row.kind, row.outcome.time_us) == (Kind.INTERPRETER, None)
+    again, old = run(store, planned(shapes=shapes))
+    assert (again, len(old)) == ([], len(rows))
+    retried, _ = run(store, planned(shapes=shapes, grid=("FAULT=0,1",), again=True))
     assert {row.config["FAULT"] for row in retried if row.config} == {0, 1}
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_results_at_another_power_limit_are_not_mixed(store: Store, one_shape: tuple[str, ...], quick: bool) -> None:
+def test_results_at_another_power_limit_are_not_mixed(store: Store, shapes: tuple[str, ...], quick: bool) -> None:
     """A sweep that had ended lent its times to the next one, whose GPU was set to another power limit."""
-
-    def run_at(power_limit_w: float) -> tuple[int, list[Study]]:
-        plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7", quick=quick))
-        assert isinstance(plan.backend, SimulatedBackend)
-        plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
-        done = [event for event in session.run(store, plan) if isinstance(event, TrialDone)]
-        return sum(not event.from_database for event in done), session.studies(store, plan)
-
-    first, studies = run_at(700.0)
-    assert first > 0
-    assert run_at(700.0)[0] == 0
-    second, changed = run_at(500.0)
-    assert second == first
-    assert [[result.figures for result in study.results] for study in changed] == [
-        [result.figures for result in study.results] for study in studies
-    ]
-    assert run_at(500.0)[0] == 0
+    counts, figures = [], []
+    for power_limit_w in (700.0, 700.0, 500.0, 500.0):
+        plan = simulated_at(power_limit_w, shapes=shapes, quick=quick)
+        counts.append(len(run(store, plan)[0]))
+        figures.append([[result.figures for result in study.results] for study in session.studies(store, plan)])
+    assert counts[0] > 0
+    assert counts == [counts[0], 0, counts[0], 0]
+    assert figures[0] == figures[2]
 
 
 def test_a_quick_sweep_at_another_power_limit_replaces_a_confirmation(store: Store, tmp_path: Path) -> None:
     """Its pick stayed proven by times at the old limit."""
-    path = tmp_path / "large.toml"
-    path.write_text("[[rows]]\nM = 16384\nK = 2048\nN = 8\nE = 2\n")
-    verdicts = []
+    shapes, verdicts = (sizes(tmp_path, "M = 16384\nK = 2048\nN = 8\nE = 2"),), []
     for power_limit_w, quick in ((700.0, False), (700.0, True), (500.0, True), (500.0, False)):
-        grid = ("num_warps=4,8",)
-        plan = planning.expanded(planned(shapes=(str(path),), timer="simulated:7", quick=quick, grid=grid))
-        assert isinstance(plan.backend, SimulatedBackend)
-        plan.backend.limits = ClockLimits(power_limit_w=power_limit_w)
-        for _ in session.run(store, plan):
-            pass
+        plan = simulated_at(power_limit_w, shapes=shapes, quick=quick, grid=("num_warps=4,8",))
+        run(store, plan)
         verdicts += [study.choice.verdict for study in session.studies(store, plan)]
     assert verdicts == [Verdict.PROVEN, Verdict.PROVEN, Verdict.QUICK, Verdict.PROVEN]
 
 
-def test_simulated_clock_runs_the_whole_program(store: Store, one_shape: tuple[str, ...]) -> None:
-    rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-    assert {row.outcome.status for row in rows} == {Status.OK}
-    assert {row.device.arch for row in rows} == {"simulated"}
+def test_simulated_clock_runs_the_whole_program(store: Store, shapes: tuple[str, ...]) -> None:
+    plan = planned(shapes=shapes, timer=SIMULATED)
+    rows, _ = run(store, plan)
+    assert {(row.outcome.status, row.device.arch) for row in rows} == {(Status.OK, "simulated")}
     assert all(row.outcome.time_us and len(row.outcome.samples_us) >= 10 for row in rows)
-    best = session.studies(store, planning.expanded(planned(shapes=one_shape, timer="simulated:7")))
-    assert len(best) == 1
-    backend, spec = SimulatedBackend("simulated:7"), load_spec(FAULTS)
-    true_us = {
-        row.config: backend.clock.true_time_us(KernelArm.from_spec(FAULTS, spec, row.problem, row.config).work)
-        for row in rows
-        if row.config
-    }
-    assert true_us[best[0].pick.config] <= 1.02 * min(true_us.values())
-    repeated = {row.config for row in rows if row.round == 2}
-    assert best[0].pick.config in repeated
+    (best,), (size,) = session.studies(store, plan), plan.problems
+    clock = SimulatedBackend(SIMULATED).clock
+    true_us = {config: clock.true_time_us(size.arm(config).work) for config in size.configs}
+    assert true_us[best.choice.pick] <= 1.02 * min(true_us.values())
+    repeated = {row.config for row in rows if row.round == 2 and row.config}
+    assert best.pick.config in repeated
     assert all(true_us[config] <= 1.35 * min(true_us.values()) for config in repeated)
 
 
-def publish(store: Store, size: Problem, *configs: NamedInts) -> None:
+def publish(store: Store, size: Problem, *configs: NamedInts, arch: str = "simulated") -> None:
     sweep_id = store.begin_sweep("published", Device("published"), command="", commit="", timer="", seed=0)
     for config in configs:
-        somebody = Device("simulated", "somebody's")
+        somebody = Device(arch, "somebody's")
         store.add(sweep_id, Row(size, config, somebody, Kind.PUBLISHED, Outcome(Status.OK), source="somebody"))
 
 
 def test_what_others_published_for_a_problem_is_timed_with_the_grid(
-    tmp_path: Path, one_shape: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    store: Store, shapes: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    same = planned(shapes=one_shape, timer="simulated:7")
-    (size,) = planning.expanded(same).problems
+    plan = planned(shapes=shapes, timer=SIMULATED)
+    (size,) = plan.problems
     known = next(iter(size.configs))
     name = next(iter(known))
     elsewhere = NamedInts({**known, name: 2 * max(config[name] for config in size.configs)})
-    with Store.open(str(tmp_path / "results.db"), create=True) as store:
-        rows, _ = run(store, shapes=one_shape, timer="simulated:7")
-        assert {row.config for row in rows} == set(size.configs)
-        publish(store, size.problem, known, NamedInts(OTHER=1))
-    with Store.open(str(tmp_path / "results.db")) as store:
-        publish(store, size.problem, elsewhere)
-    with Store.open(str(tmp_path / "results.db")) as store:
-        rows, old = run(store, shapes=one_shape, timer="simulated:7")
+    assert {row.config for row in run(store, plan)[0]} == set(size.configs)
+    publish(store, size.problem, known, NamedInts(OTHER=1), elsewhere)
+    rows, old = run(store, planned(shapes=shapes, timer=SIMULATED))
     assert {row.config for row in rows if row.stage == "screen"} == {elsewhere}
     assert {row.config for row in old} >= set(size.configs)
     assert "OTHER=1" in caplog.text
 
 
+def test_published_configs_of_an_arch_are_compiled_once_for_all_sizes_with_the_same_code(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    plan = planning.planned(SweepOptions(kernel=("rowwise-2d",), arch="gfx942", shapes=("tiny",)))
+    configs = [NamedInts(BLOCK_SIZE=2, BLOCK_SIZE_ITER=size, num_warps=4, num_stages=1) for size in (1024, 2048)]
+    for shape, config in ((NamedInts(M=512, K=1024), configs[0]), (NamedInts(M=256, K=1024), configs[1])):
+        publish(store, Problem("rowwise-2d", shape), config, arch="gfx942")
+    publish(store, Problem("rowwise-2d", NamedInts(M=3)), configs[0], arch="gfx942")
+    publish(store, Problem("rowwise-2d", NamedInts(M=1, K=8)), configs[0], arch="sm_100")
+    (size,) = session.published_sizes(store, plan)
+    assert (size.problem.shape["K"], size.problem.routing, {*size.configs}) == (1024, "none", {*configs})
+    assert "needs K" in caplog.text
+
+
 @on_both
-def test_stopped_sweep_continues_where_it_was(store: Store, one_shape: tuple[str, ...]) -> None:
-    running = events(store, shapes=one_shape, timer="simulated:7")
-    done = 0
-    for event in running:
-        done += isinstance(event, TrialDone)
-        if done == 4:
-            break
+def test_stopped_sweep_continues_where_it_was(store: Store, shapes: tuple[str, ...]) -> None:
+    plan, done = planned(shapes=shapes, timer=SIMULATED), 0
+    running = session.run(store, plan)
+    while done < 4:
+        done += isinstance(next(running), TrialDone)
     running.close()  # type: ignore[attr-defined]
-    new, old = run(store, shapes=one_shape, timer="simulated:7")
+    new, old = run(store, plan)
     assert len(old) == 4
     assert {row.config for row in new + old if row.round == 0} == {row.config for row in new + old}
-    assert run(store, shapes=one_shape, timer="simulated:7")[0] == []
+    assert run(store, plan)[0] == []
     stored = [(row.config, row.stage, row.process if row.stage != "screen" else "", row.round) for row in store.rows()]
     assert len(stored) == len(set(stored)) == len(new) + len(old)
-    anew, old = run(store, shapes=one_shape, timer="simulated:7", again=True)
+    anew, old = run(store, planned(shapes=shapes, timer=SIMULATED, again=True))
     assert (len(anew), len(old)) == (len(stored), 0)
 
 
 @on_both
-def test_config_that_is_no_longer_pruned_is_tried(store: Store, one_shape: tuple[str, ...]) -> None:
+def test_config_that_is_no_longer_pruned_is_tried(store: Store, shapes: tuple[str, ...]) -> None:
     """A kernel that drops a pruning reason gets the trial, though a row says ``pruned``."""
-    plan = planning.expanded(planned(shapes=one_shape, timer="simulated:7"))
+    plan = planned(shapes=shapes, timer=SIMULATED)
     (size,) = plan.problems
     pruned = replace(size, configs={config: "planted" if config["FAULT"] == 3 else "" for config in size.configs})
-    first = rows_of(session.run(store, replace(plan, problems=(pruned,))))
-    assert [r.outcome.reason for r in first if r.outcome.status is Status.PRUNED] == ["planted"]
-    new, old = run(store, shapes=one_shape, timer="simulated:7")
+    first, _ = run(store, replace(plan, problems=(pruned,)))
+    assert [row.outcome.reason for row in first if row.outcome.status is Status.PRUNED] == ["planted"]
+    new, old = run(store, plan)
     assert {row.config["FAULT"] for row in new if row.round == 0 and row.config} == {3}
     assert old
 
 
-def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, one_shape: tuple[str, ...]) -> None:
+def test_a_full_disk_ends_the_sweep_and_is_no_row(store: Store, shapes: tuple[str, ...]) -> None:
     with pytest.raises(MachineError, match=r"No space left on device /planted: no config is to blame"):
-        run(store, kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=one_shape)
+        run(store, planned(kernel=(f"{PLANTED / 'hostile.py'}:FULL_DISK",), shapes=shapes))
     assert {row.outcome.status for row in store.rows()} <= {Status.WRONG}
 
 
@@ -228,21 +219,17 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planning asked for every config of every problem size: seconds, where few fit into the time budget."""
-    shapes = tmp_path / "three.toml"
-    shapes.write_text("[[rows]]\nM = [40, 41, 42]\nK = 24\nN = 8\nE = 2\n")
-    options = {"shapes": (str(shapes),), "timer": "simulated:7", "quick": True}
-    plan = planning.expanded(planned(**options))
+    plan = planned(shapes=(sizes(tmp_path, "M = [40, 41, 42]\nK = 24\nN = 8\nE = 2"),), timer=SIMULATED, quick=True)
     calls: list[int] = []
-    monkeypatch.setattr(loop, "COMPILE_AHEAD", 1)
+    monkeypatch.setattr(session, "COMPILE_AHEAD", 1)
 
     def excluded(config: Mapping[str, int], shape: Mapping[str, int]) -> str | None:
         calls.append(shape["M"])
         return "planted" if config["FAULT"] > config["num_warps"] else None
 
     spec = replace(load_spec(FAULTS), excluded=excluded)
-    grids_of = [grids.configs(spec, problem.problem, spec.axes, None) for problem in plan.problems]
-    problems = [replace(problem, configs=grid) for problem, grid in zip(plan.problems, grids_of, strict=True)]
-    running = sweep(store, replace(plan, problems=tuple(problems)))
+    lazy = [replace(size, configs=grids.configs(spec, size.problem, spec.axes, None)) for size in plan.problems]
+    running = session.sweep(store, replace(plan, problems=tuple(lazy)))
     started = next(running)
     assert isinstance(started, Started)
     assert (started.problems, started.configs, calls) == (3, 27, [])
@@ -252,29 +239,25 @@ def test_a_grid_with_conditions_is_built_when_its_problem_size_is_swept(
     assert {(row.problem.shape["M"], row.outcome.status) for row in rows} >= {(42, Status.OK), (42, Status.PRUNED)}
 
 
-def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
-    """Without ``--retry-failed``; a comment in the reference starts nothing anew."""
-    spec = tmp_path / "mine.py"
-    text = (PLANTED / "foreign.py").read_text()
-    spec.write_text(text.replace("(x.float().clamp", "(x.float().mul(2).clamp"))
-    options = {"kernel": (f"{spec}:SPEC",), "shapes": one_shape}
-    rows, _ = run(store, **options)
-    assert {row.outcome.status for row in rows} == {Status.WRONG}
-    assert "elements differ, first at (0, 0): expected" in rows[0].outcome.reason
-    spec.write_text(
-        text.replace("def reference(x: Any) -> tuple[Any, ...]:", 'def reference(x):\n    """Right."""  # now')
-    )
-    mended, _ = run(store, **options)
-    assert {row.config for row in mended} == {row.config for row in rows}
+def test_a_mended_reference_judges_anew_at_once(store: Store, tmp_path: Path, shapes: tuple[str, ...]) -> None:
+    """A comment in the reference starts nothing anew."""
+    spec, text = tmp_path / "mine.py", (PLANTED / "foreign.py").read_text()
+    wrong = text.replace("(x.float().clamp", "(x.float().mul(2).clamp")
+    commented = text.replace("def reference(x: Any) -> tuple[Any, ...]:", 'def reference(x):\n    """Right."""  # now')
+    results = []
+    for version in (wrong, commented, text):
+        spec.write_text(version)
+        results.append(run(store, planned(kernel=(f"{spec}:SPEC",), shapes=shapes)))
+    (first, _), (mended, _), (again, old) = results
+    assert {row.outcome.status for row in first} == {Status.WRONG}
+    assert "elements differ, first at (0, 0): expected" in first[0].outcome.reason
+    assert {row.config for row in mended} == {row.config for row in first}
     assert {row.outcome.status for row in mended} == {Status.OK}
     assert {result.status for study in store.studies() for result in study.results} == {Status.OK}
-    spec.write_text(text)
-    again, old = run(store, **options)
-    assert not again
-    assert len(old) == len(rows)
+    assert (again, len(old)) == ([], len(first))
 
 
-def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tuple[str, ...]) -> None:
+def test_another_bound_judges_anew(store: Store, tmp_path: Path, shapes: tuple[str, ...]) -> None:
     """The code is the same, and what is right is not."""
     text = (PLANTED / "foreign.py").read_text()
     text = text.replace("(x.float().clamp(-448, 448).to(torch.float8_e4m3fn)", "(x.double()")
@@ -284,6 +267,6 @@ def test_another_bound_judges_anew(store: Store, tmp_path: Path, one_shape: tupl
         spec = tmp_path / f"{name}.py"
         declared = f'SPEC = KernelSpec(check="tolerance", tolerance=Tolerance({bound}, {bound}),'
         spec.write_text(text.replace("SPEC = KernelSpec(", declared))
-        rows, _ = run(store, kernel=(f"{spec}:SPEC",), shapes=one_shape)
+        rows, _ = run(store, planned(kernel=(f"{spec}:SPEC",), shapes=shapes))
         statuses.append({row.outcome.status for row in rows})
     assert statuses == [{Status.OK}, {Status.WRONG}]
