@@ -37,7 +37,7 @@ def sweep(options: SweepOptions) -> int:
         return sharing.share_out(plan, db, begun, options.on)
     if (over_s := time.monotonic() - begun - (options.budget_s or math.inf)) > 0:
         notice(f"the budget ended {over_s:.1f} s before the first result: planning takes longer, give more")
-    progress, finished = SweepProgress.of_plan(plan), events.Finished(0, 0.0)
+    progress, finished = SweepProgress.of_plan(plan), events.Finished(0.0)
     with end_note(lambda: progress.stored_note(database.label(db))), Store.open(db, create=True) as store:
         with progress:
             for event in session.run(store, plan, begun=begun):
