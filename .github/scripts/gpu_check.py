@@ -5,8 +5,8 @@ BASE, HEAD  revisions
 ARGUMENTS   further options of the command, as in a shell
 COMMENT     true: write a comment on the pull request, or update the one that is there
 
-The table goes into the job's summary too. The exit code is the command's: 0 clear, 1 a finding, 2 a usage or setup
-error, 3 not decided.
+The table goes into the job's summary and into a file too. The exit code is the command's: 0 clear, 1 a finding, 2 a
+usage or setup error, 3 not decided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def main() -> int:
     )
     print(done.stdout)
     append("GITHUB_STEP_SUMMARY", done.stdout)
-    append("GITHUB_OUTPUT", f"exit-code={done.returncode}\n")
+    table = Path(os.environ.get("RUNNER_TEMP", "."), f"fp8tune-{command}.md")
+    table.write_text(done.stdout, encoding="utf-8")
+    append("GITHUB_OUTPUT", f"exit-code={done.returncode}\ntable={table}\n")
     if os.environ.get("COMMENT") == "true" and done.stdout.strip():
         try:
             comment(MARKER.format(command=command), done.stdout)

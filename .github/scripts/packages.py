@@ -1,7 +1,8 @@
 """Build both distributions and check them as a release needs it. CI and people run the same commands:
 
 python .github/scripts/packages.py build dist      sdists, wheels from them, and their contents; needs build and twine
-python .github/scripts/packages.py install dist    the wheels in a new environment, used in an empty folder
+python .github/scripts/packages.py install dist    the wheels in a new environment, used in an empty folder;
+    with constraints/torch-2.11.txt behind it: with these versions instead of those of constraints.txt
 python .github/scripts/packages.py notes 0.3.0     the CHANGELOG's section, as release notes
 """
 
@@ -85,7 +86,7 @@ def check_sdist(path: Path) -> None:
     require(not stray, f"{path.name} has {stray}")
 
 
-def install(folder: Path) -> None:
+def install(folder: Path, constraints: Path = ROOT / "constraints.txt") -> None:
     """Install the wheels into a new environment of this Python, and use them in an empty folder."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -95,8 +96,9 @@ def install(folder: Path) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("FP8TUNE", "PYTHON"))}
         environment |= {"HOME": name, "XDG_DATA_HOME": f"{name}/data"}
         wheels = [str(path.resolve()) for path in sorted(folder.glob("*.whl"))]
-        constraints = str(ROOT / "constraints.txt")
-        run(str(programs / "pip"), "install", "-q", "-c", constraints, *wheels, env=environment, cwd=scratch)
+        pins = str(constraints.resolve())
+        run(str(programs / "pip"), "install", "-q", "-c", pins, *wheels, env=environment, cwd=scratch)
+        run(str(programs / "pip"), "check", env=environment, cwd=scratch)
         for command in COMMANDS:
             run(str(programs / "fp8tune"), *command.split(), env=environment, cwd=scratch / "empty")
         run(str(programs / "python"), "-c", SMOKE, env=environment, cwd=scratch / "empty")
@@ -125,7 +127,12 @@ def require(is_so: bool, message: str) -> None:
 
 
 if __name__ == "__main__":
-    tasks = {"build": lambda text: build(Path(text)), "install": lambda text: install(Path(text)), "notes": notes}
-    if len(sys.argv) != 3 or sys.argv[1] not in tasks:
-        raise SystemExit(__doc__)
-    tasks[sys.argv[1]](sys.argv[2])
+    match sys.argv[1:]:
+        case ["build", folder]:
+            build(Path(folder))
+        case ["install", folder, *constraints] if len(constraints) <= 1:
+            install(Path(folder), *map(Path, constraints))
+        case ["notes", version]:
+            notes(version)
+        case _:
+            raise SystemExit(__doc__)

@@ -33,6 +33,7 @@ def on_nav(nav: Any, **_: Any) -> Any:
     for item in nav.items:
         if item.is_section and item.title == "Howto":
             item.title = "How-to"
+    nav.homepage.title = "Home"
     places = {title: place for place, title in enumerate(ORDER)}
     nav.items.sort(key=lambda item: places[item.title] if item.is_section else len(ORDER))
     nav.items.sort(key=lambda item: item is not nav.homepage)

@@ -130,13 +130,17 @@ def _compile_ahead(kernels: Sequence[KernelPicks], folder: Path) -> bool:
 
 
 def _arch(options: ExportOptions, store: Reader) -> str:
-    """Return the arch to export: the only one of the database, if none is named. Raises UsageError."""
+    """Return the arch to export: the only one that has rows of the kernels, if none is named. Raises UsageError."""
     if options.arch is not None:
         names.check_arch(options.arch, store)
         return options.arch
-    arches = [arch for arch in store.arches() if arch not in ("interpreter", "simulated")]
-    if not arches:
-        raise UsageError("nothing to export: the database has no results of a GPU; run fp8tune sweep")
-    if len(arches) > 1:
-        raise UsageError(f"--arch is missing: the database has {' and '.join(arches)}, name one of them")
-    return arches[0]
+    kernels = names.stored_kernels(options.kernel, store)
+    arches = {study.device.arch for study in store.pools() if study.problem.kernel in kernels}
+    on_gpus = sorted(arches - {"interpreter", "simulated"})
+    what = " and ".join(kernels) if options.kernel else "the database"
+    if not on_gpus:
+        simulated = "; --arch simulated exports its simulated times" if "simulated" in arches else ""
+        raise UsageError(f"nothing to export: {what} has no results of a GPU: run fp8tune sweep on one{simulated}")
+    if len(on_gpus) > 1:
+        raise UsageError(f"--arch is missing: {what} has {' and '.join(on_gpus)}, name one of them")
+    return on_gpus[0]

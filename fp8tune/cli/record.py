@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def record(options: RecordOptions) -> int:
         raise UsageError("the program to record is missing: fp8tune record -o run.json -- python train.py")
     path = check_output(options.output)
     ended = program.run(options.command, options.kernel, descriptor())
+    if ended.exit_code and ended.recording is not None and not ended.recording.device and needs_interpreter():
+        notice("fp8tune: no GPU is visible here: put TRITON_INTERPRET=1 in front to record on Triton's interpreter")
     if ended.recording is not None and ended.recording.kernels:  # an empty one does not replace another
         path.write_text(text_of(ended.recording), encoding="utf-8")
         summary = screens.make_summary(ended.recording, options.output)
@@ -48,6 +51,13 @@ def nothing_recorded(ended: program.Ended, command: Sequence[str], patterns: Seq
     if patterns:
         return f"{text} launched no kernel that --kernel {' '.join(map(shlex.quote, patterns))[:80]} names"
     return f"{text} launched no autotuned kernel; for @triton.jit kernels add --kernel 'module:*'"
+
+
+def needs_interpreter() -> bool:
+    """Return True if kernels can run neither on a GPU nor, as it is not switched on, on Triton's interpreter."""
+    from fp8tune.measure.device import probe
+
+    return os.environ.get("TRITON_INTERPRET") != "1" and probe() is None
 
 
 def check_output(name: str) -> Path:

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from command_line import fp8tune
 from places import ROOT
-
-SCRIPT = ROOT / ".github" / "scripts" / "gpu_check.py"
 
 
 class Comments(BaseHTTPRequestHandler):
@@ -54,10 +54,22 @@ def comments() -> Iterator[tuple[str, list[dict[str, object]]]]:
         server.shutdown()
 
 
-def check(folder: Path, url: str, **variables: str) -> tuple[int, str]:
-    """Run the step as the runner does; return its exit code and the job's summary."""
-    (folder / "bin").mkdir(exist_ok=True)
+def job() -> tuple[dict[str, str], dict[str, Any]]:
+    """CI's job that uses the Action: the inputs, and the step that looks at the outputs."""
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["action"]["steps"]
+    place = next(place for place, step in enumerate(steps) if step.get("uses") == "./")
+    return steps[place]["with"], steps[place + 1]
+
+
+def check(folder: Path, url: str, *, TOKEN: str = "secret", **inputs: str) -> tuple[int, str]:
+    """Run the Action's step as the runner does; return its exit code and the job's summary."""
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    (step,) = action["runs"]["steps"]
+    defaults = {name: str(item["default"]) for name, item in action["inputs"].items()}
+    assert inputs.keys() <= defaults.keys()
+    values = {**defaults, **inputs, "token": TOKEN}
     program = folder / "bin" / "fp8tune"
+    program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fp8tune "$@"\n')
     program.chmod(0o755)
     event, summary = folder / "event.json", folder / "summary.md"
@@ -66,31 +78,36 @@ def check(folder: Path, url: str, **variables: str) -> tuple[int, str]:
         **os.environ,
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
+        "GITHUB_ACTION_PATH": str(ROOT),
         "GITHUB_STEP_SUMMARY": str(summary),
         "GITHUB_OUTPUT": str(folder / "output"),
         "GITHUB_EVENT_PATH": str(event),
         "GITHUB_API_URL": url,
         "GITHUB_REPOSITORY": "fp8tune/fp8tune",
-        "COMMENT": "true",
-        "TOKEN": "secret",
-        **variables,
+        "RUNNER_TEMP": str(folder),
+        **{name: values[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()},
     }
-    done = subprocess.run([sys.executable, str(SCRIPT)], cwd=folder, env=environment, capture_output=True, text=True)
+    shell = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+    done = subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True)
     return done.returncode, summary.read_text() if summary.exists() else done.stderr
 
 
 def test_a_comparison_is_posted_once_and_updated(comments: tuple[str, list[dict[str, object]]], tmp_path: Path) -> None:
     url, posted = comments
     subprocess.run([sys.executable, str(ROOT / "docs" / "examples" / "pull_request.py")], cwd=tmp_path, check=True)
-    revisions = {"COMMAND": "compare", "BASE": "main", "HEAD": "larger-blocks"}
-    arguments = "--kernel project/kernel.py:SPEC --shapes project/shapes.toml --timer simulated:2"
-    code, summary = check(tmp_path, url, **revisions, ARGUMENTS=arguments)
+    inputs, look = job()
+    code, summary = check(tmp_path, url, **inputs | {"comment": "true"})
     assert code == 1
-    assert "REGRESSION" in summary
     assert [item["body"] for item in posted] == ["Looks good.", f"<!-- fp8tune compare -->\n{summary}"]
-    assert (tmp_path / "output").read_text() == "exit-code=1\n"
+    outputs = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    assert Path(outputs["table"]).read_text() == summary
+    variables = {
+        name: outputs[value.removeprefix("${{ steps.check.outputs.").removesuffix(" }}")]
+        for name, value in look["env"].items()
+    }
+    assert subprocess.run(["bash", "-c", look["run"]], env=os.environ | variables).returncode == 0
 
-    code, _ = check(tmp_path, url, **{**revisions, "HEAD": "main"}, ARGUMENTS=arguments)
+    code, _ = check(tmp_path, url, **inputs | {"comment": "true", "head": "main"})
     assert code == 0
     assert len(posted) == 2
     assert "REGRESSION" not in str(posted[1])
@@ -102,12 +119,12 @@ def test_a_recheck_has_the_commands_exit_code_where_no_comment_can_be_written(
     url, posted = comments
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, str(ROOT / "docs" / "examples" / "pull_request.py")], check=True)
-    simulated = {"FP8TUNE_TIMER": "simulated:1", "TOKEN": "of a fork"}
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
     kernel = "--kernel project/kernel.py:SPEC"
     before = (*kernel.split(), "--shapes", "project/shapes.toml", "--timer", "simulated:1", "--db", "fp8tune.db")
     assert fp8tune("sweep", *before).returncode == 0
-    code, summary = check(tmp_path, url, **simulated, COMMAND="recheck", ARGUMENTS=kernel)
+    code, summary = check(tmp_path, url, TOKEN="of a fork", command="recheck", arguments=kernel)
     assert code == 0
     assert "still best" in summary
     assert len(posted) == 1
-    assert check(tmp_path, url, COMMAND="sweep")[0] == 2
+    assert check(tmp_path, url, command="sweep")[0] == 2

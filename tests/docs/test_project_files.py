@@ -14,7 +14,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from database_rows import config, finished_sweep, problem
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from places import ROOT
 
 import fp8tune
@@ -45,12 +49,62 @@ def test_ci_runs_the_commands_of_the_pages() -> None:
     assert commands[1] in text("CONTRIBUTING.md")
 
 
-def test_gpu_constraints_are_the_versions_of_the_committed_rows() -> None:
-    pinned = dict(re.findall(r"^(\w+)==(.+)$", text("constraints-gpu.txt"), re.MULTILINE))
+def pins(name: str) -> dict[str, SpecifierSet]:
+    """Distribution -> what a constraints file says of its version."""
+    lines = (line.partition("#")[0].strip() for line in text(name).splitlines())
+    return {requirement.name: requirement.specifier for requirement in map(Requirement, filter(None, lines))}
+
+
+COMBINATIONS = {
+    path.stem.removeprefix("torch-"): f"constraints/{path.name}" for path in (ROOT / "constraints").iterdir()
+}
+"""Version of torch -> constraints with it."""
+
+
+def pinned(name: str, distribution: str) -> Version:
+    (specifier,) = pins(name)[distribution]
+    assert specifier.operator == "=="
+    return Version(specifier.version)
+
+
+def test_constraints_are_what_the_packages_allow_and_reach_both_ends() -> None:
+    for project in ("pyproject.toml", "kernels/pyproject.toml"):
+        declared = tomllib.loads(text(project))["project"]
+        allowed = {item.name: item.specifier for item in map(Requirement, declared["dependencies"])}
+        for name in COMBINATIONS.values():
+            assert pinned(name, "torch") in allowed["torch"], name
+            assert pinned(name, "triton") in allowed["triton"], name
+        minors = {pinned(name, "triton").minor for name in COMBINATIONS.values()}
+        assert minors == {minor for minor in range(100) if Version(f"3.{minor}") in allowed["triton"]}
+    assert all(f"{pinned(name, 'torch')}".startswith(f"{torch}.") for torch, name in COMBINATIONS.items())
+    of_ci = pinned("constraints.txt", "torch")
+    assert pinned("constraints.txt", "triton") == pinned(COMBINATIONS[f"{of_ci.major}.{of_ci.minor}"], "triton")
+
+
+def test_ci_installs_each_combination_on_each_python() -> None:
+    declared = tomllib.loads(text("pyproject.toml"))["project"]
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(declared["classifiers"]))
+    matrices = [
+        job["strategy"]["matrix"]
+        for workflow in ("ci", "package")
+        for job in yaml.safe_load(text(f".github/workflows/{workflow}.yml"))["jobs"].values()
+        if "strategy" in job
+    ]
+    assert [matrix["python"] for matrix in matrices] == [pythons, pythons]
+    assert matrices[1]["torch"] == sorted(COMBINATIONS)
+    versions = [pinned(name, "triton") for name in COMBINATIONS.values()]
+    oldest, newest = (f"{version.major}.{version.minor}" for version in (min(versions), max(versions)))
+    sentence = f"Python {pythons[0]} or newer, PyTorch {min(COMBINATIONS)} or newer and Triton {oldest} to {newest}"
+    assert sentence in " ".join(text("README.md").split())
+
+
+def test_constraints_have_the_versions_of_the_committed_rows() -> None:
     connection = sqlite3.connect(f"file:{ROOT / 'results.db'}?mode=ro&immutable=1", uri=True)
     timed = connection.execute("SELECT DISTINCT torch, triton FROM devices WHERE torch != ''").fetchall()
     connection.close()
-    assert {(torch.partition("+")[0], triton) for torch, triton in timed} == {(pinned["torch"], pinned["triton"])}
+    oldest = COMBINATIONS[min(COMBINATIONS)]
+    versions = {(str(pinned(oldest, "torch")), str(pinned(oldest, "triton")))}
+    assert {(torch.partition("+")[0], triton) for torch, triton in timed} == versions
 
 
 # Packages

@@ -68,6 +68,20 @@ def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     assert ended.recording.processes == 3
 
 
+def test_a_program_that_fails_without_a_gpu_is_told_of_the_interpreter(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("record", "-o", "run.json", "--", PYTHON, "-c", "import triton.runtime.autotuner; raise SystemExit(3)")
+    monkeypatch.setattr("fp8tune.measure.device.probe", lambda: None)
+    for interpreted in (False, True):
+        with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"} if interpreted else {}, clear=False):
+            if not interpreted:
+                os.environ.pop("TRITON_INTERPRET", None)
+            ended = fp8tune(*command, cwd=quick)
+        assert ended.returncode == 3
+        assert ("TRITON_INTERPRET=1" in ended.stderr) is not interpreted
+
+
 @pytest.mark.parametrize(
     ("program", "code", "message"),
     [

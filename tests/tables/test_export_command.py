@@ -63,6 +63,16 @@ def test_the_diff_goes_to_stdout_and_applies(folder: Path) -> None:
     assert f'    configs=[\n        {config},\n    ],\n    key=["n"],  # the size\n' in source
 
 
+def test_the_arch_is_that_of_the_named_kernel(folder: Path) -> None:
+    with Store.open(str(folder / "fp8tune.db"), create=True) as store:
+        rows.finished_sweep(store, {rows.problem(): {rows.config(32): 9.0}}, replace(rows.H100, arch="gfx942"))
+    command = ("export", "--for", "python", "--allow-quick", "-o", "out")
+    assert fp8tune(*command, "--kernel", NAME, cwd=folder).stdout == "out/_kernel_sm_90.py: written\n"
+    ended = fp8tune("export", cwd=folder)
+    assert ended.returncode == 2
+    assert "gfx942 and sm_90" in ended.stderr
+
+
 def test_the_diff_as_a_file(folder: Path) -> None:
     command = (folder, "diff", "-o", "configs.diff", "--within")
     assert export(*command, "0%").stdout == "configs.diff: written\n"
