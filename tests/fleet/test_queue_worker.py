@@ -179,8 +179,10 @@ def test_a_worker_that_is_told_to_end_gives_its_unit_back_at_once(db: str) -> No
     process = Forked(work)
     while '"event": "taken"' not in (line := process.line()):
         assert line, process.wait()
+    os.kill(process.pid, signal.SIGSTOP)  # it would be done before a busy machine has read the status
     assert f"{os.uname().nodename}:{process.pid}" in fp8tune("worker", "--status", "--db", db).stdout
     os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGCONT)
     code, text = process.wait()
     assert code == 143
     assert "its unit is given back" in text.splitlines()[-1]
