@@ -31,7 +31,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 TILES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 
 # Programs of the machine's owner, which a test must not run, and stand-ins for a scheduler.
-NOT_RUN = {"pip", "git", "cd", "pytest", "sudo", "echo", "chmod", "export", "sbatch"}
+NOT_RUN = {"pip", "git", "cd", "pytest", "gh", "rm", "sudo", "echo", "chmod", "export", "sbatch"}
 WRAPPERS = re.compile(r"^((\w+=\S+|srun|--gpus=1|taskset|-c \d+-\d+) )+")
 
 
@@ -109,9 +109,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tuned_file.write_text(
         json.dumps({"16": {**dict.fromkeys(TILES, 64), "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}})
     )
-    for name in ("results.db", "other.db", "node1.db", "node2.db", "fp8tune.db", "ci.db"):
+    for name in ("results.db", "other.db", "node1.db", "node2.db", "fp8tune.db", "ci.db", "all.db", "NEW.db"):
         with Store.open(str(folder / name), create=True) as store:
             finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})
+    archive = ("--archive", str(folder / "trials.db.xz"), "--db", str(folder / "other.db"))
+    assert fp8tune("db", "prune", *archive).returncode == 0
     cache = folder / ".triton" / "cache" / "K"
     cache.mkdir(parents=True)
     timing = [{"kwargs": {"BLOCK": 1024}, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": None}, [0.1] * 3]
@@ -192,6 +194,8 @@ def prepare(words: list[str]) -> None:
         shutil.copy("swept.db", "fp8tune.db")
     if words[1] == "export" and "swiglu:kernel" in words:
         shutil.copy("swept.db", "swiglu.db")
+    if "--archive" in words:  # after rm
+        Path("trials.db.xz").unlink()
     if "moe:fused" in words:
         size = replace(problem(), kernel="moe:fused", shape=NamedInts(M=16, num_tokens=16, K=64, G=8, E=8, N=14336))
         with Store.open("fp8tune.db") as store:
