@@ -109,7 +109,7 @@ def test_a_planted_fault_is_found(title: str, tmp_path: Path) -> None:
     own = catalog.load(modules[0])
     problem = problem_of(own, own.input_layouts[-1 if "panels" in modules else 0])
     spec = planted(title, tmp_path, *FAULTS[title])
-    configs = [with_short_lead(own.default), smallest(own)]  # the first has fewer programs: a third of the time
+    configs = [smallest(own), with_short_lead(own.default)]
     configs += [NamedInts({**config, "LEAD": 0}) for config in configs if 0 in own.axes.get("LEAD", ())]
     configs = [NamedInts({**config, **SETTINGS.get(title, {})}) for config in configs]
     faults = (fault for config in configs for fault in faults_found(spec, problem, config, title in LARGE))
