@@ -1,4 +1,4 @@
-"""The checks on two ranks, run once for all tests: ranks take seconds to start."""
+"""The checks on two and on four ranks, run once for all tests: ranks take seconds to start."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Callable
 
 import pytest
 
+Results = dict[str, list[dict[str, str]]]
+
 
 @pytest.fixture(scope="session")
-def ranks(once_a_run: Callable[[str, Callable[[], str]], str]) -> list[dict[str, str]]:
-    """Results of each of two ranks, by check: see :func:`ranks.together`."""
+def results(once_a_run: Callable[[str, Callable[[], str]], str]) -> Results:
+    """Number of ranks -> results of each of them, by check: see :func:`ranks.together`."""
     from ranks import checks, on_ranks
 
-    return json.loads(once_a_run("found by two ranks", lambda: json.dumps(on_ranks(checks()))))  # type: ignore[no-any-return]
+    names = {2: tuple(checks()), 4: ("experts_over_ranks",)}
+    return json.loads(once_a_run("found by ranks", lambda: json.dumps(on_ranks(names))))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def ranks(results: Results) -> list[dict[str, str]]:
+    """Results of each of two ranks."""
+    return results["2"]

@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ WAIT = timedelta(seconds=120)
 
 Check = Callable[[Any, torch.device], None]
 """Gets the mesh of all ranks, one dim, and this rank's device; raises where a result is not one device's."""
+
+Checks = Mapping[int, Collection[str]]
+"""Number of ranks -> names of checks that so many run."""
 
 SUM_DB = 45.0
 """Signal to noise at least, of a sum of two ranks' results beside one device's: partial sums are rounded to bfloat16.
@@ -64,11 +67,12 @@ def assert_refused(says: str, function: Callable[..., Any], *arguments: Any, **o
         function(*arguments, **options)
 
 
-def _fork(_: int, *arguments: Any) -> None:
+def _fork(_: int, names: Checks, folder: str, gpus: int, trace_after_s: float | None) -> None:
     """Ranks of one process that has imported what they need, which takes seconds each."""
     checks()
-    ranks = arguments[1]
-    torch.multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="fork")
+    for ranks, these in names.items():
+        arguments = functools.partial(together, these), ranks, folder, gpus >= ranks, trace_after_s
+        torch.multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="fork")
 
 
 def checks() -> dict[str, Check]:
@@ -103,31 +107,37 @@ def _main(rank: int, check: Any, ranks: int, folder: str, is_gpu: bool, trace_af
     if is_gpu:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group(
-        "nccl" if is_gpu else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks, timeout=WAIT
+        "nccl" if is_gpu else "gloo",
+        init_method=f"file://{folder}/meeting of {ranks}",
+        rank=rank,
+        world_size=ranks,
+        timeout=WAIT,
     )
     try:
         failures = check(init_device_mesh(device.type, (ranks,)), device)
-        Path(folder, f"{rank}.json").write_text(json.dumps(failures))
+        Path(folder, f"{ranks} {rank}.json").write_text(json.dumps(failures))
     finally:
         torch.distributed.destroy_process_group()
 
 
 def on_ranks(
-    names: Collection[str], ranks: int = 2, *, is_gpu: bool | None = None, trace_after_s: float | None = None
-) -> list[dict[str, str]]:
-    """Return the results of :func:`together` on each rank.
+    names: Checks, *, gpus: int | None = None, trace_after_s: float | None = None
+) -> dict[int, list[dict[str, str]]]:
+    """Return the results of :func:`together` on each rank, by the number of ranks.
 
-    ``is_gpu`` None: on GPUs where there are as many. ``trace_after_s``: ranks print their stacks so often.
+    They run on GPUs where ``gpus``, by default all, are as many. ``trace_after_s``: ranks print their stacks so often.
     On a CPU ranks run the references of the kernels, whatever the tests of this process run.
     """
-    check = functools.partial(together, tuple(names))
-    is_gpu = torch.cuda.device_count() >= ranks if is_gpu is None else is_gpu
+    gpus = torch.cuda.device_count() if gpus is None else gpus
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_fork, (check, ranks, folder, is_gpu, trace_after_s), nprocs=1, daemon=False)
-            return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+            torch.multiprocessing.spawn(_fork, (names, folder, gpus, trace_after_s), nprocs=1, daemon=False)
+            return {
+                ranks: [json.loads(Path(folder, f"{ranks} {rank}.json").read_text()) for rank in range(ranks)]
+                for ranks in names
+            }
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
@@ -139,7 +149,7 @@ def main() -> None:
     parser.add_argument("--check", choices=tuple(checks()), nargs="+", default=tuple(checks()))
     parser.add_argument("--trace-after", type=float, metavar="SECONDS", help="print so often what each rank is doing")
     options = parser.parse_args()
-    on_ranks(options.check, options.gpus or 2, is_gpu=options.gpus > 0, trace_after_s=options.trace_after)
+    on_ranks({options.gpus or 2: options.check}, gpus=options.gpus, trace_after_s=options.trace_after)
 
 
 if __name__ == "__main__":

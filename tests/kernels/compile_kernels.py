@@ -73,7 +73,7 @@ def stop(*_: Any, **__: Any) -> None:
 def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> Iterator[str]:
     """The declared edges with a size of 1 that do not compile, each with its reason: such a size is a constant of the
     code. Triton only reads the code, which is what fails there; the launches before went through all passes."""
-    run, lower = JITFunction.run, CUDABackend.make_ttgir
+    run, lower = JITFunction.run, CUDABackend.make_ttir
 
     def read(*arguments: Any, **options: Any) -> None:
         with contextlib.suppress(CodeReadError):  # a launch may be of several kernels
@@ -86,14 +86,14 @@ def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> It
         flags = tuple(size for dim, size in sizes.items() if dim not in "MNKEG")
         if constants:
             edges.setdefault((constants, flags), edge)
-    JITFunction.run, CUDABackend.make_ttgir = read, stop
+    JITFunction.run, CUDABackend.make_ttir = read, stop
     for edge in edges.values():
         inputs = meta_inputs(spec, edge)
         try:
             spec.launch(config, inputs, spec.outputs(*inputs))
         except Exception as error:
             yield f"{edge.name}: {error}"
-    JITFunction.run, CUDABackend.make_ttgir = run, staticmethod(lower)
+    JITFunction.run, CUDABackend.make_ttir = run, staticmethod(lower)
 
 
 SMALLER = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}

@@ -96,12 +96,11 @@ def test_nothing_is_launched_without_rows(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in catalog.KERNELS if "LEAD" in catalog.load(kernel).axes])
-def test_the_grids_own_leads_are_right(kernel: str) -> None:
+def test_the_grids_longest_lead_is_right(kernel: str) -> None:
     """Elsewhere programs wait for one turn: hundreds, of which the interpreter needs none, take it seconds."""
     spec = catalog.load(kernel)
     tensors = build(spec, Edge("", problem_of(spec)), "cpu")
-    for lead in spec.axes["LEAD"]:
-        assert tensors.check(NamedInts({**spec.default, "LEAD": lead}), [0]) is None
+    assert tensors.check(NamedInts({**spec.default, "LEAD": max(spec.axes["LEAD"])}), [0]) is None
 
 
 @pytest.mark.parametrize("title", FAULTS)

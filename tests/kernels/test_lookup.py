@@ -81,7 +81,7 @@ def test_the_most_specific_row_wins(rows: tuple[Row, ...], device: str, warps: i
         pytest.param(key(G=4, M_bucket=4096), key(G=8, M_bucket=8192), 2.0, id="more groups of as many rows"),
         pytest.param(key(G=2, M_bucket=8192), key(G=4, M_bucket=4096), 6.0, id="fewer rows in more groups"),
         pytest.param(key(K=64), key(N=64), math.inf, id="other names"),
-        *[pytest.param(key(K=64, **{flag: 1}), key(K=64, **{flag: 0}), math.inf, id=flag) for flag in FLAGS],
+        *[pytest.param(key(K=64, **{flag: 1}), key(K=64, **{flag: 0}), math.inf, id=flag) for flag in sorted(FLAGS)],
     ],
 )
 def test_distance_is_of_ratios(first: Key, second: Key, far: float) -> None:
