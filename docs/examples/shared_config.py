@@ -1,8 +1,9 @@
 """Two GEMMs of a mixture of experts share a config, and the order of their rows depends on it.
 
-    TRITON_INTERPRET=1 fp8tune record --kernel 'shared_config:*' -o layer.json -- python docs/examples/shared_config.py
-    fp8tune sweep --grid BLOCK_M=16,32 --grid BLOCK_N=32,64 \\
-        --kernel 'shared_config:expert_mm@layer.json?check=tolerance&shared=tokens&inputs=shared_config:inputs'
+    cd docs/examples
+    TRITON_INTERPRET=1 fp8tune record --kernel 'shared_config:*' -o layer.json -- python shared_config.py
+    fp8tune sweep --grid BLOCK_M=16,32 --grid BLOCK_N=32,64 --kernel \\
+        'shared_config.py:expert_mm@layer.json?check=tolerance&shared=tokens&inputs=shared_config.py:inputs'
 
 ``shared=tokens``: launches with equal ``tokens`` are timed one after the other, and get one config. ``inputs``: the
 function that sorts the rows for a config.

@@ -183,15 +183,17 @@ def configs(
             pruned = spec.unlisted(config, problem)
         return pruned or ""
 
-    def build() -> dict[NamedInts, str]:
-        listed = spec.configs or list(_product(axes))
-        if spec.configs and not spec.recorded:
-            declared = axes.keys() & spec.axes.keys()
-            listed = [config for config in listed if all(config.get(name) in axes[name] for name in declared)]
-        return {config: reason(config) for config in dict.fromkeys([default, *listed, *widened])}
-
-    size = len(spec.configs) or math.prod(map(len, axes.values()))
-    return Product(axes, default, reason) if not spec.configs and size > MOST_BUILT else Grid(size, build)
+    if spec.configs:
+        declared = () if spec.recorded else axes.keys() & spec.axes.keys()
+        listed = [config for config in spec.configs if all(config.get(name) in axes[name] for name in declared)]
+        known = dict.fromkeys([default, *listed, *widened])
+        return Grid(len(known), lambda: {config: reason(config) for config in known})
+    size = math.prod(map(len, axes.values()))
+    if size > MOST_BUILT:
+        return Product(axes, default, reason)
+    return Grid(
+        size, lambda: {config: reason(config) for config in dict.fromkeys([default, *_product(axes), *widened])}
+    )
 
 
 def _product(axes: Axes) -> Iterator[NamedInts]:

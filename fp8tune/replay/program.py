@@ -67,11 +67,18 @@ def run(
     if not parts:
         return Ended(exit_code, None)
     recording = merged([part for part in parts if part.kernels] or parts[:1])
-    names = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
-    chosen = [k for k in recording.kernels if any(fnmatchcase(k.name, name) for name in names)]
-    kernels = list(map(_as_seen_from_here, chosen))
+    wildcards = [pattern if ":" in pattern else f"*:{pattern}" for pattern in patterns] or ["*"]
+    pairs = [(kernel, _as_seen_from_here(kernel)) for kernel in recording.kernels]
+    kernels = [seen for kernel, seen in pairs if _is_named(wildcards, kernel.name, seen.name)]
     kernels = _with_usage(kernels, recording.codes) if asks_usage else kernels
     return Ended(exit_code, replace(recording, command=redacted(shlex.join(command)), kernels=tuple(kernels), codes={}))
+
+
+def _is_named(wildcards: Sequence[str], *names: str) -> bool:
+    """Return True if a wildcard matches one of a kernel's names. Those of a script may name it like a module."""
+    scripts = [name.rpartition(":") for name in names if ".py:" in name]
+    names = (*names, *(f"{Path(script).stem}:{attribute}" for script, _, attribute in scripts))
+    return any(fnmatchcase(name, wildcard) for name in names for wildcard in wildcards)
 
 
 def _exit_code(command: Sequence[str], environment: Mapping[str, str], stdout: int | None) -> int:

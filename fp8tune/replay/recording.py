@@ -154,6 +154,7 @@ class Launch:
     the addresses are those of a process that has ended."""
     shared: tuple[Launch, ...] = ()  # launches that share its config, where a sweep stored it; empty in a recording
     code: str = ""  # key of the compiled code in `Recording.codes`, in the parts that single processes write
+    has_own_inputs: bool = False  # True if a sweep made its inputs for each config; False in a recording
 
     @cached_property
     def id(self) -> str:

@@ -46,6 +46,7 @@ class RecordedSpec(KernelSpec):
     agrees: bool = False  # True if outputs are compared with the first config, because no reference was named
     untried_sizes: str = ""  # the reason why nothing is checked on other sizes than were recorded, if so
     has_odd_sizes: bool = False  # True if any launch is checked on other sizes
+    has_own_inputs: bool = False  # True if inputs are made for each config
     hook: Hook | None = None  # (config, inputs, outputs), called after `prepare`: the kernel's own `pre_hook`
     unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
     """``(config, problem)`` -> the reason why a declared config does not belong to a launch."""
@@ -67,7 +68,7 @@ class RecordedSpec(KernelSpec):
         light = [replace(launch.without_values(), addresses=None) for launch in launches]
         if not light:
             return ""
-        launch = replace(light[0], shared=tuple(light[1:]))
+        launch = replace(light[0], shared=tuple(light[1:]), has_own_inputs=self.has_own_inputs)
         return json.dumps({"kernel": as_json(replace(self.kernel, launches=())), "launch": as_json(launch)})
 
     def first(self, problem: Problem) -> NamedInts:
@@ -135,6 +136,7 @@ def build(
         agrees=reference is None,
         untried_sizes=next((reason for reason in resized.values() if isinstance(reason, str)), ""),
         has_odd_sizes=bool(work.odd),
+        has_own_inputs=make_inputs is not None,
         hook=launcher.hook if launcher.has_hook else None,
         unlisted=lambda config, problem: launcher.unlisted(work.launches_of(problem), config),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),

@@ -278,7 +278,13 @@ def tables_of(table: Any) -> list[Table]:
 def _read(path: Path) -> Table:
     try:
         names = runpy.run_path(str(path))
+        if names.get("HAS_OWN_INPUTS"):
+            name = names["KERNEL"]
+            fix = "call config_for of the file before you make them"
+            raise PinError(f"{name} of {path} cannot be pinned, its inputs depend on the config: {fix}")
         return Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
+    except PinError:
+        raise
     except (Exception, SystemExit) as error:
         reason = f"{path} is no table that can be read: {_one_line(error)}"
         raise PinError(f"{reason}: write one with fp8tune export --for python") from error

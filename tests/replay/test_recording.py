@@ -25,7 +25,7 @@ LAUNCH = Launch(
     (TENSOR, Scalar("n", VALUE, True)),
     Grid(("BLOCK", "MODE"), (((64, VALUE), (8, 1)), ((128, None), ()))),
     *((VALUE, "torch.int32"), {"num_warps": 8}, 3, 1.5, CONFIG, (CONFIG,), True, True),
-    *(("parts[0]",), (Launch((), Grid((), ())),), "code"),
+    *(("parts[0]",), (Launch((), Grid((), ())),), "code", True),
 )
 KERNEL = Kernel(
     *("m:k", "a closure", "m.py", "0" * 16, False, ("parts", "n"), ("n",)),

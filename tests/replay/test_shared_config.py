@@ -22,8 +22,9 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
+from fp8tune_kernels import PinError, pin
 
-KERNEL = "shared_config:expert_mm"
+KERNEL = "shared_config.py:expert_mm"  # of a script
 RECORDED = f"{KERNEL}@run.json?check=tolerance&sizes=recorded"
 GRID = ("--grid", "BLOCK_M=16,32", "--grid", "BLOCK_N=32,64")
 
@@ -33,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example of the documentation, recorded."""
     folder = tmp_path_factory.mktemp("shared")
     shutil.copy(ROOT / "docs/examples/shared_config.py", folder)
-    program = (sys.executable, "-c", "import shared_config; shared_config.main()")
-    ended = record(folder, "--kernel", "shared_config:*", program=program)
+    ended = record(folder, "--kernel", "shared_config:*", program=(sys.executable, "shared_config.py"))
     assert "120 tokens: right" in ended.stdout + ended.stderr
     assert ended.recording is not None
     assert len(ended.recording.kernels[0].launches) == 4
@@ -52,7 +52,7 @@ def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_config_launches_all_that_share_it_with_inputs_of_its_own() -> None:
-    options = ("&shared=tokens&inputs=shared_config:inputs", "&shared=tokens", "")
+    options = ("&shared=tokens&inputs=shared_config.py:inputs", "&shared=tokens", "")
     specs = [load_spec(RECORDED + text) for text in options]
     made, as_recorded, _ = specs
     assert isinstance(made, RecordedSpec)
@@ -84,9 +84,9 @@ def _is_right(arguments: dict[str, torch.Tensor], y: torch.Tensor) -> bool:
 
 
 def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder: Path) -> None:
-    name = f"{RECORDED}&shared=tokens&inputs=shared_config:inputs"
+    name = f"{RECORDED}&shared=tokens&inputs=shared_config.py:inputs"
     ended = fp8tune("sweep", *GRID, "--kernel", name, "--timer", "simulated:1", "--db", "rows.db", cwd=folder)
-    assert (ended.returncode, "2 sizes" in ended.stderr) == (0, True), ended.stderr
+    assert (ended.returncode, "2 sizes x 4 configs" in ended.stderr) == (0, True), ended.stderr
     where = ("--arch", "simulated", "--kernel", KERNEL, "--db", "rows.db")
     ended = fp8tune("export", "--for", "python", *where, cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -94,6 +94,8 @@ def test_a_sweep_has_one_pick_for_all_and_an_export_gives_it_to_each_key(folder:
     assert [key[:2] for key in rows] == [(60, 64), (60, 32), (120, 64), (120, 32)]
     configs = list(rows.values())
     assert (configs[0], configs[2]) == (configs[1], configs[3])
+    with pytest.raises(PinError, match="its inputs depend on the config"):  # a pinned program would sort for another
+        pin(folder / "expert_mm_simulated.py")
     with workers_forked_from_here():  # on the interpreter, where outputs are checked
         ended = fp8tune("sweep", *GRID[:2], "--kernel", name, "--db", "checked.db", cwd=folder)
     assert ended.returncode == 0, ended.stderr

@@ -66,7 +66,7 @@ class Process:
             return self.watched.get(id(kernel))
         try:
             is_autotuned = hasattr(kernel, "configs")
-            if is_autotuned or any(fnmatch.fnmatch(function_name(kernel), pattern) for pattern in self.patterns):
+            if is_autotuned or self._is_named(function_name(kernel)):
                 watched = WatchedKernel(kernel, is_autotuned, os.environ.get(VALUES) != "0")
                 if self._writer is None:
                     self._writer = threading.Thread(target=self._write_repeatedly, daemon=True, name="fp8tune-record")
@@ -76,6 +76,13 @@ class Process:
             print(f"fp8tune: a kernel is not recorded: {error!r}", file=sys.stderr)
         self._ignored[id(kernel)] = kernel
         return None
+
+    def _is_named(self, name: str) -> bool:
+        """Return True if a pattern may name a bare kernel. A script's own name is compared when it has ended."""
+        module, _, attribute = name.partition(":")
+        if module == "__main__":
+            return any(fnmatch.fnmatch(attribute, pattern.rpartition(":")[2]) for pattern in self.patterns)
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.patterns)
 
     def finish(self, wait_s: float = 2.0) -> None:
         """Write what there is, with the launches that were still being timed."""

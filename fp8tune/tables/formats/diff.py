@@ -184,7 +184,7 @@ class _Source:
         ]
         if len(calls) != 1:
             count = f"several in lines {', '.join(str(call.lineno) for call in calls)}" if calls else "none"
-            advice = f"it has {count}: change it by hand"
+            advice = f"it has {count}: export it --for python, and use fp8tune.pin"
             raise UsageError(f"{self.name} must have one @triton.autotune on {attribute}, {advice}")
         return calls[0]
 

@@ -52,7 +52,7 @@ TABLE = {{
 EVIDENCE = {{
 {evidence}}}
 KERNEL = {kernel}
-
+{made}
 
 def config_for(key, device):
     """Return the config of a key on a device, else that of the nearest key, else None.
@@ -77,6 +77,11 @@ def config_for(key, device):
     return None if nearest is None or distance(nearest) == math.inf else dict(rows[nearest])
 '''
 
+_MADE = """
+# Its inputs depend on the config, so fp8tune.pin refuses this file: call config_for before you make them.
+HAS_OWN_INPUTS = True
+"""
+
 
 def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     """Return ``KERNEL_ARCH.py``. Problems with the same key get the config whose worst slowdown is smallest."""
@@ -97,6 +102,9 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
         table=table,
         evidence=evidence,
         kernel=_literal(first.kernel),
+        made=_MADE
+        if any(pick.launch and pick.launch.has_own_inputs for item in kernels for pick in item.picks)
+        else "",
     )
     name = re.sub(r"\W+", "_", f"{first.bare_name}_{first.device.arch}", flags=re.ASCII)
     return [File(PurePosixPath(f"{f'_{name}' if name[:1].isdigit() else name}.py"), text)]
