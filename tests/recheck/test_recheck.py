@@ -268,7 +268,11 @@ def test_the_command_prints_what_to_do(form: str, store: Store, tmp_path: Path) 
         ("sm_90", {}, "--arch sm_90"),
         ("simulated", {}, "--arch simulated -o FILE"),
         ("sm_90", {"table": "t.py"}, "--arch sm_90 -o t.py"),
-        ("sm_90", {"table": "t.py", "recording": "run.json"}, "--for python --kernel planted-faults --arch sm_90 -o t.py"),
+        (
+            "sm_90",
+            {"table": "t.py", "recording": "run.json"},
+            "--for python --kernel planted-faults --arch sm_90 -o t.py",
+        ),
     ],
 )
 def test_the_next_command_writes_what_was_rechecked(store: Store, arch: str, used: dict[str, str], then: str) -> None:
