@@ -148,7 +148,6 @@ FINDINGS = (
     ("fp8tune record", 7, "failed with exit code 7"),
     ("fp8tune tune", 7, "the program failed with exit code 7"),
     ("--check --db results.db", 1, ""),  # there is no table yet
-    ("show rowwise-2d --device gfx942", 2, "unknown device 'gfx942'"),
     ("--device interpreter", 2, "unknown device 'interpreter'"),
     ("--for triton-cache", 2, "no GPU: export it --for python"),
 )
