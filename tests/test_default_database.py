@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import config, finished_sweep, problem
+from database_rows import H100, begin, config, finished_sweep, problem, row
 from places import PUBLISHED, ROOT
 
 from fp8tune.errors import UsageError
+from fp8tune.records import Kind
 from fp8tune.store import location
 from fp8tune.store.results import Store
 
@@ -73,6 +75,16 @@ def test_own_results_win_and_db_reads_one_alone(base: Path, monkeypatch: pytest.
     assert shown() == {1024: 100.0, 2048: 50.0}
 
 
+def test_what_was_only_compiled_is_shown_beside_results_that_come_with_fp8tune(base: Path) -> None:
+    """Its device was unknown: the next command of ``sweep --arch`` failed in every folder without ``--db``."""
+    compiled = replace(H100, arch="gfx942", name="")
+    with Store.open("fp8tune.db", create=True) as store:
+        store.add(begin(store, compiled), row(None, kind=Kind.STATIC, device=compiled))
+    done = fp8tune("show", "colwise", "--device", "gfx942")
+    assert (done.returncode, done.stdout.split()[-4:]) == (0, ["1", "1", "1", "1"]), done
+    assert fp8tune("show", "colwise", "--device", "gfx90a").returncode == 2
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -95,7 +107,8 @@ def test_a_sweep_writes_ones_own_database(base: Path, variable: str | None, monk
     if variable:
         monkeypatch.setenv(location.VARIABLE, variable)
     before = base.read_bytes()
-    assert fp8tune(*SWEEP, *SMALL).returncode == 0
+    done = fp8tune(*SWEEP, *SMALL)
+    assert (done.returncode, "fp8tune show rowwise-2d --device simulated" in done.stdout) == (0, True)
     assert base.read_bytes() == before
     with Store.open(variable or "fp8tune.db", writable=False) as store:
         assert store.kernels() == ["rowwise-2d"]

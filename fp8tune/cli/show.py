@@ -45,6 +45,8 @@ def _has_shown_picks(
     """Show picks. Return False if there are only configs that were checked or compiled."""
     stored, subjects = picks.read(store, kernels), picks.wrong(store, kernels)
     known: list[Pick | Subject] = [*stored, *subjects]
+    if not any(map(filters.has, known)):  # such a size or device may only be checked or compiled
+        known += subjects_of(store.pools(kernels[0] if kernels else None))
     filters.check([result.problem for result in known], [result.device for result in known])
     chosen, here, programs = list(filter(filters.has, stored)), probe(), picks.known_programs(store)
     measured = [pick for pick in chosen if pick.verdict != Verdict.PUBLISHED] or chosen

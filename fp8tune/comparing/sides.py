@@ -52,8 +52,8 @@ class Sides:
 def checked_out(range_text: str, kernels: Sequence[str] = (), folder: Path = Path()) -> Iterator[Sides]:
     """Check out ``A..B`` (``A...B``: from the merge base) of the repository of a folder until the context ends.
 
-    Raises UsageError for a malformed range, an unknown revision and a named kernel that neither side declares,
-    MachineError without git or a repository.
+    Raises UsageError for a malformed range, an unknown revision, a named kernel that neither side declares and, without
+    names, sides that declare none. Raises MachineError without git or a repository.
     """
     roots = [locate(kernel).root for kernel in kernels]
     # a kernel file may lie in another repository than this one
@@ -63,12 +63,18 @@ def checked_out(range_text: str, kernels: Sequence[str] = (), folder: Path = Pat
     with git.checkouts(root, commits) as folders:
         sides = (folders[0], folders[1])
         declared = [_kernel(reference, root, sides) for reference in dict.fromkeys(kernels or registry.kernels())]
-        for kernel in declared:
-            if kernels and kernel.hashes == (None, None):
+        for kernel in declared if kernels else ():
+            if kernel.hashes == (None, None):
                 raise errors.UsageError(
                     f"kernel {kernel.name} is declared neither at {revisions[0]} nor {revisions[1]}"
                 )
-        yield Sides(*revisions, sides, tuple(kernel for kernel in declared if kernel.hashes != (None, None)))
+        present = tuple(kernel for kernel in declared if kernel.hashes != (None, None))
+        if not present:
+            raise errors.UsageError(
+                f"neither {revisions[0]} nor {revisions[1]} has a kernel that comes with fp8tune: "
+                "name yours with --kernel ops:NAME@run.json or --kernel ops.py:SPEC"
+            )
+        yield Sides(*revisions, sides, present)
 
 
 def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:

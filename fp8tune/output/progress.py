@@ -39,7 +39,7 @@ class Display:
         self._out, self._now = out, now
         self._bar: Live | None = None
         self._lock, self._ended = threading.RLock(), threading.Event()
-        self._phase, self._count, self._note, self._share = "", "", "", 0.0
+        self._phase, self._count, self._note, self._percent, self._share = "", "", "", "", 0.0
         self._began_s = self._share_before = 0.0
 
     def __enter__(self) -> Self:
@@ -60,12 +60,13 @@ class Display:
             self._bar.start()
         threading.Thread(target=self._tick, daemon=True).start()
 
-    def update(self, phase: str, share: float = 0.0, *, count: str = "", note: str = "") -> None:
-        """Show a phase with the share of it that is done, from 0 to 1. Never raises."""
+    def update(self, phase: str, share: float | None = None, *, count: str = "", note: str = "") -> None:
+        """Show a phase with the share of it that is done, from 0 to 1, if it is known. Never raises."""
         with self._lock:
+            self._percent, self._share = "" if share is None else f"{100 * share:.0f} %", share or 0.0
             if phase != self._phase:
-                self._phase, self._began_s, self._share_before = phase, self._now(), share
-            self._share, self._count, self._note = share, visible(count), visible(note)
+                self._phase, self._began_s, self._share_before = phase, self._now(), self._share
+            self._count, self._note = visible(count), visible(note)
 
     def show(self, event: Any) -> None:
         """Show an event. Never raises."""
@@ -90,10 +91,10 @@ class Display:
             table = Table.grid(padding=(0, 2, 0, 0), expand=True)
             for ratio in (None, 1, None, None):
                 table.add_column(ratio=ratio, no_wrap=True)
-            table.add_row(phase or "starting", ProgressBar(1.0, share), f"{100 * share:.0f} %" if phase else "", left)
+            table.add_row(phase or "starting", ProgressBar(1.0, share), self._percent, left)
             self._bar.update(Group(table, Text(note, no_wrap=True, overflow="ellipsis")), refresh=True)
         elif phase:
-            notice("  ".join(filter(None, (phase, f"{100 * share:.0f} %", left, note))))
+            notice("  ".join(filter(None, (phase, self._percent, left, note))))
 
     def _guard(self, action: Callable[..., object], *arguments: object) -> None:
         if self._ended.is_set():

@@ -134,7 +134,7 @@ def _title(document: RecheckReport) -> str:
         listed(version.removesuffix(".0") if version.count(".") > 1 else version for version in versions)
         for versions in (document.before or [""], [document.triton])
     )
-    versions = f"Triton {before} -> {now}" if before and now else "no Triton"
+    versions = f"Triton {before} -> {now}" if before and now else f"Triton {now}" if now else "no Triton"
     states, total = Counter(row.state for row in document.rows), counted(len(document.rows), "config")
     same, count = states[State.SAME_CODE], states[State.BEATEN]
     if states[State.NOT_REACHED] == len(document.rows) - same > 0:  # nothing was timed
@@ -159,4 +159,8 @@ def _next_lines(document: RecheckReport, options: RecheckOptions) -> Iterator[st
     if quick := sum(row.state is State.STILL_BEST and not row.processes for row in document.rows):
         yield f"{counted(quick, 'size')} still best in one process: --budget TIME confirms them in fresh ones"
     if states[State.BEATEN]:
-        yield f"then: {command('export', '--arch', document.arch, db=options.db)}"
+        file = options.table or ("FILE" if document.arch == "simulated" else "")  # its picks are not for lookups
+        output = ("-o", file) if file else ()
+        own = [word for row in document.kernels for word in ("--kernel", row.kernel)]
+        python = ("--for", "python", *own) if options.recording else ()
+        yield f"then: {command('export', *python, '--arch', document.arch, *output, db=options.db)}"

@@ -133,7 +133,8 @@ def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan) -> Itera
     elif kind is Kind.STATIC:
         yield f"next: {command('show', *kernels[:1], '--device', device.arch, '--wide', db=db)}"
     elif kind is Kind.SIMULATED:
-        yield f"next: {command('show', *kernels[:1], db=db)} (simulated times are not exported)"
+        beside = () if db else ("--device", "simulated")  # results that come with fp8tune may be of more sizes
+        yield f"next: {command('show', *kernels[:1], *beside, db=db)} (export needs --arch simulated)"
     elif any(pick.verdict in (Verdict.PROVEN, Verdict.OPEN) for pick in picks):
         own = [kernel for kernel in kernels if kernel not in registry.kernels()]
         target = ("--for", "diff", "--kernel", own[0]) if own else ("--arch", device.arch)

@@ -103,8 +103,9 @@ class Screen:
         """Print the screen to stdout."""
         if style == "markdown":
             above, below = ([_markdown(line) for line in lines if line] for lines in (self.above, self.below))
-            parts = (above, markdown_lines(self.columns, self.rows, wide=wide), below)
-            print("\n\n".join("\n".join(part) for part in parts if part))
+            table = "\n".join(markdown_lines(self.columns, self.rows, wide=wide))
+            # Paragraphs: a job summary, unlike a comment, runs the lines of a paragraph together.
+            print("\n\n".join(filter(None, (*above, table, *below))))
             return
         print_lines(self.above)
         for line in text_lines(fit(self.columns, self.rows, width_of(sys.stdout), wide=wide), is_styled=has_styles()):

@@ -122,7 +122,7 @@ def reach_recorded(named: KernelReference) -> None:
 
 def _from_recording(function: Any, named: KernelReference) -> RecordedSpec:
     if not named.recording:
-        record = "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json"
+        record = f"run fp8tune record -o run.json -- python PROGRAM, and write {named.kernel}@run.json"
         raise UsageError(f"{named.kernel} is a kernel without a spec: {record}")
     return build(
         recorded_kernel(named),

@@ -188,6 +188,14 @@ def test_the_geometric_mean_is_over_changed_code(repository: Path) -> None:
     assert compare([same], repository).ratio is None
 
 
+def test_a_repository_without_our_kernels_needs_a_name(tmp_path: Path) -> None:
+    """It was compared with the exit code of an open verdict, and nothing said what to do."""
+    git(tmp_path, "init", "-q", "-b", "main")
+    commit(tmp_path, {"ops.py": "pass\n"})
+    with pytest.raises(errors.UsageError, match="--kernel"):
+        compare([], tmp_path, "main..main", kernels=())
+
+
 def test_three_dots_start_at_the_merge_base_and_a_kernel_file_names_its_repository(repository: Path) -> None:
     studies = [results(repository, "main", "colwise", 200.0), results(repository, "branch", "colwise", 150.0)]
     (row,) = compare(studies, repository, kernels=[f"{repository}/{file_of('colwise')}:SPEC"]).rows

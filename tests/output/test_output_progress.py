@@ -114,5 +114,7 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
             display.update("files", done, count="of one folder")
             clock.now += 3.0
             display._draw()
-    lines = ["files  of one folder  0 %", "files  of one folder  25 %  18 s left"]
+        display.update("working", count="3 results")  # how much is left is not known
+        display._draw()
+    lines = ["files  of one folder  0 %", "files  of one folder  25 %  18 s left", "working  3 results"]
     assert capsys.readouterr().err.splitlines() == lines

@@ -6,6 +6,7 @@ import io
 import sys
 
 import pytest
+from markdown_it import MarkdownIt
 from rich.cells import cell_len
 
 from fp8tune.output.tables import Column, Screen, fit, notice, notices, number, text_lines
@@ -76,6 +77,15 @@ def test_names_of_a_database_are_neither_html_nor_markdown(capsys: pytest.Captur
     assert not set("<>\x1b") & set(out.replace("&lt;", "").replace("&gt;", ""))
     for character in "`*[]|":
         assert out.count(character) - out.count(f"\\{character}") == (6 if character == "|" else 0)  # the table's bars
+
+
+def test_markdown_keeps_lines_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """The comparison's last two lines ran together in the Action's job summary."""
+    above, below = ["title", "", "subtitle"], ["", "A: main, B: branch", "Control: stable"]
+    Screen(above, [Column("kernel", ["softmax"])], below).print("markdown")
+    tokens = MarkdownIt("commonmark").enable("table").parse(capsys.readouterr().out)
+    texts = [token.content for token in tokens if token.type == "inline"]
+    assert texts == ["title", "subtitle", "kernel", "softmax", "A: main, B: branch", "Control: stable"]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -260,3 +260,29 @@ def test_the_command_prints_what_to_do(form: str, store: Store, tmp_path: Path) 
         assert document["exit_code"] == done.returncode
     else:
         assert "(Triton 1.0 -> 2.0)".replace(">", ">" if form == "table" else "&gt;") in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arch", "used", "then"),
+    [
+        ("sm_90", {}, "--arch sm_90"),
+        ("simulated", {}, "--arch simulated -o FILE"),
+        ("sm_90", {"table": "t.py"}, "--arch sm_90 -o t.py"),
+        (
+            "sm_90",
+            {"table": "t.py", "recording": "run.json"},
+            "--for python --kernel planted-faults --arch sm_90 -o t.py",
+        ),
+    ],
+)
+def test_the_next_command_writes_what_was_rechecked(store: Store, arch: str, used: dict[str, str], then: str) -> None:
+    """It named no file, without which export refuses simulated picks."""
+    recheck = begun(store)
+    target = recheck.targets[0]
+    assert target.old is not None
+    right = next(config for config in target.known if config != target.current)
+    new = replace(target.old, results=(Result(right, coarse_us=10.0),), failures={target.current: Status.WRONG})
+    document = make_report(recheck.plan, [Rechecked(target, new)]).model_copy(update={"arch": arch, "before": []})
+    screen = report(document, replace(OPTIONS, **used))
+    assert screen.below[-1] == f"then: fp8tune export {then}"
+    assert "(Triton 2.0)" in screen.above[0]  # nothing says which version chose the configs

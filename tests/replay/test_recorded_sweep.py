@@ -80,7 +80,7 @@ def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
     assert f"{kernel.name} is not checked on odd sizes: stride=77 is no size of a tensor" in output
     ended = fp8tune("sweep", "--kernel", kernel.name, "--db", "rows.db", cwd=tmp_path)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
-    assert "run fp8tune record -o run.json -- python PROGRAM, and add --recording run.json" in ended.stderr
+    assert f"run fp8tune record -o run.json -- python PROGRAM, and write {kernel.name}@run.json" in ended.stderr
 
 
 def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
