@@ -2,7 +2,7 @@
 
 # Everything CI runs.
 test *arguments:
-    pytest -n 3 --dist worksteal {{arguments}}
+    pytest -n 2 --dist worksteal {{arguments}}
 
 # Formatting, import contracts, pages and project files.
 lint:
