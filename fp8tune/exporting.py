@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fp8tune import names
 from fp8tune.errors import UsageError
@@ -18,11 +19,13 @@ from fp8tune.studies import constrained, decided, is_stale, known_programs, read
 from fp8tune.tables.current import SHIPPED, CurrentTables, recorded_launch
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Options, load
-from fp8tune.tables.launch_table import Entry
+from fp8tune.tables.launch_table import Entry, LaunchTable, shipped_path
+from fp8tune.tables.merge import stored_table
 from fp8tune.tables.picks import KernelPicks
 from fp8tune.tables.picks import Pick as TablePick
 from fp8tune.tables.select import Selection, select
 from fp8tune.text import visible
+from fp8tune_kernels.tables import Table, numbers, overlay
 
 # verdicts of picks that are not exported unless they are asked for, or already in the table
 UNCONFIRMED = (Verdict.QUICK, Verdict.STALE)
@@ -37,6 +40,7 @@ def select_rows(
     allow_quick: bool = True,
     here: Device | None = None,
     same_bits: str | None = None,
+    triton: str | None = None,
 ) -> Selection:
     """Select the rows of an arch's table.
 
@@ -49,8 +53,10 @@ def select_rows(
             add nor change one.
         here: GPU of this machine, whose picks by other code, Triton or driver are not confirmed any more.
         same_bits: Name of a size: only picks whose outputs have the same bits at all of its values.
+        triton: Newest version of Triton whose results count, such as ``3.6``; None: the newest results count.
     """
-    studies = store.studies(arch=arch, keep=competing)
+    keep = competing if triton is None else lambda pools: competing(_as_of(triton, pools))
+    studies = store.studies(arch=arch, keep=keep)
     studies = [study for study in studies if not kernels or study.problem.kernel in kernels]
     compiled = [study for study in studies if study.kind is Kind.STATIC]
     picked, lines = _with_same_bits(store, decided(studies, tables), same_bits)
@@ -73,6 +79,62 @@ def select_rows(
     left_out = len(new) + len(selection.table.entries) - len(entries)
     notices = (*lines, *([left_out_notice(left_out, quick)] if left_out else []), *selection.notices)
     return replace(selection, table=replace(selection.table, entries=entries), notices=notices)
+
+
+def _as_of(triton: str, pools: Iterable[Study]) -> list[Study]:
+    """Leave out what newer versions of Triton measured, and results of older ones where a size has newer ones."""
+    known = [pool for pool in pools if pool.kind is not Kind.MEASURED or _version(pool) <= numbers(triton)]
+    groups = group_by(known, lambda pool: (pool.problem, pool.device.name, pool.kind))
+    newest = {place: max((pool.has_finals, _version(pool)) for pool in group)[1] for place, group in groups.items()}
+    return [pool for place, group in groups.items() for pool in group if _version(pool) == newest[place]]
+
+
+def _version(pool: Study) -> tuple[int, ...]:
+    return numbers(pool.device.triton) if pool.kind is Kind.MEASURED else ()
+
+
+def shipped_tables(
+    store: Reader, arch: str, kernels: Collection[str] = (), *, allow_quick: bool = True, same_bits: str | None = None
+) -> Iterator[tuple[Path, Selection]]:
+    """Yield the shipped file of each version of Triton that results were measured with, and its rows.
+
+    The oldest version comes first. Files of others have the keys on which they differ from older ones: write each file
+    before asking for the next.
+    """
+    measured = {_version(pool) for pool in store.pools(arch=arch) if pool.kind is Kind.MEASURED}
+    older, said = Table(), set[str]()
+    for place, version in enumerate(sorted(measured) or [()]):
+        triton = ".".join(map(str, version))
+        path = shipped_path(arch, triton if place else "")
+        now = overlay(stored_table(path, arch).lookups, older)
+        tables = CurrentTables(lambda *_, now=now: now)
+        selection = select_rows(
+            store, arch, kernels, tables, allow_quick=allow_quick, same_bits=same_bits, triton=triton
+        )
+        if place:
+            selection = _changed(selection, older, now, triton)
+            selection = replace(selection, notices=tuple(line for line in selection.notices if line not in said))
+        said |= {*selection.notices}
+        if selection.table.entries or not place:
+            yield path, selection
+        older = overlay(stored_table(path, arch).lookups, older)
+
+
+def _changed(selection: Selection, older: Table, now: Table, triton: str) -> Selection:
+    """Return the rows of each key that has another row than with older versions of Triton, or had one.
+
+    The row for all other keys comes with them: unseen keys may take the nearest row of either table.
+    """
+    before = {row[:3]: dict(row[3]) for row in older.rows}
+    differing = {row[0::2] for row in now.rows if before.get(row[:3]) != dict(row[3])}
+    entries = selection.table.entries
+    differing |= {entry[0:3:2] for entry in entries if before.get(entry[:3]) != dict(entry.config)}
+    changed = {kernel for kernel, _ in differing}
+    differing |= {(kernel, None) for kernel in changed}
+    entries = tuple(entry for entry in entries if entry[0:3:2] in differing)
+    return replace(
+        selection, table=LaunchTable(selection.table.arch, entries, selection.table.nearest & changed, triton)
+    )
 
 
 def left_out_notice(count: int, studies: Iterable[Study]) -> str:

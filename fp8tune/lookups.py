@@ -12,7 +12,7 @@ from fp8tune_kernels.catalog import SPANS
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.runtime.chain import Step, taken
 from fp8tune_kernels.spec import KernelSpec, Span
-from fp8tune_kernels.tables import Table, table
+from fp8tune_kernels.tables import Table, overlay, table
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def look_up(spec: Declared | KernelSpec, where: Device, key: NamedInts, exported
         own = user_tables.of_kernel(declared, user_tables.user_table(where.arch) if exported is None else exported)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    shipped = table(where.arch) if exported is None else Table()
-    rows = user_tables.overlay(own, shipped) if own.rows else shipped
+    shipped = table(where.arch, where.triton or None) if exported is None else Table()
+    rows = overlay(own, shipped) if own.rows else shipped
     step, row = taken(declared, key, rows, where.name)
     config = NamedInts({**spec.default, **dict(row[3] if row else ())})
     if row is None:

@@ -48,7 +48,7 @@ def import_file(store: Store, path: Path, lookup_key: LookupKey = lambda problem
 
 def installed(*rows: tables.Row, nearest: tuple[str, ...] = ()) -> CurrentTables:
     """The current configs of a table with these rows."""
-    return CurrentTables(lambda arch: Table(rows, nearest))
+    return CurrentTables(lambda arch, triton: Table(rows, nearest))
 
 
 def config(block: int = 32, warps: int = 4, stages: int = 1) -> NamedInts:

@@ -133,7 +133,8 @@ def exported_config(operation: Operation, size: Size, device: Device) -> NamedIn
         return None
     from fp8tune_kernels.runtime import lookup
     from fp8tune_kernels.runtime.user_tables import of_kernel as rows_of
-    from fp8tune_kernels.runtime.user_tables import overlay, user_table
+    from fp8tune_kernels.runtime.user_tables import user_table
+    from fp8tune_kernels.tables import overlay
 
     spec = operation.spec
     table = overlay(rows_of(spec, user_table(device.arch)), lookup.table(device.arch))

@@ -8,13 +8,13 @@ import shlex
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from fp8tune.check.findings import Finding, Level
 from fp8tune.errors import DatabaseError, Fp8tuneError
-from fp8tune.exporting import select_rows
+from fp8tune.exporting import select_rows, shipped_tables
 from fp8tune.measure import device
 from fp8tune.records import Device, Kind, Pick
 from fp8tune.revisions import git
@@ -23,9 +23,10 @@ from fp8tune.store import database, location
 from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
-from fp8tune.tables.current import INSTALLED, SHIPPED
+from fp8tune.tables.current import INSTALLED
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
+from fp8tune.tables.select import Selection
 from fp8tune_kernels.arches import ARCHES
 
 
@@ -123,20 +124,23 @@ def check_tables(store: Store, db: str, path_of: Callable[[str], Path] = default
     """Check that the table of each arch is what the database would give."""
     stored = {study.device.arch for study in store.pools() if study.kind in (Kind.MEASURED, Kind.PUBLISHED)}
     for arch in (name for name in ARCHES if name in stored):
-        path = path_of(arch)
         try:
-            selection = select_rows(store, arch, tables=SHIPPED if path == shipped_path(arch) else INSTALLED)
-            if not selection.table.entries:
-                continue
-            _, is_outdated = merge_file(path, selection, prune=True, is_dry=True)
+            for path, selection in _tables(store, arch, path_of(arch)):
+                if not selection.table.entries:
+                    continue
+                if merge_file(path, selection, prune=True, is_dry=True)[1]:
+                    fix = f"fp8tune export --arch {arch} --db {shlex.quote(database.label(db))}"
+                    yield Finding(Level.WARNING, f"{path.name} is out of date", fix)
+                else:
+                    yield Finding(Level.OK, f"{path.name} is what {database.label(db)} gives")
         except Fp8tuneError as error:
             yield Finding.from_error(error)
-            continue
-        if is_outdated:
-            fix = f"fp8tune export --arch {arch} --db {shlex.quote(database.label(db))}"
-            yield Finding(Level.WARNING, f"{path.name} is out of date", fix)
-        else:
-            yield Finding(Level.OK, f"{path.name} is what {database.label(db)} gives")
+
+
+def _tables(store: Store, arch: str, path: Path) -> Iterable[tuple[Path, Selection]]:
+    if path == shipped_path(arch):
+        return shipped_tables(store, arch)
+    return [(path, select_rows(store, arch, tables=INSTALLED))]
 
 
 def restoring(db: str) -> str:

@@ -27,7 +27,7 @@ from fp8tune.tables.current import NO_TABLES, SHIPPED, completed
 from fp8tune.text import visible
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import NamedInts
-from fp8tune_kernels.tables import table
+from fp8tune_kernels.tables import table, versions
 
 NOUNS = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process", "queue": "queued sweep"}
 """Tables that ``forget`` deletes from, with a word for their rows."""
@@ -78,9 +78,10 @@ def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
     """Return each kernel with each config that is picked anywhere for it, from scratch or not, or is in a table."""
     studies = [study for tables in (NO_TABLES, SHIPPED) for study in read_studies(store, tables=tables)]
     configs = {(study.problem.kernel, study.pick.config) for study in studies if study.pick.config is not None}
-    in_tables = [(row[0], NamedInts(row[3])) for arch in ARCHES for row in table(arch).rows]
-    versions = {study.version.kernel: study.version for study in studies if study.version is not None}
-    return configs | {(kernel, completed(config, versions.get(kernel)) or config) for kernel, config in in_tables}
+    shipped = [table(arch, triton) for arch in ARCHES for triton in ("", *versions(arch))]
+    in_tables = [(row[0], NamedInts(row[3])) for rows in shipped for row in rows.rows]
+    declared = {study.version.kernel: study.version for study in studies if study.version is not None}
+    return configs | {(kernel, completed(config, declared.get(kernel)) or config) for kernel, config in in_tables}
 
 
 def forget(options: ForgetOptions) -> None:

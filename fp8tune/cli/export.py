@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from fp8tune import names
 from fp8tune.cli import databases
 from fp8tune.errors import UsageError
-from fp8tune.exporting import format_files, own_kernels, read_for_format, select_rows
+from fp8tune.exporting import format_files, own_kernels, read_for_format, select_rows, shipped_tables
 from fp8tune.measure.device import probe
 from fp8tune.measure.programs import compile_ahead
 from fp8tune.options import ExportOptions
@@ -21,6 +21,7 @@ from fp8tune.tables.formats import DIFF, TRITON_CACHE, check_options, load, pars
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
 from fp8tune.tables.picks import KernelPicks
+from fp8tune.tables.select import Selection
 from fp8tune_kernels.arches import ARCHES
 
 
@@ -45,16 +46,25 @@ def _export_table(options: ExportOptions, output: Path | None) -> int:
             raise UsageError("simulated picks are not for lookups: name a file for them with -o PATH")
         path = output or default_path(arch)
         kernels = names.stored_kernels(options.kernel, store) if options.kernel else []
-        is_shipped = path == shipped_path(arch)
-        is_own = output is None and not is_shipped
+        is_own = output is None and path != shipped_path(arch)
         if is_own and options.db is None:  # kernels without own results are in the shipped table already
             kernels = own_kernels(store, arch)
             if not kernels:
                 print(f"{arch}: no results of your own; kernels read {path_here(shipped_path(arch))}")
                 return 0
-        here = None if is_shipped else probe()  # the shipped table is for other machines, too
-        tables, quick, same = INSTALLED if is_own else SHIPPED, options.allow_quick, options.same_bits
-        selection = select_rows(store, arch, kernels, tables, allow_quick=quick, here=here, same_bits=same)
+        quick, same = options.allow_quick, options.same_bits
+        if path == shipped_path(arch):  # for other machines, too, so nothing is stale here
+            tables = shipped_tables(store, arch, kernels, allow_quick=quick, same_bits=same)
+        else:
+            current = INSTALLED if is_own else SHIPPED
+            selection = select_rows(store, arch, kernels, current, allow_quick=quick, here=probe(), same_bits=same)
+            tables = iter([(path, selection)])
+        return max([_export_rows(options, path, selection) for path, selection in tables])
+
+
+def _export_rows(options: ExportOptions, path: Path, selection: Selection) -> int:
+    """Merge rows into a module; return the exit code."""
+    arch = selection.table.arch
     if not selection.table.entries and not (options.check and selection.known):
         why = "no pick is proven, open or published; sweep on such a GPU, or add --allow-quick"
         raise UsageError(f"nothing to export for {arch}: {selection.notices[0] if selection.notices else why}")
@@ -62,7 +72,7 @@ def _export_table(options: ExportOptions, output: Path | None) -> int:
     merged, is_changed = merge_file(path, selection, is_dry=options.check)
     if options.check and is_changed:
         rows, place = len(merged.added) + len(merged.changed) + len(merged.removed), path_here(path)
-        command = f"fp8tune export --arch {arch}{'' if output is None else f' -o {place}'}"
+        command = f"fp8tune export --arch {arch}{'' if options.output is None else f' -o {place}'}"
         print(f"{place} is out of date ({rows} rows differ): run {command}")
         return 1
     counts = f"{len(merged.added)} rows added, {len(merged.changed)} changed, {len(merged.unchanged)} unchanged"

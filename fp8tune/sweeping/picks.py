@@ -21,7 +21,7 @@ from fp8tune.studies import is_stale as is_stale
 from fp8tune.studies import known_programs as known_programs
 from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
-from fp8tune_kernels.tables import table
+from fp8tune_kernels.tables import table, versions
 
 REVISION = 5  # of how picks are decided. Raise it when the same rows give other picks: kept ones are stale then.
 
@@ -30,7 +30,7 @@ Names = Collection[str] | None  # none is all
 
 def decided_by() -> str:
     """Name what picks are decided by beside rows: this program's rules, and the tables that hold today's configs."""
-    tables = repr([(arch, table(arch)) for arch in ARCHES])
+    tables = repr([(arch, table(arch, triton)) for arch in ARCHES for triton in ("", *versions(arch))])
     return f"{REVISION} {hashlib.sha256(tables.encode()).hexdigest()[:16]}"
 
 

@@ -22,10 +22,10 @@ from fp8tune_kernels.tables import Key, Table, table
 class CurrentTables:
     """Launch tables whose configs stay until others are proven faster."""
 
-    def __init__(self, table: Callable[[str], Table]) -> None:
-        """Read the table of an arch with ``table``, once."""
+    def __init__(self, table: Callable[[str, str], Table]) -> None:
+        """Read the table of an arch and a version of Triton with ``table``, once; an empty version is any."""
         self._table = functools.cache(table)
-        self._configs = functools.cache(lambda arch: {row[:3]: NamedInts(row[3]) for row in self._table(arch).rows})
+        self._configs = functools.cache(lambda *place: {row[:3]: NamedInts(row[3]) for row in self._table(*place).rows})
 
     def config(self, kernel: str, device: Device, key: NamedInts | None) -> NamedInts | None:
         """Return the row's config for a lookup key, or the fallback config for None; None if there is no such row.
@@ -33,21 +33,21 @@ class CurrentTables:
         A device's own row comes before the arch's. A key without a row has none, whatever a lookup gives there: that
         was chosen without it.
         """
-        configs = self._configs(device.arch)
+        configs = self._configs(device.arch, device.triton)
         return configs.get((kernel, device.name, _items(key))) or configs.get((kernel, "", _items(key)))
 
     def has_own_row(self, kernel: str, device: Device, key: NamedInts | None) -> bool:
         """Return True if the row for this key is for this device alone."""
-        return bool(device.name) and (kernel, device.name, _items(key)) in self._configs(device.arch)
+        return bool(device.name) and (kernel, device.name, _items(key)) in self._configs(device.arch, device.triton)
 
     def takes_nearest(self, kernel: str, arch: str) -> bool | None:
         """Return True if keys without a row take the nearest key's row, or None if there is no fallback row."""
-        return kernel in self._table(arch).nearest if self.config(kernel, Device(arch), None) is not None else None
+        return kernel in self._table(arch, "").nearest if self.config(kernel, Device(arch), None) is not None else None
 
 
-NO_TABLES = CurrentTables(lambda arch: Table())
-SHIPPED = CurrentTables(table)
-INSTALLED = CurrentTables(installed)
+NO_TABLES = CurrentTables(lambda arch, triton: Table())
+SHIPPED = CurrentTables(lambda arch, triton: table(arch, triton or None))
+INSTALLED = CurrentTables(lambda arch, triton: installed(arch, triton or None))
 """The user's own tables over the shipped ones."""
 
 

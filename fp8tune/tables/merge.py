@@ -6,7 +6,7 @@ A row that was not selected again stays, unless ``prune`` is set and the databas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fp8tune.errors import UsageError
@@ -43,7 +43,7 @@ def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Mer
     nearest = (selection.table.nearest & decided) | (old.nearest & {slot[0] for slot in after} - decided)
     same = {slot for slot in after.keys() & before.keys() if dict(after[slot].config) == dict(before[slot].config)}
     return Merged(
-        LaunchTable(selection.table.arch, tuple(after.values()), frozenset(nearest)),
+        replace(selection.table, entries=tuple(after.values()), nearest=frozenset(nearest)),
         added=tuple(entry for slot, entry in after.items() if slot not in before),
         changed=tuple(entry for slot, entry in after.items() if slot in before and slot not in same),
         unchanged=tuple(entry for slot, entry in after.items() if slot in same),
@@ -56,17 +56,25 @@ def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry:
     results = []
 
     def change(text: str | None) -> str:
-        before = LaunchTable(selection.table.arch)
-        if text is not None or path.exists():
-            try:
-                before = parse(text or "", before.arch)
-            except ValueError as error:
-                raise UsageError(f"{path} is no table, {error}: restore or remove it, or give -o PATH") from None
-        results.append(merge(before, selection, prune=prune))
+        results.append(merge(_parsed(path, text, selection.table.arch), selection, prune=prune))
         return results[-1].table.render()
 
     is_changed = change(text := read(path)) != text if is_dry else update(path, change)
     return results[-1], is_changed
+
+
+def stored_table(path: Path, arch: str) -> LaunchTable:
+    """Return the table in a file, empty if there is none. Raises UsageError if it holds something else."""
+    return _parsed(path, read(path), arch)
+
+
+def _parsed(path: Path, text: str | None, arch: str) -> LaunchTable:
+    if text is None and not path.exists():
+        return LaunchTable(arch)
+    try:
+        return parse(text or "", arch)
+    except ValueError as error:
+        raise UsageError(f"{path} is no table, {error}: restore or remove it, or give -o PATH") from None
 
 
 def _stored(entry: Entry, before: Mapping[Slot, Entry], selection: Selection) -> Entry:

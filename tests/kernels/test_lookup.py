@@ -14,12 +14,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp8tune_kernels import catalog
+from fp8tune_kernels import catalog, tables
 from fp8tune_kernels.runtime import lookup, user_tables
 from fp8tune_kernels.runtime.chain import Step, distance, nearest, taken
-from fp8tune_kernels.runtime.user_tables import of_kernel, overlay, parsed, user_table
+from fp8tune_kernels.runtime.user_tables import of_kernel, parsed, user_table
 from fp8tune_kernels.spec import DTYPE_FLAG, FLAGS, LAYOUT_FLAG, Span
-from fp8tune_kernels.tables import Key, Row, Table
+from fp8tune_kernels.tables import Key, Row, Table, overlay
 
 SPEC = catalog.load("colwise")
 DEFAULT = SPEC.default["num_warps"]
@@ -229,6 +229,40 @@ def test_a_row_hides_the_shipped_ones_of_its_key_on_its_device(device: str, rows
 )
 def test_the_rule_is_that_of_the_table_with_the_row_for_any_other_shape(own: Table, names: tuple[str, ...]) -> None:
     assert overlay(own, Table((row(4, None),), ("colwise",))).nearest == names
+
+
+@pytest.mark.parametrize(
+    ("triton", "warps"),
+    [
+        ("", 2),
+        ("3.6.0", 2),
+        ("3.8.1", 2),
+        ("3.9.0", 4),
+        ("3.9.0+git0a1b2c3", 4),
+        ("3.10.0", 8),
+        ("3.11.0", 8),
+        ("4.0", 8),
+    ],
+)
+def test_shipped_rows_are_those_of_the_newest_triton_that_is_not_newer_than_the_installed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triton: str, warps: int
+) -> None:
+    for name, rows in {
+        "sm_0": (row(2, NEAR), row(16, OTHER)),
+        "sm_0_triton_3_9": (row(4, NEAR),),
+        "sm_0_triton_3_10": (row(8, NEAR),),
+    }.items():
+        (tmp_path / f"{name}.py").write_text(table_of(*rows))
+        monkeypatch.delitem(sys.modules, f"{tables.__name__}.{name}", raising=False)
+    monkeypatch.setattr(tables, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(tables, "_installed", lambda: triton)
+    lookup.forget()
+    for exported in (tables.table("sm_0", triton), tables.table("sm_0")):
+        assert [taken(SPEC, dict(asked or ()), exported, "")[1] for asked in (NEAR, OTHER)] == [
+            row(warps, NEAR),
+            row(16, OTHER),
+        ]
+    lookup.forget()
 
 
 def test_rows_of_another_version_of_a_kernel_are_left_out_and_named() -> None:

@@ -1,17 +1,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from database_rows import H100, H200, begin, config, evidence, installed, problem, row, studies_of, subject
+from database_rows import (
+    H100,
+    H200,
+    begin,
+    config,
+    evidence,
+    finished_sweep,
+    installed,
+    problem,
+    row,
+    studies_of,
+    subject,
+)
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.exporting import select_rows
-from fp8tune.records import FinalsRun, ProcessTimes
+from fp8tune.exporting import select_rows, shipped_tables
+from fp8tune.records import FinalsRun, Problem, ProcessTimes
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.tables.current import NO_TABLES, CurrentTables
@@ -19,10 +33,12 @@ from fp8tune.tables.launch_table import Entry, LaunchTable, default_path, parse,
 from fp8tune.tables.merge import merge_file
 from fp8tune.tables.select import Selection, select
 from fp8tune_kernels import tables
+from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.runtime import user_tables
 
 KEY = (("G", 64), ("K", 5120))
 CONFIG = (("BLOCK_SIZE", 32), ("num_warps", 4))
+BLOCKS = (32, 64, 128)
 
 
 def selection(rows: list[Study], current: CurrentTables = NO_TABLES) -> Selection:
@@ -47,10 +63,45 @@ def test_a_module_holds_the_rows_and_where_they_come_from() -> None:
     assert run(LaunchTable("sm_90").render()).ROWS == ()
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-def test_the_committed_tables_are_read_back_as_they_are(arch: str) -> None:
-    text = shipped_path(arch).read_text()
-    assert parse(text, arch).render() == text
+@pytest.mark.parametrize(("arch", "triton"), [(arch, at) for arch in ARCHES for at in ("", *tables.versions(arch))])
+def test_the_committed_tables_are_read_back_as_they_are(arch: str, triton: str) -> None:
+    if (path := shipped_path(arch, triton)).exists():
+        text = path.read_text()
+        assert replace(parse(text, arch), triton=triton).render() == text
+
+
+def test_each_triton_that_was_measured_has_a_file_with_the_keys_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "__file__", str(tmp_path / "__init__.py"))
+    same, moved, new = problem(K=1024), problem(K=2048), problem(K=4096)
+
+    def measured(store: Store, triton: str, fastest: Mapping[Problem, int]) -> None:
+        times_us = {
+            of: {config(block): 80.0 if block == best else 100.0 for block in BLOCKS} for of, best in fastest.items()
+        }
+        finished_sweep(store, times_us, replace(H100, triton=triton), request=triton)
+
+    def exported() -> dict[str, set[tuple[int | None, int]]]:
+        files = {}
+        for path, chosen in shipped_tables(store, "sm_90"):
+            table = merge_file(path, chosen)[0].table
+            assert path.read_text() == table.render()
+            rows = {(dict(entry.key or ()).get("K"), dict(entry.config)["BLOCK_SIZE"]) for entry in table.entries}
+            files[path.name] = rows
+        return files
+
+    with Store.open(str(tmp_path / "results.db"), create=True) as store:
+        measured(store, "3.6.0", {same: 32, moved: 32})
+        older = {(1024, 32), (2048, 32), (None, 32)}
+        assert exported() == {"sm_90.py": older}
+        measured(store, "3.10.0", {same: 32, moved: 64, new: 128})
+        newer = {(2048, 64), (4096, 128), (None, 32)}
+        assert exported() == {"sm_90.py": older, "sm_90_triton_3_10.py": newer}
+        assert exported() == {"sm_90.py": older, "sm_90_triton_3_10.py": newer}
+        measured(store, "3.9.0", {moved: 128})
+        assert exported()["sm_90_triton_3_9.py"] == {(2048, 128), (None, 32)}
+        assert exported()["sm_90_triton_3_10.py"] == newer
 
 
 @pytest.mark.parametrize("place", range(40))

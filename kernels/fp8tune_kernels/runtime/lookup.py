@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from ..spec import KernelSpec
-from ..tables import Table, table
+from ..tables import Table, overlay, table, versions
 from .chain import taken
-from .user_tables import of_kernel, overlay, user_table
+from .user_tables import of_kernel, user_table
 
 __all__ = [
     "compiling_for",
@@ -64,7 +64,7 @@ def forget() -> None:
         clear()
 
 
-caches += [_configs.clear, user_table.cache_clear, table.cache_clear]
+caches += [_configs.clear, user_table.cache_clear, table.cache_clear, versions.cache_clear]
 
 
 def pick(spec: KernelSpec, key: Mapping[str, int], exported: Table, device: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 from ..spec import KernelSpec
-from ..tables import Row, Table, table
+from ..tables import Row, Table, overlay, table
 
 FOLDER_VARIABLE = "FP8TUNE_TABLES"
 """The environment variable that names the folder; if it is set and empty, there is none."""
@@ -79,21 +79,9 @@ def _is_row(row: object, places: int) -> bool:
     return False
 
 
-def overlay(own: Table, shipped: Table) -> Table:
-    """Both as one: a row of the user's replaces the shipped rows of its key, on its device or on all.
-
-    The user's table decides whether unseen keys of a kernel take the nearest row, if it has the kernel's fallback row.
-    """
-    taken = {(row[0], row[2], row[1]) for row in own.rows}
-    rest = [row for row in shipped.rows if not {(row[0], row[2], row[1]), (row[0], row[2], "")} & taken]
-    decided = {row[0] for row in own.rows if row[1] == "" and row[2] is None}
-    nearest = {*own.nearest, *(kernel for kernel in shipped.nearest if kernel not in decided)}
-    return Table((*own.rows, *rest), tuple(sorted(nearest)))
-
-
-def installed(arch: str) -> Table:
-    """The user's table over the shipped one."""
-    return overlay(user_table(arch), table(arch))
+def installed(arch: str, triton: str | None = None) -> Table:
+    """The user's table over the shipped one of a version of Triton, by default of the installed one."""
+    return overlay(user_table(arch), table(arch, triton))
 
 
 def of_kernel(spec: KernelSpec, own: Table) -> Table:

@@ -1,4 +1,6 @@
-"""The shipped launch tables: one generated module an arch, which ``fp8tune export`` writes.
+"""The shipped launch tables: generated modules for each arch, which ``fp8tune export`` writes.
+
+``sm_90`` is of the oldest Triton that was measured. From Triton 3.9 on, rows of ``sm_90_triton_3_9`` replace it.
 
 :mod:`fp8tune_kernels.runtime.lookup` reads them, after a user's own (:mod:`fp8tune_kernels.runtime.user_tables`).
 
@@ -12,8 +14,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 import re
+import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 
 Key = tuple[tuple[str, int], ...]
 """The items of a lookup key, sorted by name."""
@@ -34,11 +39,48 @@ class Table:
 
 
 @functools.cache
-def table(arch: str) -> Table:
-    """Return what is shipped for an arch; empty where there is no table. A table that cannot be imported raises."""
-    name = f"{__name__}.{arch}"
-    if not re.fullmatch(r"\w+", arch):
+def table(arch: str, triton: str | None = None) -> Table:
+    """Return what is shipped for an arch and a version of Triton; empty where there is no table.
+
+    ``triton`` is by default the installed version; the empty text is older than any. A table that cannot be imported
+    raises.
+    """
+    rows, limit = _module(arch), numbers(_installed() if triton is None else triton)
+    for version in versions(arch):
+        if numbers(version) <= limit:
+            rows = overlay(_module(module_name(arch, version)), rows)
+    return rows
+
+
+@functools.cache
+def versions(arch: str) -> tuple[str, ...]:
+    """Return the versions of Triton from which on other rows are shipped, the oldest first, such as ``3.9``."""
+    start = f"{arch}_triton_"
+    names = [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith(start)]
+    return tuple(sorted((name[len(start) :].replace("_", ".") for name in names), key=numbers))
+
+
+def module_name(arch: str, triton: str = "") -> str:
+    """Return the name of the module that holds the rows of an arch from a version of Triton on."""
+    return f"{arch}_triton_{triton.replace('.', '_')}" if triton else arch
+
+
+def overlay(newer: Table, older: Table) -> Table:
+    """Return both as one: a newer row replaces the older ones of its key, on its device or, if it is for all, on all.
+
+    The newer table decides whether unseen keys of a kernel take the nearest row, if it has the kernel's fallback row.
+    """
+    taken = {(row[0], row[2], row[1]) for row in newer.rows}
+    rest = [row for row in older.rows if not {(row[0], row[2], row[1]), (row[0], row[2], "")} & taken]
+    decided = {row[0] for row in newer.rows if row[1] == "" and row[2] is None}
+    nearest = {*newer.nearest, *(kernel for kernel in older.nearest if kernel not in decided)}
+    return Table((*newer.rows, *rest), tuple(sorted(nearest)))
+
+
+def _module(name: str) -> Table:
+    if not re.fullmatch(r"\w+", name):
         return Table()
+    name = f"{__name__}.{name}"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -46,3 +88,14 @@ def table(arch: str) -> Table:
             raise
         return Table()
     return Table(tuple(row[:4] for row in module.ROWS), module.NEAREST)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return (3, 9) for ``3.9.0``: fixes of a release are taken to change no pick."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _installed() -> str:
+    """Return the version of Triton, without importing it; that of an imported one may be another's on the path."""
+    triton = sys.modules.get("triton")
+    return metadata.version("triton") if triton is None else str(triton.__version__)
