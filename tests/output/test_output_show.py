@@ -37,7 +37,7 @@ DEFAULT = KERNEL.default
 
 @pytest.fixture(autouse=True)
 def no_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(lookups, "table", lambda arch: Table())
+    monkeypatch.setattr(lookups, "table", lambda arch, triton: Table())
     yield
     user_tables.user_table.cache_clear()
 

@@ -147,7 +147,7 @@ def test_the_next_best_is_the_next_best_config_that_was_timed_with_its_stage():
 def test_the_gain_is_over_the_config_that_a_lookup_gives(stage, monkeypatch):
     """A sweep ended on the gain over the kernel's default, where a lookup would have found the row of a near key."""
     near = ("colwise", "", (("G", 64), ("K", 4096)), tuple(SLOW.items()))
-    monkeypatch.setattr(lookups, "table", lambda arch: Table((near,), ("colwise",)))
+    monkeypatch.setattr(lookups, "table", lambda arch, triton: Table((near,), ("colwise",)))
     slow = entry(104.0, SLOW) if stage is Stage.FINAL else evidence(104.0, config=SLOW)
     study = only_study(entry(100.0, FAST), entry(400.0, DEFAULT), slow)
     assert study.today == Today(SLOW, Origin.SHIPPED_TABLE)
@@ -157,13 +157,13 @@ def test_the_gain_is_over_the_config_that_a_lookup_gives(stage, monkeypatch):
 
 def test_the_gain_is_1_for_the_config_in_use_and_unknown_for_one_without_a_time(monkeypatch):
     row = ("colwise", "", (("G", 64), ("K", 5120)), tuple(FAST.items()))
-    monkeypatch.setattr(lookups, "table", lambda arch: Table((row,), ()))
+    monkeypatch.setattr(lookups, "table", lambda arch, triton: Table((row,), ()))
     assert only_study(entry(100.0, FAST), entry(400.0, DEFAULT)).speedup == 1.0
     assert only_study(entry(400.0, DEFAULT)).speedup is None
 
 
 def test_without_a_table_today_s_config_is_the_recorded_one_else_the_default(monkeypatch):
-    monkeypatch.setattr(lookups, "table", lambda arch: Table())
+    monkeypatch.setattr(lookups, "table", lambda arch, triton: Table())
     (study,) = studies_of([evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)])
     assert study.today == Today(DEFAULT, Origin.DEFAULT)
     assert study.speedup == 1.5
