@@ -1,0 +1,69 @@
+"""The report on a host with several GPUs, on simulated ones: every part runs, and its numbers agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import several_gpus
+
+SWEEP = ("--kernel", "rowwise-2d", "--shapes", "tiny", "--each", "tiny,K=96", "--grid", "BLOCK_SIZE=2", "num_warps=4")
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+
+
+def measured(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the document of a run on two GPUs."""
+    code = several_gpus.main(["--gpus", "2", "--out", str(out), *arguments])
+    return code, json.loads((out / "several-gpus.json").read_text())
+
+
+def test_a_killed_worker_changes_no_pick_and_equal_gpus_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, document = measured(tmp_path, *SWEEP, "--parts", "workers", "gpus", "--restart")
+    rows = {row["run"]: row for row in document["workers"]}
+    alone, killed = rows["one"], rows["killed"]
+    assert (code, document["left_out"]) == (0, [])
+    assert [*rows] == ["one", "all", "killed"]
+    for row in rows.values():
+        assert (row["done"], row["units"], row["rows"]) == (4, 4, alone["rows"])
+        assert (row["is_same_table"], row["same_picks"], row["worst_loss"]) == (True, 4, 0.0)
+        assert row["speedup"] == pytest.approx(alone["seconds"] / row["seconds"])
+    assert alone["lost"] == rows["all"]["lost"] == 0 < killed["lost"]
+    assert killed["attempts"] == 4 + killed["lost"]
+    (name,) = document["gpus"]
+    assert sorted(name["slowdowns"]) == ["0", "1"]
+    assert min(name["slowdowns"].values()) == 0.0
+    assert 0 < name["agreeing"] <= name["configs"]
+    assert len(name["losses"]) == 1
+    assert any(f"{max(name['slowdowns'].values()):.1%} slower" in line for line in name["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith(("one", "all", "killed"))] == [
+        ["one", "1"],
+        ["all", "2"],
+        ["killed", "2"],
+    ]
+
+
+def test_the_layer_runs_on_two_ranks(tmp_path: Path) -> None:
+    code, document = measured(tmp_path, "--parts", "experts", "--layers", "tiny", "--tokens", "32")
+    rows = document["experts"]
+    assert (code, document["left_out"]) == (0, [])
+    assert {(row["layer"], row["ranks"], row["tokens"]) for row in rows} == {("tiny", 2, 32)}
+    assert {"torch bf16", "fp8tune"} <= {row["contender"] for row in rows}
+    assert all(row["median_ms"] > 0 for row in rows)
+
+
+def test_parts_without_time_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = measured(tmp_path, *SWEEP, "--seconds", "0")
+    assert code == 1
+    assert document["workers"] == document["experts"] == document["gpus"] == []
+    assert len(document["left_out"]) == 5
+    assert capsys.readouterr().out.count("LEFT OUT: ") == 2 * len(document["left_out"])
