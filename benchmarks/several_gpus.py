@@ -128,7 +128,7 @@ def workers(host: Host) -> list[Row]:
         if host.left_s < needed_s:
             host.skip(f"sweep, {name}: about {needed_s:.0f} s are needed, and {max(0, host.left_s):.0f} s are left")
             continue
-        row = shared_sweep(host, name, 1 if name == "one" else host.options.gpus, last_s / 2)
+        row = shared_sweep(host, name, 1 if name == "one" else host.options.gpus, host.options.kill_at * last_s)
         rows.append(row | beside_one(host, name))
         is_whole = rows[0]["is_whole"] and row["is_whole"]
         rows[-1]["speedup"] = rows[0]["seconds"] / row["seconds"] if is_whole else None
@@ -136,21 +136,22 @@ def workers(host: Host) -> list[Row]:
 
 
 def shared_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
-    """Queue a sweep and run it. In ``killed`` the last worker is killed after ``kill_s``, as soon as it has a unit."""
-    lost, is_ray, db = list[str](), name == "ray", host.db(name)
+    """Queue a sweep and run it. In ``killed`` a worker that has a unit is killed after ``kill_s``."""
+    lost, is_ray, db, names = list[str](), name == "ray", host.db(name), [f"gpu-{gpu:02d}" for gpu in range(count)]
 
     def start(gpu: int) -> Any:
-        environment = host.environment(gpu, name) | {"FP8TUNE_WORKER": f"gpu-{gpu}"}
+        environment = host.environment(gpu, name) | {"FP8TUNE_WORKER": names[gpu]}
         return host.start(name, ["fp8tune", "worker", f"--db={db}"], environment, gpu)
 
     def watch() -> None:
         if name == "killed" and not lost and time.monotonic() - begun > kill_s:
             with Store.open(db, writable=False) as store:
-                running = [unit for unit in store.queue().units if unit.state is UnitState.RUNNING]
-            lost.extend(status.unit.key for status in running if status.worker == f"gpu-{count - 1}")
-            if lost:
-                processes[-1].kill()
-                processes.extend([start(count - 1)] if host.options.restart else [])
+                running = [status for status in store.queue().units if status.state is UnitState.RUNNING]
+            if running:
+                victim = max(status.worker for status in running)
+                lost.extend(status.unit.key for status in running if status.worker == victim)
+                processes[names.index(victim)].kill()
+                processes.extend([start(names.index(victim))] if host.options.restart else [])
 
     queue = [*host.sweep(name, host.options.shapes), f"--on={'ray' if is_ray else 'queue'}"]
     begun, processes = time.monotonic(), [host.start(name, queue, host.environment(None if is_ray else 0, name))]
@@ -160,7 +161,7 @@ def shared_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
     is_whole = host.wait(name, processes, watch)
     seconds = time.monotonic() - begun
     if name == "killed" and not lost:
-        host.skip("killed: the worker had no unit when the others ended")
+        host.skip("killed: it ended before a worker was killed")
     with Store.open(db, writable=False) as store:
         units, rows = store.queue().units, sum(1 for _ in store.rows())
     done, attempts = sum(unit.state is UnitState.DONE for unit in units), sum(unit.attempts for unit in units)
@@ -282,7 +283,7 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
         ]
         same, loss = sum(loss == 0 for loss in row["losses"]), max(row["losses"], default=0.0)
         below = [
-            f"{row['agreeing']} of {row['configs']} configs within 1 %, at most {row['widest']:.1%} apart",
+            f"{row['agreeing']} of {row['configs']} configs within 1%, at most {row['widest']:.1%} apart",
             f"picks of the slowest and the fastest: {same} of {len(row['losses'])} the same, at most {loss:.1%} lost",
             *(f"doctor: {line}" for line in row["doctor"]),
         ]
@@ -309,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", default=["llama4"], help="what workers share")
     parser.add_argument("--each", nargs="+", default=["llama4,M=16640,E=16"], help="what every GPU sweeps")
     parser.add_argument("--ray", action="store_true", help="sweep with Ray, too, if it is installed")
+    parser.add_argument("--kill-at", type=float, default=0.5, help="share of the time without a kill")
     parser.add_argument("--restart", action="store_true", help="start a worker in place of the killed one")
     parser.add_argument("--layers", nargs="+", default=["Qwen3-30B-A3B", "DeepSeek-V3"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384], help="of a rank")
@@ -332,8 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document = {**results, "left_out": host.left_out, "options": vars(options)}
             (options.out / "several-gpus.json").write_text(json.dumps(document, indent=1, default=str))
     for screen in screens(*results.values()):
-        print()
-        screen.print()
+        if screen.rows:
+            print()
+            screen.print()
     for text in host.left_out:
         print(f"LEFT OUT: {text}")
     return int(bool(host.left_out))

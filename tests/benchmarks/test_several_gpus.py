@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 
 from benchmarks import several_gpus
+from fp8tune import cli
 
-SWEEP = ("--kernel", "rowwise-2d", "--shapes", "tiny", "--each", "tiny,K=96", "--grid", "BLOCK_SIZE=2", "num_warps=4")
+SWEEP = (
+    "--kernel",
+    "rowwise-2d",
+    "--shapes",
+    "tiny",
+    "--each",
+    "tiny,K=96",
+    "--grid",
+    "BLOCK_SIZE=2",
+    "num_warps=4,8",
+    "num_stages=1",
+)
 
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+
+
+class Child:
+    """A command in a process that is forked from this one, with the methods of ``subprocess.Popen``."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        def run() -> None:
+            os.setsid()
+            os.environ.update(environment)
+            sys.argv = ["fp8tune", *command[1:]]
+            cli.main()
+
+        self.returncode: int | None = None
+        self.forked = Forked(run)
+        self.pid = self.forked.pid
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        end = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("fp8tune", timeout_s)
+            time.sleep(0.01)
+        return code
+
+    def send(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
 
 
 def measured(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -24,10 +82,12 @@ def measured(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads((out / "several-gpus.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_no_pick_and_equal_gpus_agree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, document = measured(tmp_path, *SWEEP, "--parts", "workers", "gpus", "--restart")
+    monkeypatch.setattr(several_gpus.Host, "start", lambda _host, _log, *command: Child(*command[:2]))
+    code, document = measured(tmp_path, *SWEEP, "--parts", "workers", "gpus", "--restart", "--kill-at", "0")
     rows = {row["run"]: row for row in document["workers"]}
     alone, killed = rows["one"], rows["killed"]
     assert (code, document["left_out"]) == (0, [])
@@ -52,6 +112,7 @@ def test_a_killed_worker_changes_no_pick_and_equal_gpus_agree(
     ]
 
 
+@pytest.mark.slow
 def test_the_layer_runs_on_two_ranks(tmp_path: Path) -> None:
     code, document = measured(tmp_path, "--parts", "experts", "--layers", "tiny", "--tokens", "32")
     rows = document["experts"]
