@@ -15,7 +15,7 @@ from database_rows import H100, begin, config, end_finals, finished_sweep, probl
 from fp8tune.check import databases, gpus, machine
 from fp8tune.check.findings import Finding, Level
 from fp8tune.measure import device
-from fp8tune.records import Telemetry
+from fp8tune.records import ClockLimits, Telemetry
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
@@ -63,6 +63,16 @@ def test_a_healthy_machine_has_nothing_to_repair() -> None:
 )
 def test_each_fault_of_a_machine_is_found(findings: Iterable[Finding], level: Level, message: str) -> None:
     assert message in texts(findings, level)
+
+
+def test_gpus_beside_the_first_are_checked() -> None:
+    usual, hot = ClockLimits(1980, 2619, 700.0), replace(CALM, throttle_reasons=0x40)
+    alike = {"0": (hot, usual), "1": (CALM, usual), "2": (CALM, ClockLimits())}
+    assert [*machine.check_others("sm_90", alike), *machine.check_others("sm_90", {})] == []
+    states = alike | {"3": (hot, usual), "5": (CALM, replace(usual, power_limit_w=500.0))}
+    warnings = texts(machine.check_others("sm_90", states), Level.WARNING)
+    assert "GPU 3 is slowed down: hardware thermal" in warnings
+    assert "power limit of GPU 0 is 700 W, of GPU 5 500 W" in warnings
 
 
 def test_no_compiler_and_no_folder_to_compile_in_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
