@@ -154,6 +154,7 @@ def shared_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
                 processes.extend([start(names.index(victim))] if host.options.restart else [])
 
     queue = [*host.sweep(name, host.options.shapes), f"--on={'ray' if is_ray else 'queue'}"]
+    queue += [f"--timer={os.environ['FP8TUNE_TIMER']}"] if is_ray and "FP8TUNE_TIMER" in os.environ else []
     begun, processes = time.monotonic(), [host.start(name, queue, host.environment(None if is_ray else 0, name))]
     if not is_ray:
         host.wait(name, processes)
@@ -270,8 +271,8 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
     columns = [
         Column("layer", lambda row: row["layer"]),
         number("tokens", lambda row: f"{row['tokens']:,}"),
-        Column("contender", lambda row: row["contender"]),
-        *(number(f"{count} ranks, ms", [f"{time_ms(row, count):.1f}" for row in rows]) for count in counts),
+        Column("contender", lambda row: row["contender"], loses="end"),
+        *(number(f"{count} GPUs, ms", [f"{time_ms(row, count):.1f}" for row in rows]) for count in counts),
         number("speedup", lambda row: f"{time_ms(row, counts[-1], 'torch bf16') / row['median_ms']:.2f}x"),
         number("efficiency", lambda row: f"{time_ms(row, counts[0]) / row['median_ms']:.2f}" if counts[1:] else ""),
     ]
@@ -281,10 +282,9 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
             number("GPU", [str(gpu) for gpu in row["slowdowns"]]),
             number("slower than the fastest", [f"{slowdown:.2%}" for slowdown in row["slowdowns"].values()]),
         ]
-        same, loss = sum(loss == 0 for loss in row["losses"]), max(row["losses"], default=0.0)
+        loss = max([0.0, *row["losses"]])
         below = [
-            f"{row['agreeing']} of {row['configs']} configs within 1%, at most {row['widest']:.1%} apart",
-            f"picks of the slowest and the fastest: {same} of {len(row['losses'])} the same, at most {loss:.1%} lost",
+            f"the same configs are at most {row['widest']:.1%} apart, and picks of the slowest lose {loss:.1%}",
             *(f"doctor: {line}" for line in row["doctor"]),
         ]
         yield Screen([f"GPUs named {row['name']}"], columns, below, [*row["slowdowns"]])

@@ -26,7 +26,7 @@ class Agreement:
     slowdowns: dict[str, float]  # hash of the UUID -> slowdown against the fastest GPU, the fastest first
     is_proven: bool  # True if the slowest GPU is slower than the fastest by more than the tie band, whatever the noise
     spreads: tuple[float, ...]  # of each config: slowest over fastest median, less 1
-    losses: tuple[float, ...]  # of each size: slowdown of the slowest GPU's pick on the fastest GPU; 0 for its own pick
+    losses: tuple[float, ...]  # of each size: slowdown of its slowest GPU's pick on its fastest GPU; 0 for equal picks
 
     @property
     def agreeing(self) -> int:
@@ -75,10 +75,9 @@ def _agreement(device: Device, sizes: Sequence[Sequence[Study]]) -> Agreement | 
     is_proven = len(both) > 1 and estimate(differences).lower(PLAN.alpha) > math.log1p(PLAN.tie_band)
     losses = []
     for studies in sizes:
-        ends = {study.device.uuid_hash: study for study in studies if study.device.uuid_hash in (fastest, slowest)}
-        if len(ends) == 2:
-            best, other = (decided([ends[gpu]])[0] for gpu in (fastest, slowest))
-            losses += [rival.ratio - 1] if (rival := best.rival(other.choice.pick)) else []
+        best, *_, other = sorted(studies, key=lambda study: [*means].index(study.device.uuid_hash))
+        rival = decided([best])[0].rival(decided([other])[0].choice.pick)
+        losses += [rival.ratio - 1] if rival else []
     slowdowns = {gpu: math.expm1(mean - means[fastest]) for gpu, mean in means.items()}
     return Agreement(device, slowdowns, is_proven, tuple(spreads), tuple(losses))
 
@@ -87,10 +86,12 @@ def check_gpus(store: Reading) -> Iterator[Finding]:
     """Find GPUs that are slower than others of their name by more than the tie band."""
     for result in agreements(store):
         slowest, slowdown = [*result.slowdowns.items()][-1]
+        count, sizes, configs = len(result.slowdowns), len(result.losses), len(result.spreads)
         text = (
-            f"{len(result.slowdowns)} GPUs named {result.device.name}: {slowest[:4]} is {slowdown:.1%} slower than the "
+            f"{count} GPUs named {result.device.name}: {slowest[:4]} is {slowdown:.1%} slower than the fastest; "
+            f"{result.agreeing} of {configs} configs agree within {PLAN.tie_band:.0%}, and "
+            f"{result.losses.count(0.0)} of {sizes} picks are the same"
         )
-        text += f"fastest; {result.agreeing} of {len(result.spreads)} configs agree within {PLAN.tie_band:.0%}"
         if result.is_proven:
             fix = "compare their clocks, power limits and temperatures with nvidia-smi -q, or leave the slow one out"
             yield Finding(Level.WARNING, text, fix)
