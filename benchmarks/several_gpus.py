@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.util
+import itertools
 import json
 import math
 import os
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,8 @@ def experts(host: Host) -> list[Row]:
     """Run the expert-parallel layer on all GPUs, and on half of them from four on."""
     gpus, rows = host.options.gpus, list[Row]()
     counts = [gpus, gpus // 2] if gpus >= 4 else [gpus]
-    for place, ranks in enumerate(counts):
-        if host.left_s < END_S:
-            host.skip(f"experts on {ranks} ranks")
-            continue
-        seconds = 0.6 * host.left_s / (len(counts) - place)  # the benchmark begins no layer after that
+    for ranks in counts:
+        seconds = host.left_s * (0.8 if ranks == counts[-1] else 0.6)  # the benchmark begins no layer after that
         command = [
             "torch.distributed.run",
             "--standalone",
@@ -207,9 +204,14 @@ def experts(host: Host) -> list[Row]:
         command += ["--layers", *host.options.layers, "--tokens", *map(str, host.options.tokens)]
         command += [f"--seconds={seconds:.0f}", f"--out={host.options.out}"]
         log, environment = f"experts-{ranks}", host.environment(None, "experts") | {"OMP_NUM_THREADS": "1"}
-        host.wait(log, [host.start(log, command, environment)])
+        if host.left_s > END_S:
+            host.wait(log, [host.start(log, command, environment)])
         path = host.options.out / f"expert-parallel-{ranks}.json"
         rows += json.loads(path.read_text()) if path.exists() else []
+        timed = {(row["ranks"], row["layer"], row["tokens"]) for row in rows}
+        for layer, tokens in itertools.product(host.options.layers, host.options.tokens):
+            if (ranks, layer, tokens) not in timed:
+                host.skip(f"{layer} with {tokens} tokens on each of {ranks} GPUs")
     return rows
 
 
@@ -229,17 +231,9 @@ def equal_gpus(host: Host) -> list[Row]:
     lines = [f"{item['level']}: {item['text']}" for item in printed["findings"] if "GPUs named" in item["text"]]
     with Store.open(db, writable=False) as store:
         results = agreements(store)
+    slowdowns = ({names.get(uuid, uuid[:4]): share for uuid, share in result.slowdowns.items()} for result in results)
     return [
-        {
-            "name": result.device.name,
-            "slowdowns": {names.get(uuid, uuid[:4]): slowdown for uuid, slowdown in result.slowdowns.items()},
-            "configs": len(result.spreads),
-            "agreeing": result.agreeing,
-            "widest": max(result.spreads),
-            "losses": result.losses,
-            "doctor": lines,
-        }
-        for result in results
+        {**asdict(result), "slowdowns": own, "doctor": lines} for result, own in zip(results, slowdowns, strict=True)
     ]
 
 
@@ -284,16 +278,16 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
         ]
         loss = max([0.0, *row["losses"]])
         below = [
-            f"the same configs are at most {row['widest']:.1%} apart, and picks of the slowest lose {loss:.1%}",
+            f"the same configs are at most {max(row['spreads']):.1%} apart, and picks of the slowest lose {loss:.1%}",
             *(f"doctor: {line}" for line in row["doctor"]),
         ]
-        yield Screen([f"GPUs named {row['name']}"], columns, below, [*row["slowdowns"]])
+        yield Screen([f"GPUs named {row['device']['name']}"], columns, below, [*row["slowdowns"]])
 
 
 PARTS: dict[str, tuple[float, Callable[[Host], list[Row]]]] = {
     "workers": (0.6, workers),
-    "experts": (0.2, experts),
-    "gpus": (0.2, equal_gpus),
+    "experts": (0.25, experts),
+    "gpus": (0.15, equal_gpus),
 }
 """Shares of the time; what a part does not need is for the next ones."""
 
@@ -306,10 +300,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, help="default: all")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=tuple(PARTS))
     parser.add_argument("--kernel", nargs="+", default=["colwise"])
-    parser.add_argument("--grid", nargs="+", default=[])
-    parser.add_argument("--shapes", nargs="+", default=["llama4"], help="what workers share")
-    parser.add_argument("--each", nargs="+", default=["llama4,M=16640,E=16"], help="what every GPU sweeps")
-    parser.add_argument("--ray", action="store_true", help="sweep with Ray, too, if it is installed")
+    parser.add_argument(
+        "--grid", nargs="+", default=["BLOCK_SIZE=64,128", "num_warps=4,8", "num_stages=1", "maxnreg=0"]
+    )
+    parser.add_argument("--shapes", nargs="+", default=["models"], help="what workers share")
+    parser.add_argument("--each", nargs="+", default=["models,M=32768"], help="what every GPU sweeps")
+    parser.add_argument("--ray", action="store_true", help="sweep with Ray, too")
     parser.add_argument("--kill-at", type=float, default=0.5, help="share of the time without a kill")
     parser.add_argument("--restart", action="store_true", help="start a worker in place of the killed one")
     parser.add_argument("--layers", nargs="+", default=["Qwen3-30B-A3B", "DeepSeek-V3"])
@@ -322,9 +318,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end, results = time.monotonic() + options.seconds, {part: list[Row]() for part in PARTS}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         host = Host(options, Path(folder))
-        if options.ray and importlib.util.find_spec("ray") is None:
-            host.skip("Ray is not installed")
-            options.ray = False
         ahead = [part for part in PARTS if part in options.parts]
         for part in [*ahead]:
             share = PARTS[part][0] / sum(PARTS[name][0] for name in ahead)
