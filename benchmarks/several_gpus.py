@@ -154,7 +154,6 @@ def shared_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
                 processes.extend([start(names.index(victim))] if host.options.restart else [])
 
     queue = [*host.sweep(name, host.options.shapes), f"--on={'ray' if is_ray else 'queue'}"]
-    queue += [f"--timer={os.environ['FP8TUNE_TIMER']}"] if is_ray and "FP8TUNE_TIMER" in os.environ else []
     begun, processes = time.monotonic(), [host.start(name, queue, host.environment(None if is_ray else 0, name))]
     if not is_ray:
         host.wait(name, processes)
