@@ -194,12 +194,12 @@ class ClockLimits:
     memory_clock_mhz: int | None = None
     power_limit_w: float | None = None
 
-    def difference(self, later: ClockLimits) -> str:
+    def difference(self, later: ClockLimits, text: str = "{} was {} and is {}") -> str:
         """Describe the first limit that is known and differs later, such as ``power limit was 700 W and is 500 W``."""
         names = (("SM clock limit", "MHz"), ("memory clock", "MHz"), ("power limit", "W"))
         for (name, unit), before, after in zip(names, vars(self).values(), vars(later).values(), strict=True):
             if before is not None and after is not None and before != after:
-                return f"{name} was {before:g} {unit} and is {after:g} {unit}"
+                return text.format(name, f"{before:g} {unit}", f"{after:g} {unit}")
         return ""
 
     def merged(self, later: ClockLimits) -> ClockLimits:

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fp8tune.check.findings import Finding, Level
+from fp8tune.check.gpus import check_gpus
 from fp8tune.errors import DatabaseError, Fp8tuneError
 from fp8tune.exporting import select_rows, shipped_tables
 from fp8tune.measure import device
@@ -60,6 +61,8 @@ def check_database(
                 yield Finding(Level.ERROR, f"{label} is damaged: {faults[0]}", restoring(db))
                 return
             yield from _contents(db, store, here, is_shipped)
+            if not is_shipped:
+                yield from check_gpus(store)
             if with_tables:
                 yield from check_tables(store, db)
     except EmptyDatabaseError as error:

@@ -6,13 +6,13 @@ import importlib.metadata
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fp8tune.check.findings import Finding, Level
 from fp8tune.errors import MachineError
 from fp8tune.measure import device
 from fp8tune.measure import machine as compiling
-from fp8tune.records import Device, Telemetry
+from fp8tune.records import ClockLimits, Device, Telemetry
 from fp8tune_kernels.arches import ARCHES
 
 # As in pyproject.toml; an environment may have been changed by hand since it was installed.
@@ -28,6 +28,10 @@ def check_machine() -> Iterator[Finding]:
     yield from check_versions(software.torch, software.triton, installed_version("numpy"), _pinned_triton())
     if gpu is not None:
         yield from check_clocks(gpu, device.telemetry(), device.other_processes())
+        handles = device.nvidia_handles().items()
+        yield from check_others(
+            gpu.arch, {name: (device.telemetry(handle), device.clock_limits_of(handle)) for name, handle in handles}
+        )
         yield from check_compiling()
 
 
@@ -76,6 +80,17 @@ def check_clocks(gpu: Device, state: Telemetry, other_processes: int | None) -> 
     if other_processes:
         fix = "stop them (nvidia-smi lists them), or choose another GPU with CUDA_VISIBLE_DEVICES"
         yield Finding(Level.WARNING, f"{other_processes} other processes use this GPU, so times may be off", fix)
+
+
+def check_others(arch: str, states: Mapping[str, tuple[Telemetry, ClockLimits]]) -> Iterator[Finding]:
+    """Check that no visible GPU after the first is slowed down, or has other limits. ``states``: by name, in order."""
+    (first, (_, limits)), *others = states.items() if states else [("", (Telemetry(), ClockLimits()))]
+    for name, (state, own) in others:
+        if reasons := device.slowdowns(arch, state):
+            fix = "let it cool down or repair its power supply, or leave it out"
+            yield Finding(Level.WARNING, f"GPU {name} is slowed down: {', '.join(reasons)}", fix)
+        if text := limits.difference(own, f"{{}} of GPU {first} is {{}}, of GPU {name} {{}}"):
+            yield Finding(Level.WARNING, text, "set both alike with nvidia-smi, or leave one out")
 
 
 def check_compiling() -> Iterator[Finding]:

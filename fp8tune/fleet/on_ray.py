@@ -37,8 +37,9 @@ class RayFleet:
     """
 
     def __init__(self, db: str, options: Sequence[str], timer: str | None = None) -> None:
-        """Take the options of each worker; a simulated ``timer`` makes a simulated GPU of each core."""
-        self.db, self.options, self.timer = db, options, timer
+        """Take the options of each worker; a simulated ``timer``, or the environment's, makes a GPU of each core."""
+        timer = timer or os.environ.get(TIMER, "")
+        self.db, self.options, self.timer = db, options, timer if timer.startswith("simulated") else None
         self.count, self.name = 0, f"ray-{uuid.uuid4().hex[:4]}"
         self.workers: dict[Any, int] = {}  # Ray's reference to a running worker -> its number
         self.failures: list[str] = []  # why workers ended with an error

@@ -123,9 +123,12 @@ def limits(device: Device) -> DeviceLimits | None:
     return None if arch is None else arch.limits(device.multiprocessors or None)
 
 
-def telemetry() -> Telemetry:
-    """Read an NVIDIA GPU's clocks, temperature, power and throttle reasons. Cheap: the handle stays open."""
-    gpu = _open_nvidia()
+def telemetry(gpu: Any | None = None) -> Telemetry:
+    """Read clocks, temperature, power and throttle reasons of NVML's handle, by default the first visible GPU's.
+
+    Cheap: the handle stays open.
+    """
+    gpu = _open_nvidia() if gpu is None else gpu
     milliwatts = _read(gpu, "PowerUsage")
     return Telemetry(
         sm_clock_mhz=_read(gpu, "ClockInfo", pynvml.NVML_CLOCK_SM),
@@ -150,7 +153,11 @@ def clock_limits() -> ClockLimits:
 
 @functools.lru_cache(maxsize=1)  # reading takes about a millisecond on an H100, longer than many launches
 def _limits_in(second: int) -> ClockLimits:
-    gpu = _open_nvidia()
+    return clock_limits_of(_open_nvidia())
+
+
+def clock_limits_of(gpu: Any | None) -> ClockLimits:
+    """Read the limits of NVML's handle, as :func:`clock_limits` does."""
     sm_mhz, memory_mhz = (  # newer drivers know no application clocks: then the most that it reaches
         _read(gpu, "ApplicationsClock", kind) or _read(gpu, "MaxClockInfo", kind)
         for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
@@ -186,6 +193,16 @@ def nvidia_handle(environment: Mapping[str, str] = os.environ) -> Any | None:
         return pynvml.nvmlDeviceGetHandleByIndex(int(visible)) if visible.isdigit() else None
     except pynvml.NVMLError:  # no driver, or no such device
         return None
+
+
+def nvidia_handles(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return NVML's handle of each visible GPU by its name in ``CUDA_VISIBLE_DEVICES``; empty if there is none."""
+    visible, names = environment.get("CUDA_VISIBLE_DEVICES"), list[str]()
+    with contextlib.suppress(pynvml.NVMLError):  # no driver
+        pynvml.nvmlInit()
+        names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())] if visible is None else visible.split(",")
+    handles = ((name.strip(), nvidia_handle({"CUDA_VISIBLE_DEVICES": name})) for name in names)
+    return {name: handle for name, handle in handles if handle is not None}
 
 
 @functools.cache

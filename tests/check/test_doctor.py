@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import fp8tune
-from database_rows import H100, begin, config, finished_sweep, problem
+from database_rows import H100, begin, config, end_finals, finished_sweep, problem, row
 
-from fp8tune.check import databases, machine
+from fp8tune.check import databases, gpus, machine
 from fp8tune.check.findings import Finding, Level
 from fp8tune.measure import device
-from fp8tune.records import Telemetry
+from fp8tune.records import ClockLimits, Telemetry
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
@@ -63,6 +63,16 @@ def test_a_healthy_machine_has_nothing_to_repair() -> None:
 )
 def test_each_fault_of_a_machine_is_found(findings: Iterable[Finding], level: Level, message: str) -> None:
     assert message in texts(findings, level)
+
+
+def test_gpus_beside_the_first_are_checked() -> None:
+    usual, hot = ClockLimits(1980, 2619, 700.0), replace(CALM, throttle_reasons=0x40)
+    alike = {"0": (hot, usual), "1": (CALM, usual), "2": (CALM, ClockLimits())}
+    assert [*machine.check_others("sm_90", alike), *machine.check_others("sm_90", {})] == []
+    states = alike | {"3": (hot, usual), "5": (CALM, replace(usual, power_limit_w=500.0))}
+    warnings = texts(machine.check_others("sm_90", states), Level.WARNING)
+    assert "GPU 3 is slowed down: hardware thermal" in warnings
+    assert "power limit of GPU 0 is 700 W, of GPU 5 500 W" in warnings
 
 
 def test_no_compiler_and_no_folder_to_compile_in_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +147,43 @@ def test_picks_of_this_gpu_are_stale_after_an_upgrade(path: str) -> None:
     text = "1 pick of colwise is stale: timed with Triton 3.6.0, you have 3.9.0"
     assert upgraded == f"{text} -> fp8tune sweep --kernel colwise --db x.db"
     assert "its code has changed since" in texts(databases.check_stale(changed, H100), Level.WARNING)
+
+
+def store_finals(store: Store, gpu: str, processes_us: Sequence[float]) -> None:
+    """Store a sweep whose finals took so long in each process; block size 64 takes twice as long."""
+    device = replace(H100, uuid_hash=gpu * 16)
+    finished_sweep(store, {problem(): {config(32): 100.0, config(64): 200.0}}, device, request=gpu)
+    sweep = begin(store, device, request=gpu)
+    for process, time_us in enumerate(processes_us):
+        for block, factor in ((32, 1), (64, 2)):
+            of = {"config": config(block), "device": device, "process": f"final {process:02d}", "stage": "final"}
+            store.add(sweep, row(time_us * factor, **of))
+    end_finals(store, sweep, device=device)
+
+
+def test_a_gpu_that_is_slower_than_others_of_its_name_is_found(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "equal.db"), create=True) as store:
+        store_finals(store, "a", [100.0, 100.2, 99.8])
+        assert [*gpus.check_gpus(store)] == []
+        store_finals(store, "b", [100.4, 100.6, 100.2])
+        (equal,) = gpus.agreements(store)
+        assert (equal.agreeing, len(equal.spreads), equal.losses, equal.is_proven) == (2, 2, (0.0,), False)
+        store_finals(store, "c", [103.0, 103.2, 102.8])
+        (slow,) = gpus.agreements(store)
+    assert [name[0] for name in slow.slowdowns] == ["a", "b", "c"]
+    assert slow.slowdowns["c" * 16] == pytest.approx(0.03, abs=1e-3)
+    assert slow.spreads == pytest.approx([0.03, 0.03])
+    assert (slow.agreeing, slow.is_proven) == (0, True)
+    assert "3 GPUs named NVIDIA H100 80GB HBM3: cccc is 3.0% slower" in checked(tmp_path / "equal.db", Level.WARNING)
+
+
+def test_noise_of_processes_is_no_slow_gpu(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "noise.db"), create=True) as store:
+        store_finals(store, "a", [100.0, 96.0, 100.0])
+        store_finals(store, "b", [103.0, 103.0, 97.0])
+        (finding,) = gpus.check_gpus(store)
+    assert finding.level is Level.OK
+    assert "slower" in finding.text
 
 
 def test_a_table_that_a_database_would_change_is_out_of_date(path: str, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class FakeNvml:
         def call(argument: Any = None, *_: object) -> Any:
             if name in self.unreadable or not self.uuids:
                 raise self.NVMLError("Not Supported")
+            if name == "DeviceGetCount":
+                return len(self.uuids)
             try:
                 if name == "DeviceGetHandleByIndex":
                     return range(len(self.uuids))[argument]
@@ -119,6 +121,18 @@ def test_telemetry_reads_what_it_can_and_throttling_at_either_end_of_a_block() -
         assert device.telemetry() == Telemetry(None, None, 41, None, 4)
     with opened("DeviceGetApplicationsClock", "DeviceGetEnforcedPowerLimit"):  # then the most that a clock reaches
         assert device.clock_limits() == ClockLimits(1980, 1980, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"), [(None, ["0", "1"]), ("1", ["1"]), (f"1, {UUID}", ["1", UUID]), ("7,0", ["0"]), ("", [])]
+)
+def test_every_visible_gpu_has_a_handle(visible: str | None, names: list[str]) -> None:
+    with mock.patch.object(device, "pynvml", FakeNvml()):
+        handles = device.nvidia_handles({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        assert [*handles] == names
+        assert all(device.telemetry(handle).power_w == 118.5 for handle in handles.values())
+    with mock.patch.object(device, "pynvml", FakeNvml(devices=0)):
+        assert device.nvidia_handles({}) == {}
 
 
 @pytest.fixture

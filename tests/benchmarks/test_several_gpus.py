@@ -1,0 +1,132 @@
+"""The report on a host with several GPUs, on simulated ones: every part runs, and its numbers agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import Forked
+
+from benchmarks import several_gpus
+from fp8tune import cli
+
+SWEEP = (
+    "--kernel",
+    "rowwise-2d",
+    "--shapes",
+    "tiny",
+    "--each",
+    "tiny,K=96",
+    "--grid",
+    "BLOCK_SIZE=2",
+    "num_warps=4,8",
+    "num_stages=1",
+)
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
+
+
+class Child:
+    """A command in a process that is forked from this one, with the methods of ``subprocess.Popen``."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        def run() -> None:
+            os.setsid()
+            os.environ.update(environment)
+            sys.argv = ["fp8tune", *command[1:]]
+            cli.main()
+
+        self.returncode: int | None = None
+        self.forked = Forked(run)
+        self.pid = self.forked.pid
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        end = time.monotonic() + timeout_s
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("fp8tune", timeout_s)
+            time.sleep(0.01)
+        return code
+
+    def send(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+
+
+def measured(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the document of a run on two GPUs."""
+    code = several_gpus.main(["--gpus", "2", "--out", str(out), *arguments])
+    return code, json.loads((out / "several-gpus.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_killed_worker_changes_no_pick_and_equal_gpus_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_gpus.Host, "start", lambda _host, _log, *command: Child(*command[:2]))
+    code, document = measured(tmp_path, *SWEEP, "--parts", "workers", "gpus", "--restart", "--kill-at", "0")
+    rows = {row["run"]: row for row in document["workers"]}
+    alone, killed = rows["one"], rows["killed"]
+    assert (code, document["left_out"]) == (0, [])
+    assert [*rows] == ["one", "all", "killed"]
+    for row in rows.values():
+        assert (row["done"], row["units"], row["rows"]) == (4, 4, alone["rows"])
+        assert (row["is_same_table"], row["same_picks"], row["worst_loss"]) == (True, 4, 0.0)
+        assert row["speedup"] == pytest.approx(alone["seconds"] / row["seconds"])
+    assert alone["lost"] == rows["all"]["lost"] == 0 < killed["lost"]
+    assert killed["attempts"] == 4 + killed["lost"]
+    (gpus,) = document["gpus"]
+    assert sorted(gpus["slowdowns"]) == ["0", "1"]
+    assert min(gpus["slowdowns"].values()) == 0.0 < max(gpus["slowdowns"].values())
+    assert len(gpus["losses"]) == 1
+    assert all(spread >= 0 for spread in gpus["spreads"])
+    assert any(f"{max(gpus['slowdowns'].values()):.1%} slower" in line for line in gpus["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith(("one", "all", "killed"))] == [
+        ["one", "1"],
+        ["all", "2"],
+        ["killed", "2"],
+    ]
+
+
+@pytest.mark.slow
+def test_the_layer_runs_on_two_ranks(tmp_path: Path) -> None:
+    code, document = measured(tmp_path, "--parts", "experts", "--layers", "tiny", "--tokens", "32")
+    rows = document["experts"]
+    assert (code, document["left_out"]) == (0, [])
+    assert {(row["layer"], row["ranks"], row["tokens"]) for row in rows} == {("tiny", 2, 32)}
+    assert {"torch bf16", "fp8tune"} <= {row["contender"] for row in rows}
+    assert all(row["median_ms"] > 0 for row in rows)
+
+
+def test_parts_without_time_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = measured(tmp_path, *SWEEP, "--seconds", "0")
+    assert code == 1
+    assert document["workers"] == document["experts"] == document["gpus"] == []
+    layers = [text for text in document["left_out"] if "tokens on each" in text]
+    assert len(layers) == 4
+    assert len(document["left_out"]) == len(layers) + 4  # three runs of workers, and the sweep of every GPU
+    assert capsys.readouterr().out.count("LEFT OUT: ") == 2 * len(document["left_out"])
