@@ -142,8 +142,8 @@ def check_tables(store: Store, db: str, path_of: Callable[[str], Path] = default
 
 def _tables(store: Store, arch: str, path: Path) -> Iterable[tuple[Path, Selection]]:
     if path == shipped_path(arch):
-        return shipped_tables(store, arch)
-    return [(path, select_rows(store, arch, tables=INSTALLED))]
+        return shipped_tables(store, arch, allow_quick=False)
+    return [(path, select_rows(store, arch, tables=INSTALLED, allow_quick=False))]
 
 
 def restoring(db: str) -> str:
