@@ -20,7 +20,7 @@ from fp8tune.measure.compiling import recording
 from fp8tune.measure.edges import meta_inputs
 from fp8tune_kernels import catalog, quantize_colwise
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
 
 ROWS = (
     {"M": 16640, "K": 5120, "N": 8192, "E": 16},
@@ -79,13 +79,15 @@ def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> It
         with contextlib.suppress(CodeReadError):  # a launch may be of several kernels
             run(*arguments, **options)
 
-    edges = {}  # one for each set of sizes: contents, routings and addresses are not in the code
+    edges: dict[Any, Edge] = {}  # with all sizes that are 1 in some edge: routings and addresses are not in the code
     for edge in spec.edges(problem):
-        sizes = edge.problem.shape
-        constants = frozenset(dim for dim, size in sizes.items() if size == 1)
-        flags = tuple(size for dim, size in sizes.items() if dim not in "MNKEG")
-        if constants:
-            edges.setdefault((constants, flags), edge)
+        shape = edge.problem.shape
+        ones = {dim: 1 for dim, size in shape.items() if size == 1}
+        flags = tuple(size for dim, size in shape.items() if dim not in "MNKEG")
+        if ones:
+            before = edges.setdefault(flags, edge)
+            shape = NamedInts({**before.problem.shape, **ones})
+            edges[flags] = replace(before, problem=replace(before.problem, shape=shape))
     JITFunction.run, CUDABackend.make_ttir = read, stop
     for edge in edges.values():
         inputs = meta_inputs(spec, edge)
