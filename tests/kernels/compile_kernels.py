@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from triton.backends.amd.compiler import HIPBackend
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
 from fp8tune.measure.compiling import recording
@@ -133,5 +134,6 @@ if __name__ == "__main__":
     if not is_the_reference_on_a_cpu():
         sys.exit("a CPU without the interpreter does not run the reference")
     torch.set_num_threads(1)
+    cache.triton_key = str  # hashes 460 MB of libraries, for a cache of this script's own
     with multiprocessing.get_context("fork").Pool(len(sys.argv) - 1) as pool:
         print(json.dumps(dict(zip(sys.argv[1:], pool.map(compile_for, sys.argv[1:], chunksize=1), strict=True))))
