@@ -22,7 +22,6 @@ from fp8tune.studies import decided
 
 CONFIGS = (KERNEL.default, config(32), config(128))
 ANOTHER_H100 = replace(H100, uuid_hash="0123012301230123")
-UPDATED_H100 = replace(H100, driver="590.1")
 WIDENED = replace(KERNEL, axes=(*KERNEL.axes, ("num_ctas", (1, 2))))
 
 
