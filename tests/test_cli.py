@@ -36,7 +36,6 @@ def database(tmp_path: Path) -> Path:
         ("sweep --shapes lama4 --timer simulated:1", "did you mean llama4? A file needs its suffix: lama4.toml"),
         ("sweep --shapes llama4,routing=jaged", "did you mean jagged"),
         ("sweep --grid num_warp=4 --timer simulated:1", "did you mean num_warps"),
-        ("sweep --grid num_warps=three --timer simulated:1", "num_warps"),
         ("sweep --arch gfx943", "did you mean gfx942"),
         ("sweep --timer sundial", "simulated:SEED"),
         ("sweep --kernel nowhere.at.all:SPEC", "nowhere.at.all"),
@@ -45,8 +44,8 @@ def database(tmp_path: Path) -> Path:
         ("sweep --budget soon", "write 90s, 10m or 2h"),
         ("sweep --on moon", "--on"),
         ("show colwse", "did you mean colwise"),
+        ("show colwise --verdict provn", "did you mean proven"),
         ("show --device sm_99", "device 'sm_99'"),
-        ("show --verdict certified", "verdict 'certified'"),
         ("show --top 0", "--top must be at least 1, got 0"),
         ("show colwise K=77", "the nearest are 1024, 5120"),
         ("show --db absent.db", "absent.db"),
@@ -70,14 +69,12 @@ def database(tmp_path: Path) -> Path:
         (f"export --arch sm_90 --allow-quick -o {LONG}.py", "File name too long"),
         (f"show --db {LONG}", "File name too long"),
         ("show --db \udcff.db", "\\udcff.db does not exist"),
-        (f"db import {LONG}.csv", "File name too long"),
         ("db import \udcff.csv", "\\udcff.csv"),
-        (f"sweep --shapes {LONG}.toml", "File name too long"),
         (f"sweep --kernel {LONG}.py:SPEC", "File name too long"),
         ("sweep --kernel \udcff.py:SPEC", "\\udcff.py"),
         ("sweep --db=", "in memory"),
         ("worker --db :memory:", "in memory"),
-        *((f"sweep --budget {text}", f"'{text}' is not a time") for text in ("nan", "inf", "-1", "1e9")),
+        *((f"sweep --budget {text}", f"'{text}' is not a time") for text in ("nan", "1e9")),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(line: str, message: str, database: Path, tmp_path: Path) -> None:
@@ -178,16 +175,6 @@ def test_forget_deletes_what_its_targets_name(database: Path) -> None:
     assert "1 result deleted" in fp8tune("db", "forget", "trial:3", "--yes", "--db", database).stdout
     assert fp8tune("db", "forget", "colwise", "--yes", "--db", database).returncode == 0
     assert sizes() == 0
-
-
-def test_prune_keeps_the_picks_and_the_archive_everything(database: Path, tmp_path: Path) -> None:
-    before = fp8tune("show", "--format", "csv", "--db", database).stdout
-    archive = tmp_path / "all.db.xz"
-    done = fp8tune("db", "prune", "--db", database, "--archive", archive)
-    assert done.returncode == 0, done
-    assert fp8tune("show", "--format", "csv", "--db", database).stdout == before
-    assert fp8tune("db", "import", archive, "--db", tmp_path / "again.db").returncode == 0
-    assert fp8tune("show", "--format", "csv", "--db", tmp_path / "again.db").stdout == before
 
 
 def test_a_queued_sweep_is_done_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,15 +114,6 @@ def test_a_sweep_writes_ones_own_database(base: Path, variable: str | None, monk
         assert store.kernels() == ["rowwise-2d"]
 
 
-def test_the_three_commands_of_the_mission_run_in_one_empty_folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FP8TUNE_TABLES", "tables")
-    assert fp8tune(*SWEEP, *SMALL).returncode == 0
-    filled("fp8tune.db", {4096: 90.0})  # as a sweep on a GPU does
-    assert fp8tune("show").returncode == 0
-    assert fp8tune("export", "--arch", "sm_90", "--allow-quick").returncode == 0
-    assert Path("tables", "sm_90.py").exists()
-
-
 def test_the_committed_database_is_written_only_if_it_is_named(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fp8tune(*SWEEP, *SMALL).returncode == 0
     assert fp8tune("db", "import", PUBLISHED).returncode == 0

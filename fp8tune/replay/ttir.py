@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from triton import __version__
 from triton._C.libtriton import ir
 from triton.backends import backends
 from triton.backends.compiler import GPUTarget
+from triton.runtime import cache
 from triton.runtime.driver import driver
 
 from fp8tune.replay import loading
@@ -228,6 +230,8 @@ def _main() -> None:
     answers = {"get_current_target": _TARGETS["nvidia"], "get_current_device": 0, "get_current_stream": 0}
     functions = {name: lambda device=None, answer=answer: answer for name, answer in answers.items()}
     driver.set_active(SimpleNamespace(**functions))  # an H100, which nobody needs to have
+    # Triton's own hashes 460 MB of libraries, in half a second; for the use of arguments the version tells enough.
+    cache.triton_key = lambda: f"use of arguments, {__version__}"
     uses: list[dict[str, Use]] = []
     for kernel, launch, code in pickle.load(sys.stdin.buffer):
         try:

@@ -19,12 +19,10 @@ DEFAULT, FASTER = config(64, 4, 2), config(32)
 METHODS = (*frames.TABLES, "trials")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A coarse pass of two sizes on an H100 and a confirmation of one on an H200, in a file and on a server."""
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A coarse pass of two sizes on an H100 and a confirmation of one on an H200."""
     path = str(tmp_path_factory.mktemp("api") / "rows.db")
-    if request.param == "postgresql":
-        path = request.getfixturevalue("postgresql").database()
     with Store.open(path, create=True) as store:
         finished_sweep(store, {SMALL: {DEFAULT: 30.0, FASTER: 20.0}, LARGE: {DEFAULT: 100.0, FASTER: 120.0}})
         sweep = begin(store, H200, "finals")
@@ -58,6 +56,14 @@ def test_picks_have_verdict_speedup_and_units(path: str) -> None:
         frames.RENAMED.get(name, name): frames.dtype(str(field.annotation))
         for name, field in frames.TABLES["picks"].model_fields.items()
     }
+
+
+def test_a_server_gives_the_tables_of_a_file(path: str, postgresql_url: str) -> None:
+    with Store.open(postgresql_url, create=True) as store, Store.open(path, writable=False) as file:
+        store.merge(file)
+    for method in METHODS:
+        ours, theirs = (getattr(fp8tune.open(database), method)() for database in (postgresql_url, path))
+        assert ours.drop(columns="db", errors="ignore").equals(theirs.drop(columns="db", errors="ignore")), method
 
 
 def test_finals_and_samples_are_rows_of_their_own(path: str) -> None:

@@ -1,4 +1,4 @@
-"""Every command line of README and documentation runs, and commands in their text have the options that are named."""
+"""Every command line of README, documentation and ``--help`` runs, and commands in text have the options they name."""
 
 from __future__ import annotations
 
@@ -42,11 +42,20 @@ def blocks(page: Path) -> Iterator[str]:
             yield token.content
 
 
+def examples() -> Iterator[str]:
+    """Yield the examples of each command's help, with the kernel of the pages."""
+    program = command_line()
+    for command in (program, *program.commands.values(), *program.commands["db"].commands.values()):  # type: ignore[attr-defined]
+        for line in (command.epilog or "").replace("ops:softmax", "ops:swiglu").splitlines():
+            if line.strip().startswith("$ "):
+                yield line.strip().replace("torchrun --nproc-per-node 8", "python")
+
+
 def lines() -> list[str]:
-    """List the commands of all pages, without comments and redirections."""
+    """List the commands of all pages and of ``--help``, without comments and redirections."""
     texts: dict[str, None] = {}
-    for page in PAGES:
-        for block in blocks(page):
+    for page in (*PAGES, None):
+        for block in blocks(page) if page else examples():
             for line in block.replace("\n  ", " ").splitlines():
                 for command in re.split(r" && (?=\w)", line.removeprefix("$ ")):
                     text = re.sub(r"\s+(#|>).*", "", command).strip()
@@ -109,6 +118,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tuned_file.write_text(
         json.dumps({"16": {**dict.fromkeys(TILES, 64), "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}})
     )
+    (folder / "vllm/model_executor/layers/fused_moe").mkdir(parents=True)
+    (folder / "vllm/model_executor/layers/fused_moe/configs").symlink_to("../../../configs")
     for name in ("results.db", "other.db", "node1.db", "node2.db", "fp8tune.db", "ci.db", "all.db", "NEW.db"):
         with Store.open(str(folder / name), create=True) as store:
             finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})
@@ -151,10 +162,11 @@ FINDINGS = (
     ("fp8tune tune", 7, "the program failed with exit code 7"),
     ("--check --db results.db", 1, ""),  # there is no table yet
     ("--device interpreter", 2, "unknown device 'interpreter'"),
+    ("recheck --arch sm_90", 2, "TRITON_INTERPRET=1 is set"),
     ("--for triton-cache", 2, "no GPU: export it --for python"),
 )
 # Commands that start other programs or compile for minutes: their folders have tests.
-ONLY_PARSED = ("--on ray", "sweep --arch", "fp8tune bench", "fp8tune report", "fp8tune recheck")
+ONLY_PARSED = re.compile("--on ray|sweep --arch|fp8tune (bench|report|recheck(?! --arch| softmax))")
 
 
 @pytest.mark.parametrize("line", lines())
@@ -171,7 +183,7 @@ def test_a_command_line_runs(line: str, here: Path) -> None:
             subprocess.run([sys.executable, *words[1:]], env=environment, check=True, capture_output=True)
         return
     assert words[0] == "fp8tune", line
-    if any(part in line for part in ONLY_PARSED):
+    if ONLY_PARSED.search(line):
         name = words[1]
         assert {word for word in words if word.startswith("--")} <= {*commands()[name]}
         return
@@ -192,6 +204,10 @@ def prepare(words: list[str]) -> None:
         shutil.copy("swept.db", "fp8tune.db")
     if words[1] == "export" and "swiglu:kernel" in words:
         shutil.copy("swept.db", "swiglu.db")
+    if "softmax_sm_90.py" in words:
+        assert fp8tune("sweep", "--recording", "run.json", "--grid", "num_warps=4").returncode == 0
+        assert fp8tune("export", "--for", "python", "--kernel", "ops:swiglu", "--arch", "simulated").returncode == 0
+        Path("swiglu_simulated.py").rename("softmax_sm_90.py")
     if "--archive" in words:  # after rm
         Path("trials.db.xz").unlink()
     if "moe:fused" in words:

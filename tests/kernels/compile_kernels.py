@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from triton.backends.amd.compiler import HIPBackend
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
 from fp8tune.measure.compiling import recording
 from fp8tune.measure.edges import meta_inputs
 from fp8tune_kernels import catalog, quantize_colwise
 from fp8tune_kernels.arches import ARCHES
-from fp8tune_kernels.spec import KernelSpec, NamedInts, Problem
+from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
 
 ROWS = (
     {"M": 16640, "K": 5120, "N": 8192, "E": 16},
@@ -79,13 +80,15 @@ def edges_that_fail(spec: KernelSpec, problem: Problem, config: NamedInts) -> It
         with contextlib.suppress(CodeReadError):  # a launch may be of several kernels
             run(*arguments, **options)
 
-    edges = {}  # one for each set of sizes: contents, routings and addresses are not in the code
+    edges: dict[Any, Edge] = {}  # with all sizes that are 1 in some edge: routings and addresses are not in the code
     for edge in spec.edges(problem):
-        sizes = edge.problem.shape
-        constants = frozenset(dim for dim, size in sizes.items() if size == 1)
-        flags = tuple(size for dim, size in sizes.items() if dim not in "MNKEG")
-        if constants:
-            edges.setdefault((constants, flags), edge)
+        shape = edge.problem.shape
+        ones = {dim: 1 for dim, size in shape.items() if size == 1}
+        flags = tuple(size for dim, size in shape.items() if dim not in "MNKEG")
+        if ones:
+            before = edges.setdefault(flags, edge)
+            shape = NamedInts({**before.problem.shape, **ones})
+            edges[flags] = replace(before, problem=replace(before.problem, shape=shape))
     JITFunction.run, CUDABackend.make_ttir = read, stop
     for edge in edges.values():
         inputs = meta_inputs(spec, edge)
@@ -131,5 +134,6 @@ if __name__ == "__main__":
     if not is_the_reference_on_a_cpu():
         sys.exit("a CPU without the interpreter does not run the reference")
     torch.set_num_threads(1)
+    cache.triton_key = str  # hashes 460 MB of libraries, for a cache of this script's own
     with multiprocessing.get_context("fork").Pool(len(sys.argv) - 1) as pool:
         print(json.dumps(dict(zip(sys.argv[1:], pool.map(compile_for, sys.argv[1:], chunksize=1), strict=True))))

@@ -156,10 +156,9 @@ def rows(trees: tuple[Tree, Tree], *sizes: int) -> list[Group[KernelArm, int]]:
     return [Group(K, [arm(tree, K, seat) for seat, tree in enumerate((*trees, trees[0]))]) for K in sizes]
 
 
-@pytest.mark.parametrize("broken", [128, 256])
-def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[Tree, Tree], broken: int) -> None:
-    """At its first launch, or later, inside a block. Every later launch in that process would fail."""
-    results = rows(trees, 64, broken, 64)
+def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[Tree, Tree]) -> None:
+    """Inside a block. Every later launch in that process would fail."""
+    results = rows(trees, 64, 256, 64)
     schedule = {
         "order": lambda group, *_: [*group.arms, *reversed(group.arms)],
         "trees": (*trees, trees[0]),
@@ -175,14 +174,6 @@ def test_a_launch_that_breaks_its_process_is_its_own_groups_matter(trees: tuple[
     processes = [sorted({block.place.process for block in turn.blocks}) for turn in turns]
     assert processes == [[3, 4, 5], [], [3, 5, 3004], [6, 7, 8], [6, 7, 8]]
     assert all(block.place.clock == turn.process for turn in turns for block in turn.blocks)
-
-
-def test_a_worker_that_hangs_is_replaced(trees: tuple[Tree, Tree]) -> None:
-    results = rows(trees, 64, 512, 64)
-    backend = GpuBackend(Device("sm_90"), None, "cpu")
-    backend.trial_timeout_s = 5.0
-    run(backend, results, processes=range(1), rounds=1, on_failure="end", trees=(*trees, trees[0]))
-    assert [group.failure for group in results] == ["", "no answer in 5 s", ""]
 
 
 LIMITS = [ClockLimits(1980, 2619, 700.0), ClockLimits(None, 2619, 700.0), ClockLimits(1980, 2619, 500.0)]

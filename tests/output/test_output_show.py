@@ -148,21 +148,6 @@ def test_one_size_is_shown_with_all_configs_and_the_reason(database: Path) -> No
     assert len(printed(database, "--failed").splitlines()) == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["colwse"], "did you mean colwise"),
-        (["colwise", "M=1"], "no result has M=1: the nearest are 4096"),
-        (["colwise", "--device", "B200"], "B200"),
-        (["colwise", "--verdict", "provn"], "did you mean proven"),
-    ],
-)
-def test_what_is_not_there_is_named(arguments: list[str], message: str, database: Path) -> None:
-    done = fp8tune("show", *arguments, "--db", database)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-
-
 def test_a_pick_is_in_use_once_an_own_table_holds_it(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

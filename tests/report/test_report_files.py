@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
+import resource
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,11 @@ import pytest
 from browsing import open_page
 from command_line import fp8tune
 from database_rows import H100, H200, KERNEL, begin, config, finished_sweep, problem, row, studies_of, study_of, subject
+from forked import Forked
 from servers import PASSWORD, on_both
 from test_report_pages import content_of, rows_of
 
+from fp8tune import cli
 from fp8tune.records import Device, Kind, NamedInts, Problem, Status
 from fp8tune.redaction import redacted
 from fp8tune.report import contents, files
@@ -178,26 +180,22 @@ def test_a_folder_gets_an_svg_file_per_chart(tmp_path: Path) -> None:
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-WRITER = """
-import resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # a disk that is full after 200 kB
-from fp8tune.__main__ import main
-sys.argv[:] = ["fp8tune", "report", "--db", sys.argv[1], "-o", sys.argv[2]]
-main()
-"""
-
-
 def test_a_full_disk_leaves_the_older_file(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "rows.db"), create=True) as store:
         finished_sweep(store, {problem(): {config(): 100.0}})
     (tmp_path / "out").mkdir()
     path = tmp_path / "out" / "report.html"
     path.write_text("an older report")
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "rows.db"), str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith(f"fp8tune: {path} cannot be written")
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))  # a disk that is full after 200 kB
+        sys.argv = ["fp8tune", "report", "--db", str(tmp_path / "rows.db"), "-o", str(path)]
+        cli.main()
+
+    code, output = Forked(limited).wait()
+    assert code == 2
+    assert output.splitlines()[-1].startswith(f"fp8tune: {path} cannot be written")
     assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [("report.html", "an older report")]
 
 

@@ -22,7 +22,6 @@ from fp8tune.studies import decided
 
 CONFIGS = (KERNEL.default, config(32), config(128))
 ANOTHER_H100 = replace(H100, uuid_hash="0123012301230123")
-UPDATED_H100 = replace(H100, driver="590.1")
 WIDENED = replace(KERNEL, axes=(*KERNEL.axes, ("num_ctas", (1, 2))))
 
 
@@ -87,7 +86,7 @@ def test_the_order_of_imports_makes_no_difference(database: str, tmp_path: Path,
         for name in names:
             import_file(store, tmp_path / f"{name}.db")
         outcomes.append(outcome(store))
-    for order in itertools.permutations(names):
+    for order in [*itertools.permutations(names)][:: 1 if database.endswith(".db") else 6]:
         target = tmp_path / f"{''.join(order)}.db"
         shutil.copy(tmp_path / f"{order[0]}.db", target)
         with opened(target) as store:

@@ -183,9 +183,7 @@ def clear(arm: KernelArm, place: Place) -> Outcome:
     return times_by(100.0 + 10.0 * arm.config["FAULT"] + 5.0 * arm.config["num_warps"])
 
 
-@pytest.mark.parametrize(
-    ("database", "later"), [("sqlite", clear), ("sqlite", ambiguous), ("postgresql", clear)], indirect=["database"]
-)
+@pytest.mark.parametrize("later", [clear, ambiguous])
 def test_a_time_budget_leaves_the_verdict_of_the_processes_before_and_the_same_command_goes_on(
     store: Store, options: SweepOptions, later: Answer
 ) -> None:

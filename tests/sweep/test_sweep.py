@@ -180,7 +180,6 @@ def test_published_configs_of_an_arch_are_compiled_where_they_can_be(
     assert "needs K" in caplog.text
 
 
-@on_both
 def test_stopped_sweep_continues_where_it_was(store: Store, shapes: tuple[str, ...]) -> None:
     plan, done = planned(shapes=shapes, timer=SIMULATED), 0
     running = session.run(store, plan)

@@ -227,19 +227,22 @@ def test_stale_picks_are_left_out_where_that_is_decided(tmp_path: Path) -> None:
 
 
 LAUNCH = """
-import sys
+import os
 from pathlib import Path
 import torch
 from fp8tune.measure import compiling
 from fp8tune_kernels import pin
 from maker.scales import _kernel
 
-folder, size = Path(sys.argv[1]), int(sys.argv[2])
-pin("table/_kernel_sm_90.py", unknown=sys.argv[3])
-before = len(list(folder.rglob("*.cubin")))
-with compiling.recording("sm_90") as launches:
-    _kernel[(16,)](torch.empty(size, dtype=torch.bfloat16), size)
-print(len(launches), before, len(list(folder.rglob("*.cubin"))) - before, launches[0].kernel.metadata.num_warps)
+def compiled():
+    return len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")))
+
+for size, mode in ((1024, "strict"), (4096, "strict"), (1023, "nearest")):
+    pin("table/_kernel_sm_90.py", unknown=mode)
+    before = compiled()
+    with compiling.recording("sm_90") as launches:
+        _kernel[(16,)](torch.empty(size, dtype=torch.bfloat16), size)
+    print(len(launches), before, compiled() - before, launches[0].kernel.metadata.num_warps)
 """
 
 
@@ -254,11 +257,11 @@ def test_a_pinned_program_finds_its_kernels_compiled_ahead_without_a_gpu(folder:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    exported = ("-m", "fp8tune", "export", "--arch", "sm_90", "--kernel", NAME, "--allow-quick", "--for")
-    run(*exported, "python", "-o", "table")
-    assert "cache/NVIDIA_H200: 3 launches compiled in" in run(*exported, "triton-cache", "-o", "cache")
+    exported = ("export", "--arch", "sm_90", "--kernel", NAME, "--allow-quick", "--for", "triton-cache", "-o", "cache")
+    assert "cache/NVIDIA_H200: 3 launches compiled in" in run("-m", "fp8tune", *exported)
+    assert export(folder, "python", "-o", "table").returncode == 0
     pinned = runpy.run_path(str(folder / "table" / "_kernel_sm_90.py"))["TABLE"][H200]
-    before = len({str(config) for config in pinned.values()})
-    for size, mode, new in ((1024, "strict", 0), (4096, "strict", 0), (1023, "nearest", 1)):
-        warps = pinned[(size + size % 2, "torch.bfloat16")]["num_warps"]
-        assert run("-c", LAUNCH, "cache/NVIDIA_H200", size, mode).split() == list(map(str, (1, before, new, warps)))
+    count = len({str(config) for config in pinned.values()})
+    warps = [pinned[(size, "torch.bfloat16")]["num_warps"] for size in (1024, 4096, 1024)]
+    lines = [list(map(int, line.split())) for line in run("-c", LAUNCH).splitlines()]
+    assert lines == [[1, count, int(place == 2), warps[place]] for place in range(3)]

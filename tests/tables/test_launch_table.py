@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 from database_rows import (
     H100,
-    H200,
     begin,
     config,
     evidence,
@@ -138,17 +137,6 @@ def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_
                 store.mark_complete(sweep, subject(size), 2)
             texts.add(select_rows(store, "sm_90").table.render())
     assert len(texts) == 1
-
-
-def test_writing_twice_changes_nothing_and_an_edited_file_is_stale(tmp_path: Path) -> None:
-    path, chosen = tmp_path / "sm_90.py", selection([evidence(100.0, device=device) for device in (H100, H200)])
-    assert merge_file(path, chosen)[1]
-    stamp = path.stat().st_mtime_ns
-    assert not merge_file(path, chosen)[1]
-    assert path.stat().st_mtime_ns == stamp
-    path.write_text(path.read_text() + "\n")
-    assert merge_file(path, chosen, is_dry=True)[1]
-    assert path.read_text().endswith(")\n\n")
 
 
 def measured(times_us: dict[int, tuple[float, ...]], draw: random.Random, has_finals: bool) -> list[Study]:
