@@ -123,7 +123,8 @@ def test_two_workers_share_a_search(tmp_path: Path) -> None:
         assert plan.size_budget_s == 1.0
         first = worked(db, gpu=1, lease_s=60.0)
         assert next(event for event in first if isinstance(event, TrialDone))
-        assert len(of_type(worked(db, gpu=2, time_budget_s=30.0), "done")) == 1
+        until_waiting = itertools.takewhile(lambda event: getattr(event, "event", "") != "waiting", worked(db, gpu=2))
+        assert len(of_type(until_waiting, "done")) == 1
         assert len(of_type(first, "done")) == 1
         rows = [*store.rows()]
         assert len({row.device for row in rows}) == len({row.problem for row in rows}) == 2
