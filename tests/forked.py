@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,8 +150,14 @@ def say(line: str) -> None:
 @contextlib.contextmanager
 def workers_forked_from_here() -> Iterator[None]:
     """No fork server: it would import torch once more for each sweep."""
-    fork = multiprocessing.get_context("fork")
+    fork, is_forking, forked = multiprocessing.get_context("fork"), threading.Lock(), os.fork
+
+    def fork_alone() -> int:
+        with is_forking:  # filelock refuses to fork in two threads at once
+            return forked()
+
     with (
+        mock.patch("os.fork", fork_alone),
         mock.patch("fp8tune.measure.worker.multiprocessing.get_context", return_value=fork),
         mock.patch("multiprocessing.forkserver.ensure_running"),
     ):

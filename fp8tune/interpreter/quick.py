@@ -225,7 +225,7 @@ _INTEGERS = range(-(2**31), 2**31)  # Python integers that Triton takes for int3
 
 
 def _is_number(operands: Any) -> bool:
-    """A number that numpy takes as Triton does, which makes a negative zero a positive one."""
+    """A number that numpy takes as Triton does, which before 3.9 makes a negative zero a positive one."""
     kind = type(operands)
     if kind is float:
         return operands != 0 or math.copysign(1, operands) > 0

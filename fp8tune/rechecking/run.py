@@ -19,9 +19,11 @@ from enum import StrEnum
 from functools import cached_property
 from statistics import fmean, median
 
+from fp8tune.measure import codegen
+from fp8tune.measure.device import software
 from fp8tune.measure.programs import Wanted, compile_programs
 from fp8tune.rechecking.targets import Target
-from fp8tune.records import Compiler, KernelVersion, NamedInts, Problem, Program
+from fp8tune.records import Compiler, Device, KernelVersion, NamedInts, Problem, Program
 from fp8tune.stats.decide import PLAN, decide_study
 from fp8tune.stats.means import group_by
 from fp8tune.stats.same_code import Programs
@@ -211,27 +213,38 @@ class Recheck:
 
     def compare_code(self) -> None:
         """Compile what older measurements rest on, keep its machine code, and find the sizes where that is the same."""
-        here, launches, known = self.plan.backend.device, dict[Wanted, KernelVersion](), Programs(self.programs)
+        here = self.plan.backend.device
+        if here.arch in ARCHES:  # one that only compiles does not name its compiler
+            here = replace(here, triton=software().triton, codegen=codegen.settings())
         proofs = [target for target in self.targets if target.old and self._is_comparable(target.old, target.size)]
-        for target in proofs if here.arch in ARCHES else ():
-            for config in _deciding(target, known):
-                launches[Wanted(target.size.reference, target.size.problem, config)] = target.size.version
-        if launches:
-            compiled = compile_programs(launches, here.arch, progress=self.report, is_over=self._is_over)
-            here = replace(here, triton=compiled.compiler.triton, codegen=compiled.compiler.codegen)
-            hashes = {(launches[item], item.problem, item.config): code for item, code in compiled.hashes.items()}
-            self.store.keep_programs(compiled.compiler, hashes)
-            for (version, problem, config), code in hashes.items():
-                by_compiler = self.programs.setdefault((problem, version.source_hash, config), {})
-                by_compiler[compiled.compiler] = code
         known = Programs(self.programs)
+        deciding = {target: configs for target in proofs if (configs := _deciding(target, known))}
+        if here.arch in ARCHES:
+            # The config in use first: where its code differs, that of the others proves nothing.
+            known = self._compile({target: configs[:1] for target, configs in deciding.items()}, here)
+            same = {target: configs for target, configs in deciding.items() if _is_same(target, known, here)}
+            known = self._compile(same, here)
         self.same_code = frozenset(
             target.size.problem
             for target in proofs
-            if target.old
-            and known.is_unchanged(target.old, here)
-            and known.code_hash(target.size.problem, target.size.version, target.current, here)
+            if target.old and known.is_unchanged(target.old, here) and _is_same(target, known, here)
         )
+
+    def _compile(self, configs: Mapping[Target, Sequence[NamedInts]], here: Device) -> Programs:
+        """Compile the launches whose machine code is not known here, keep it, and return all that is known then."""
+        known, launches = Programs(self.programs), dict[Wanted, KernelVersion]()
+        for target, size in ((target, target.size) for target in configs):
+            for config in configs[target]:
+                if not known.code_hash(size.problem, size.version, config, here):
+                    launches[Wanted(size.reference, size.problem, config)] = size.version
+        if not launches:
+            return known
+        compiled = compile_programs(launches, here.arch, progress=self.report, is_over=self._is_over)
+        hashes = {(launches[item], item.problem, item.config): code for item, code in compiled.hashes.items()}
+        self.store.keep_programs(compiled.compiler, hashes)
+        for (version, problem, config), code in hashes.items():
+            self.programs.setdefault((problem, version.source_hash, config), {})[compiled.compiler] = code
+        return Programs(self.programs)
 
     def _is_comparable(self, old: Study, size: ProblemPlan) -> bool:
         """Return True if only Triton separates an older study from a measurement here."""
@@ -337,8 +350,18 @@ def promotions(kernel: Sequence[Rechecked]) -> Iterator[tuple[Target, list[Named
             yield item.target, sorted(near, key=lambda config: behind[config])[:PROMOTED]
 
 
+def _is_same(target: Target, known: Programs, here: Device) -> bool:
+    """Return True if the compiler of a device makes the machine code that the config in use had."""
+    if target.old is None:
+        return False
+    launch, devices = (target.size.problem, target.size.version, target.current), (target.old.device, here)
+    old, new = (known.code_hash(*launch, device) for device in devices)
+    return old == new != ""
+
+
 def _deciding(target: Target, known: Programs) -> list[NamedInts]:
-    """Return the configs whose machine code must be the same; none if it is not known of all that decide."""
+    """Return the configs whose machine code must be the same, the one in use first; none if it is not known of all that
+    decide."""
     old, size = target.old, target.size
     if old is None:
         return []

@@ -226,13 +226,16 @@ def _handle(values: Any, dtype: Any) -> Any:
 
 
 def _in_float32(operate: Any) -> Any:
-    """Do an operation on bfloat16 or float8 in float32 and round; on other types as before."""
+    """Do an operation on bfloat16 or float8 in float32 and round; on other types as before. Comparisons give int1."""
 
     @functools.wraps(operate)
     def operation(self: Any, *argument: Any) -> Any:
         first, *others = argument
         if not _is_bits(first):
-            return operate(self, *argument)
+            result = operate(self, *argument)
+            if result.data.dtype == bool:
+                result.dtype = tl.int1  # else it is the operands' type, to which a scalar is cast as it is broadcast
+            return result
         widened = (_widened(item) if hasattr(item, "data") else item for item in others)
         return _handle(operate(self, _widened(first), *widened).data, first.dtype.scalar)
 

@@ -57,7 +57,7 @@ def refused_by_the_assembler():
         assembler = Path(folder) / "ptxas"
         assembler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "release 12.8, V12.8.93" && exit\nexit 1\n')
         assembler.chmod(0o755)
-        os.environ["TRITON_PTXAS_PATH"] = str(assembler)
+        os.environ |= dict.fromkeys(("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"), str(assembler))
         return compiled("sm_90", "float8_e4m3fn", stages=5)
 
 def codes_of_edges():

@@ -105,6 +105,23 @@ def test_each_operation_on_bfloat16_is_rounded_as_torchs() -> None:
 
 
 @triton.jit
+def masked_kernel(x_ptr, low_ptr, out_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x, low = tl.load(x_ptr), tl.load(low_ptr)
+    tl.store(out_ptr + at, at, mask=(at < 3) & (x > low))
+    tl.store(out_ptr + at, at, mask=(at >= 6) & (x < low))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bfloat16], ids=str)
+def test_a_mask_may_rest_on_a_comparison_of_scalars(dtype: torch.dtype) -> None:
+    """Triton keeps the operands' type for the result, and 3.9 refuses a mask of integers."""
+    interpreter.install()
+    out = torch.full((8,), -1)
+    masked_kernel[(1,)](torch.tensor([2], dtype=dtype), torch.tensor([1], dtype=dtype), out, COUNT=8)
+    assert out.tolist() == [0, 1, 2, -1, -1, -1, -1, -1]
+
+
+@triton.jit
 def reducing_kernel(a_ptr, b_ptr, product_ptr, sum_ptr, total_ptr, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)
     square = at[:, None] * SIZE + at[None, :]

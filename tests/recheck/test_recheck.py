@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,9 @@ import pytest
 from command_line import fp8tune
 from places import PLANTED
 
+from fp8tune.measure import codegen
+from fp8tune.measure.device import software
+from fp8tune.measure.programs import Compiled, Wanted
 from fp8tune.measure.simulated import SimulatedClock
 from fp8tune.options import RecheckOptions, SweepOptions
 from fp8tune.output.recheck import make_report, report
@@ -185,6 +188,32 @@ def test_the_same_machine_code_needs_no_timing(store: Store) -> None:
     assert target.size.problem not in {event.row.problem for event in events}
     store.keep_programs(Compiler("simulated", "2.0"), dict.fromkeys(hashes, "changed"))
     assert State.SAME_CODE not in states_after_code(begun(store))
+
+
+def test_code_is_compiled_once_and_no_further_where_that_in_use_differs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new assembler changes most code, and then a fourth of the launches shows it."""
+    work = begun(store)
+    sizes = [target.size for target in work.targets]
+    launches = [(size.version, size.problem, config) for size in sizes for config in size.configs]
+    store.keep_programs(Compiler("simulated", "1.0"), dict.fromkeys(launches, "old"))
+    same, requests = work.targets[0].size.problem, list[Wanted]()
+
+    def compiled(batch: Iterable[Wanted], arch: str, **_: object) -> Compiled:
+        requests.extend(batch := list(batch))
+        compiler = Compiler(arch, software().triton, codegen.settings(), "13.4.59")
+        return Compiled(compiler, {item: "old" if item.problem == same else "new" for item in batch}, {}, len(batch))
+
+    monkeypatch.setattr("fp8tune.rechecking.run.ARCHES", ["simulated"])
+    monkeypatch.setattr("fp8tune.rechecking.run.compile_programs", compiled)
+    for _ in range(2):  # the second time, everything is known
+        assert states_after_code(begun(store)) == [State.SAME_CODE, *[State.NOT_REACHED] * 5]
+        others = [(item.problem, item.config) for item in requests if item.problem != same]
+        assert others == [(target.size.problem, target.current) for target in work.targets[1:]]
+        configs = [item.config for item in requests if item.problem == same]
+        assert {*work.targets[0].known} <= {*configs}
+        assert len(configs) == len({*configs})
 
 
 def states_after_code(work: Recheck) -> list[State]:

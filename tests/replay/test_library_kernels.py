@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 from command_line import fp8tune
 from forked import Forked, workers_forked_from_here
 from programs import Recorded, record
 
+from fp8tune.check.machine import release
 from fp8tune.errors import UsageError
 from fp8tune.records import Status
 from fp8tune.replay.loading import load_spec
@@ -58,7 +60,7 @@ sys.exit(3)
 """
 COMPILED = """
 import torch, torch.utils._triton
-torch.utils._triton.has_triton = lambda: True  # there is no GPU: nothing can run after tracing
+torch.utils._triton.has_triton = lambda **_: True  # there is no GPU: nothing can run after tracing
 import foreign_ops, triton
 import triton.language as tl
 
@@ -192,7 +194,8 @@ def outcomes(store: Store, name: str) -> list[tuple[int, Status, str]]:
 def test_right_kernels_pass_and_faults_are_found(checked: tuple[str, Store], kernels: dict[str, Kernel]) -> None:
     printed, store = checked
     assert f"{MODULE}:fails was launched in no process" in printed
-    assert f"{MODULE}:cast: its key names 'gone', which is no argument: Triton 3.9 rejects that" in printed
+    rejected = f"{MODULE}:cast: its key names 'gone', which is no argument: Triton 3.9 rejects that"
+    assert (rejected in printed) != (release(triton.__version__) >= (3, 9))
     for name in kernels.keys() - {*EXCLUDED, *ADDRESSES}:
         assert {item[1:] for item in outcomes(store, name)} == {(Status.OK, "")}, name
     disagrees = r"output 0 disagrees with the first config: 256 of 256 elements are out of bound.*; fingerprint \d+$"
