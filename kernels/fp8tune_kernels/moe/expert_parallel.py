@@ -18,7 +18,6 @@ of experts lie in the order of one device, by expert and then by token. All but 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,24 +150,16 @@ Pending = Callable[[], Tensor]
 """A transfer under way; returns what it brings, in the order of the current stream."""
 
 
-def _gather(sent: Tensor, group: ProcessGroup, is_async: bool) -> Pending:
-    """Begin to gather rows of all ranks: (T, ...) -> (ranks * T, ...)."""
-    received = sent.new_empty(dist.get_world_size(group) * sent.shape[0], *sent.shape[1:])
-    return _begin(_all_gather, received, sent, group, is_async)
-
-
-def _send_back(sent: Tensor, group: ProcessGroup, is_async: bool) -> Pending:
-    """Begin to give each rank its rows: (ranks * T, ...) -> (ranks * T, ...), of which those of rank r come from it."""
-    return _begin(dist.all_to_all_single, torch.empty_like(sent), sent, group, is_async)
-
-
 def _begin(
-    transfer: Callable[..., Any], received: Tensor, sent: Tensor, group: ProcessGroup, is_async: bool
+    collective: Callable[..., Any], sent: Tensor, times: int, group: ProcessGroup, *, is_async: bool = True
 ) -> Pending:
-    """``is_async``: on a stream of its own, for work that follows; else on the current one, in less host time."""
-    work = None
+    """Begin a transfer of rows, (S, K), which brings (times * S, K).
+
+    ``is_async``: on a stream of its own, beside work that follows; else on the current one, in less host time.
+    """
+    received, work = sent.new_empty(times * sent.shape[0], sent.shape[1]), None
     if sent.numel():  # bytes: neither NCCL nor gloo needs to know FP8
-        work = transfer(received.view(torch.uint8), sent.view(torch.uint8), group=group, async_op=is_async)
+        work = collective(received.view(torch.uint8), sent.view(torch.uint8), group=group, async_op=is_async)
 
     def wait() -> Tensor:
         if work is not None:
@@ -269,53 +260,41 @@ def unpack_kernel(
         tl.store(weights_ptr + pairs, weights, mask=is_row)
 
 
-def _scales_of_gradients(received: Tensor, offs: Tensor, M: int, T: int, padded: int) -> Tensor:
-    """Return scales by row of what was received, (S,); NaN if the experts of this rank got more than M rows."""
-    scales = received.new_empty(received.shape[0], dtype=torch.float32)
-    if not _is_plain(received):
-        _unpack((received, offs, scales, None, None), T, padded, 0, M, 1)
-    elif T:
-        words = _words_of_ranks(received, len(received) // padded, T)
-        scales.view(-1, padded)[:, :T] = words[:, :T] if offs[-1] <= M else torch.nan
-    return scales
+def _unpacked(received: Tensor, offs: Maybe, M: int, T: int, padded: int, top_k: int, first: int) -> list[Tensor]:
+    """Return scales, ids and weights by row of what was received: (S,), (S, top_k) and (S, top_k)."""
+    S = received.shape[0]
+    scales, weights = (received.new_empty(shape, dtype=torch.float32) for shape in ((S,), (S, top_k)))
+    ids = received.new_empty(S, top_k, dtype=torch.int32)
+    if S and _is_plain(received):
+        words, shape = _words_of_ranks(received, S // padded, T), (S // padded, padded, top_k)
+        scales.view(shape[:2])[:, :T] = words[:, :T] if offs is None or offs[-1] <= M else torch.nan
+        of_ids, of_weights = words[:, T : T + 2 * T * top_k].unflatten(1, (2, T, top_k)).unbind(1)
+        ids.fill_(-1).view(shape)[:, :T] = of_ids.view(torch.int32) - first
+        weights.view(shape)[:, :T] = of_weights
+    elif programs := -(-S * max(top_k, 1) // WORDS["BLOCK_SIZE"]):
+        tensors = received.view(torch.int32), offs, scales, *((ids, weights) if top_k else (None, None))
+        sizes = S, T, padded, first, M, 0 if offs is None else offs.shape[0], received.shape[1] // 4
+        launch_kernel(unpack_kernel, programs, tensors, sizes, (max(top_k, 1),), WORDS)
+    return [scales, ids, weights]
 
 
 def _arrange(received: Tensor, T: int, padded: int, top_k: int, first: int, experts: int) -> list[Tensor]:
     """Return scales by row of what was received, and the order of rows of the experts from ``first`` on."""
-    S = received.shape[0]
-    scales, weights = (received.new_empty(*shape, dtype=torch.float32) for shape in ((S,), (S, top_k)))
-    ids = received.new_empty(S, top_k, dtype=torch.int32)
-    if not _is_plain(received):
-        _unpack((received, None, scales, ids, weights), T, padded, first, 0, top_k)
-    elif S:
-        words, shape = _words_of_ranks(received, S // padded, T), (-1, T, top_k)
-        scales.view(-1, padded)[:, :T] = words[:, :T]
-        of_ids, of_weights = words[:, T : T + 2 * T * top_k].chunk(2, 1)
-        ids.fill_(-1).view(-1, padded, top_k)[:, :T] = of_ids.view(torch.int32).view(shape) - first
-        weights.view(-1, padded, top_k)[:, :T] = of_weights.view(shape)
-    return [scales, *expert_sort.SPEC(ids, weights, experts)]
-
-
-def _unpack(tensors: Sequence[Maybe], T: int, padded: int, first: int, M: int, top_k: int) -> None:
-    received, offs, *_ = tensors
-    assert received is not None
-    S, G = received.shape[0], 0 if offs is None else offs.shape[0]
-    if programs := -(-S * top_k // WORDS["BLOCK_SIZE"]):
-        sizes = S, T, padded, first, M, G, received.shape[1] // 4
-        launch_kernel(unpack_kernel, programs, (received.view(torch.int32), *tensors[1:]), sizes, (top_k,), WORDS)
+    scales, *choice = _unpacked(received, None, 0, T, padded, top_k, first)
+    return [scales, *expert_sort.SPEC(*choice, experts)]
 
 
 # Sums of the rows of a rank, and over ranks
 
 
 @triton.jit(do_not_specialize=["T", "padded", "sent", "M", "G"])
-def sum_local_rows_kernel(
+def sum_rows_kernel(
     rows_ptr: tl.tensor,  # (M, K), row-major
-    row_of_ptr: tl.tensor,  # (ranks * padded, TOP_K)
-    offs_ptr: tl.tensor,  # (G,)
+    row_of_ptr: tl.tensor,  # (ranks * padded, TOP_K); None: the rows of a token are ``sent`` apart
+    offs_ptr: tl.tensor,  # (G,), or None beside it
     of_rows_ptr: tl.tensor,  # (M,), or None
     out_ptr: tl.tensor,  # (ranks * sent, K), row-major
-    words_ptr: tl.tensor,  # (ranks * sent, WORDS): out, as float32
+    words_ptr: tl.tensor,  # (ranks * sent, WORDS): out, as float32; or None beside None
     T: tl.tensor,
     padded: tl.tensor,
     sent: tl.tensor,
@@ -334,12 +313,15 @@ def sum_local_rows_kernel(
     number, part = tl.program_id(0) // across, tl.program_id(0) % across
     rank, token = number // T, number % T
     columns = part * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K)
-    end = tl.load(offs_ptr + G - 1)
-    start = tl.where(end > M, float("nan"), 0.0)
-    end = tl.minimum(end, M)
+    end, start = M, 0.0
+    if offs_ptr is not None:
+        last = tl.load(offs_ptr + G - 1)
+        end, start = tl.minimum(last, M), tl.where(last > M, float("nan"), 0.0)
     total = tl.zeros((BLOCK_SIZE_K,), tl.float32) + start
     for k in tl.static_range(TOP_K):
-        row = tl.load(row_of_ptr + (rank * padded + token) * TOP_K + k)
+        row = number + k * sent
+        if row_of_ptr is not None:
+            row = tl.load(row_of_ptr + (rank * padded + token) * TOP_K + k)
         at = rows_ptr + row.to(tl.int64) * K + columns
         total += tl.load(at, mask=(columns < K) & (row < end), other=0.0).to(tl.float32)
         if of_rows_ptr is not None:
@@ -348,6 +330,11 @@ def sum_local_rows_kernel(
             tl.store(words_ptr + word, value, mask=part == 0)
     to_ptr = out_ptr + (rank * sent + token).to(tl.int64) * K
     tl.store(to_ptr + columns, total.to(out_ptr.dtype.element_ty), mask=columns < K)
+
+
+def _launch_sums(tokens: int, tensors: Sequence[Maybe], sizes: tuple[int, ...], K: int, top_k: int) -> None:
+    if programs := tokens * -(-K // SUMS["BLOCK_SIZE_K"]):
+        launch_kernel(sum_rows_kernel, programs, tensors, sizes, (top_k,), SUMS)
 
 
 def _sum_local_rows(
@@ -361,78 +348,31 @@ def _sum_local_rows(
     (M, K), (S, top_k), size = rows.shape, row_of.shape, dtype.itemsize
     ranks, sent = S // max(padded, 1), _rows_with_words(T, 0 if of_rows is None else top_k, K * size)
     out = rows.new_empty(ranks * sent, K, dtype=dtype)
-    if not S:
-        return out
     if not _is_plain(rows):
-        sizes = T, padded, sent, M, offs.shape[0], K, K * size // 4
-        tensors = rows, row_of, offs, of_rows, out, out.view(torch.float32)
-        programs = ranks * T * -(-K // SUMS["BLOCK_SIZE_K"])
-        launch_kernel(sum_local_rows_kernel, programs, tensors, sizes, (top_k,), SUMS)
-        return out
-    row_of = row_of.view(ranks, padded, top_k)[:, :T].reshape(-1, top_k)
-    start = 0.0 if offs[-1] <= M else torch.nan
-    total, values = torch.full((ranks * T, K), start), torch.full(row_of.shape, start)
-    is_here = row_of < min(int(offs[-1]), M)
-    for k in range(top_k):
-        tokens = is_here[:, k].nonzero().view(-1)
-        here = row_of[tokens, k].long()
-        total.index_add_(0, tokens, rows[here].float())
+        tensors = rows, row_of, offs, of_rows, out, None if of_rows is None else out.view(torch.float32)
+        _launch_sums(ranks * T, tensors, (T, padded, sent, M, offs.shape[0], K, K * size // 4), K, top_k)
+    elif S:
+        start, row_of = 0.0 if offs[-1] <= M else torch.nan, row_of.view(ranks, padded, top_k)[:, :T].flatten(0, 1)
+        total, values = torch.full((ranks * T, K), start), torch.full(row_of.shape, start)
+        for k in range(top_k):
+            tokens = (row_of[:, k] < offs[-1].clamp(max=M)).nonzero().view(-1)
+            here = row_of[tokens, k].long()
+            total.index_add_(0, tokens, rows[here].float())
+            values[tokens, k] += 0.0 if of_rows is None else of_rows[here]
+        out.view(ranks, sent, K)[:, :T] = total.view(ranks, T, K)
         if of_rows is not None:
-            values[tokens, k] += of_rows[here]
-    out.view(ranks, sent, K)[:, :T] = total.view(ranks, T, K)
-    if of_rows is not None:
-        _words_of_ranks(out, ranks, T)[:, : T * top_k] = values.view(ranks, -1)
+            _words_of_ranks(out, ranks, T)[:, : T * top_k] = values.view(ranks, -1)
     return out
 
 
-@triton.jit(do_not_specialize=["ranks", "T", "sent"])
-def sum_of_ranks_kernel(
-    received_ptr: tl.tensor,  # (ranks * sent, K), row-major
-    words_ptr: tl.tensor,  # (ranks * sent, WORDS): received, as float32
-    out_ptr: tl.tensor,  # (tokens, K), row-major
-    values_ptr: tl.tensor,  # (tokens, TOP_K), or None
-    ranks: tl.tensor,
-    T: tl.tensor,
-    sent: tl.tensor,
-    K: tl.tensor,
-    WORDS: tl.tensor,
-    TOP_K: tl.constexpr,
-    BINS: tl.constexpr,  # a power of two, at least TOP_K
-    BLOCK_SIZE_K: tl.constexpr,
-) -> None:
-    """Sum what ranks sent for one token in BLOCK_SIZE_K columns, in their order; its first program also sums words."""
-    across = tl.cdiv(K, BLOCK_SIZE_K)
-    token, part = tl.program_id(0) // across, tl.program_id(0) % across
-    columns, k = part * BLOCK_SIZE_K + tl.arange(0, BLOCK_SIZE_K), tl.arange(0, BINS)
-    total, value = tl.zeros((BLOCK_SIZE_K,), tl.float32), tl.zeros((BINS,), tl.float32)
-    for rank in range(ranks):
-        row = (rank * sent).to(tl.int64)
-        total += tl.load(received_ptr + (row + token) * K + columns, mask=columns < K, other=0.0).to(tl.float32)
-        if values_ptr is not None:
-            at = words_ptr + (row + T) * WORDS + token * TOP_K + k
-            value += tl.load(at, mask=(k < TOP_K) & (part == 0), other=0.0)
-    tl.store(out_ptr + token.to(tl.int64) * K + columns, total.to(out_ptr.dtype.element_ty), mask=columns < K)
-    if values_ptr is not None:
-        tl.store(values_ptr + token * TOP_K + k, value, mask=(k < TOP_K) & (part == 0))
-
-
-def _sum_of_ranks(received: Tensor, ranks: int, own: int, T: int, top_k: int) -> list[Tensor]:
-    """Return the sum over ranks for each of this rank's tokens, bfloat16, and that of ``top_k`` words of each."""
-    (S, K), sent = received.shape, received.shape[0] // ranks
-    out = received.new_empty(own, K, dtype=torch.bfloat16)
-    values = received.new_empty(own, top_k, dtype=torch.float32)
-    if not S:
-        return [out, values]
+def _sum_of_ranks(received: Tensor, ranks: int, tokens: int) -> Tensor:
+    """Return the sum over ranks of what they sent for each of this rank's first tokens, bfloat16, in their order."""
+    (S, K), out = received.shape, received.new_empty(tokens, received.shape[1], dtype=torch.bfloat16)
     if _is_plain(received):
-        out.copy_(sum(part.float() for part in received.view(ranks, sent, K)[:, :own]))
-        words = _words_of_ranks(received, ranks, T)[:, : own * top_k]
-        return [out, values.copy_(words.sum(0).view(own, top_k))]
-    tensors = received, received.view(torch.float32), out, values if top_k else None
-    sizes = ranks, T, sent, K, K * received.element_size() // 4
-    constants = top_k, 1 << max(top_k - 1, 0).bit_length()
-    if programs := own * -(-K // SUMS["BLOCK_SIZE_K"]):
-        launch_kernel(sum_of_ranks_kernel, programs, tensors, sizes, constants, SUMS)
-    return [out, values]
+        return out.copy_(sum(part.float() for part in received.view(ranks, -1, K)[:, :tokens]))
+    sizes = tokens, 0, S // ranks, S, 0, K, 0
+    _launch_sums(tokens, (received, None, None, None, out, None), sizes, K, ranks)
+    return out
 
 
 # Steps
@@ -449,12 +389,9 @@ def _quantize(w: Tensor, one_scale: bool, is_differentiated: bool, float8_dtype:
 def _experts(
     q: Tensor,
     scales: Tensor,
-    rows_: Sequence[Tensor],
-    row_weights: Tensor,
+    order: Sequence[Tensor],
     of_13: Sequence[Tensor],
     of_2: Sequence[Tensor],
-    row_of: Tensor,
-    offs: Tensor,
     T: int,
     padded: int,
     layout: str,
@@ -462,51 +399,40 @@ def _experts(
     sums: Dtype,
 ) -> list[Tensor]:
     """Return the sums of each token's rows; FP8 values and scales of the activation, and those of gate and up."""
-    order, (q_13, scales_13) = Rows(*rows_), of_13
-    y = gathered_rows.SPEC(q, q_13.mT, order.offs, order.token_of_row, scales, scales_13)[0]
+    (ends, tokens, row_weights, row_of, offs), (q_13, scales_13) = order, of_13
+    y = gathered_rows.SPEC(q, q_13.mT, ends, tokens, scales, scales_13)[0]
     gate = None, None, row_weights, "swiglu", layout, is_differentiated, q.dtype
-    q_h, scales_h, q_y, scales_y = swiglu_rowwise.SPEC(y, order.offs, *gate)
+    q_h, scales_h, q_y, scales_y = swiglu_rowwise.SPEC(y, ends, *gate)
     del y
-    rows = passes.multiply((q_h, scales_h), (of_2[0], of_2[1]), order.offs)
+    rows = passes.multiply((q_h, scales_h), (of_2[0], of_2[1]), ends)
     return [_sum_local_rows(rows, None, row_of, offs, T, padded, sums), q_h, scales_h, q_y, scales_y]
 
 
 def _gate_gradient(
     received: Tensor,
-    rows_: Sequence[Tensor],
-    row_weights: Tensor,
+    order: Sequence[Tensor],
     of_2: Sequence[Tensor],
     of_y: Sequence[Tensor],
     scales_13: Tensor,
-    offs: Tensor,
     T: int,
     padded: int,
     layout: str,
 ) -> list[Tensor]:
     """Return scales of the output's gradient; FP8 values and scales of that of gate and up; gradients of weights."""
-    order, (transposed, columns), (q_y, scales_y) = Rows(*rows_), of_2, of_y
-    scales = _scales_of_gradients(received, offs, row_weights.shape[0], T, padded)
-    dh = gathered_rows.SPEC(received, transposed.mT, order.offs, order.token_of_row, scales, columns)[0]
+    (ends, tokens, row_weights, _, offs), (transposed, columns), (q_y, scales_y) = order, of_2, of_y
+    scales = _unpacked(received, offs, row_weights.shape[0], T, padded, 0, 0)[0]
+    dh = gathered_rows.SPEC(received, transposed.mT, ends, tokens, scales, columns)[0]
     gate = scales_13, scales_y, None, row_weights, "swiglu", layout, False, received.dtype
-    return [scales, *swiglu_gradient.SPEC(q_y, dh, order.offs, *gate)[:3]]
+    return [scales, *swiglu_gradient.SPEC(q_y, dh, ends, *gate)[:3]]
 
 
 def _input_gradient(
-    q: Tensor,
-    scales: Tensor,
-    of_rows: Tensor,
-    transposed: Tensor,
-    row_of: Tensor,
-    ends: Tensor,
-    offs: Tensor,
-    T: int,
-    padded: int,
-    sums: Dtype,
+    q: Tensor, scales: Tensor, of_rows: Tensor, w: Tensor, order: Sequence[Tensor], T: int, padded: int, sums: Dtype
 ) -> Tensor:
-    """Return the sums of gradients of each token on this rank, and those of its weights."""
-    E, _, K = transposed.shape
-    rows = passes.multiply((q, scales), (transposed, scales.new_ones(E, 1, K)), ends)
-    return _sum_local_rows(rows, of_rows, row_of, offs, T, padded, sums)
+    """Return the sums of gradients of each token on this rank, and those of its weights; ``w``: transposed w13."""
+    E, _, K = w.shape
+    rows = passes.multiply((q, scales), (w, scales.new_ones(E, 1, K)), order[0])
+    return _sum_local_rows(rows, of_rows, order[3], order[4], T, padded, sums)
 
 
 outgoing = step("moe_parallel_outgoing", _outgoing)
@@ -540,52 +466,56 @@ class _ExpertParallel(torch.autograd.Function):
         is_differentiated = any(ctx.needs_input_grad[:4])
         codes = codes_13[0] if codes_2[0] is None else codes_2[0]
         dtype = fp8_dtype_for(x.device, None if codes is None else codes.dtype)
-        tokens = _gather(outgoing(x, ids, weights, T, padded, dtype), group, True)
+        tokens = _begin(_all_gather, outgoing(x, ids, weights, T, padded, dtype), size, group)
         of_2 = _codes(Weights(w2, *codes_2), True, is_differentiated, dtype)  # while tokens travel
         q = tokens()
         scales, offs, row_of, token_of_row, row_weights = arrange(q, T, padded, top_k, dist.get_rank(group) * E, E)
-        M = _reserved_rows(ranks, offs, T * top_k, size)
+        count = _begin_count(offs) if ranks.counts_rows else None
         of_13 = _codes(Weights(w13, *codes_13), False, is_differentiated, dtype)  # while the host waits
-        rows = Rows(offs if ranks.capacity is None else offs.clamp(max=M()), token_of_row[: M()])
-        row_weights = row_weights[: M()]
+        mean, M, ends = T * top_k, size * T * top_k, offs
+        if count is not None:
+            unit = max(mean // 32, 1)  # of few sizes, blocks are used again, and steps are replayed
+            M = min(-(-count() // unit) * unit, M)
+        if ranks.capacity is not None:
+            M = min(math.ceil(ranks.capacity * mean), M)
+            ends = offs.clamp(max=M)
+        order = [ends, token_of_row[:M], row_weights[:M], row_of, offs]
         codes_of_13: Any = [of_13.codes, of_13.scales]
         codes_of_2: Any = [of_2.codes, of_2.scales]
         sizes = T, padded, layout, is_differentiated, ranks.sums
-        sums, *saved = experts_of_rows(q, scales, rows, row_weights, codes_of_13, codes_of_2, row_of, offs, *sizes)
+        sums, *saved = experts_of_rows(q, scales, order, codes_of_13, codes_of_2, *sizes)
         if is_differentiated:
             of_weights = of_13.scales, of_13.transposed, of_2.transposed, of_2.transposed_scales
-            ctx.save_for_backward(*rows, offs, row_of, row_weights, q, scales, *saved, *of_weights)
-            ctx.ranks, ctx.layout, ctx.sizes = ranks, layout, (T, padded)
+            ctx.save_for_backward(*order, q, scales, *saved, *of_weights)
+            ctx.ranks, ctx.layout, ctx.sizes = ranks, layout, (T, padded, size)
             ctx.are_transposed = not w13.is_contiguous(), not w2.is_contiguous()
             ctx.dtypes = x.dtype, w13.dtype, w2.dtype, weights.dtype
-        del saved, q, rows
-        return sum_of_ranks(_send_back(sums, group, False)(), size, own, T, 0)[0]
+        del saved, q, order
+        return sum_of_ranks(_begin(dist.all_to_all_single, sums, 1, group, is_async=False)(), size, own)
 
     @staticmethod
     @differentiable_once("expert_parallel_moe")
     def backward(ctx: Any, grad: Tensor) -> tuple[Maybe, ...]:
-        needs_x, needs_13, needs_2, needs_weights, *others = ctx.needs_input_grad
-        group, (T, padded) = ctx.ranks.group, ctx.sizes
-        ends, tokens, offs, row_of, row_weights, q_x, scales_x, q_h, scales_h, *of_y, scales_13 = ctx.saved_tensors[:12]
-        transposed_13, *of_2 = ctx.saved_tensors[12:]
+        needs_x, needs_13, needs_2, needs_weights = ctx.needs_input_grad[:4]
+        group, (T, padded, size), own, others = ctx.ranks.group, ctx.sizes, grad.shape[0], ctx.needs_input_grad[4:]
+        order, (q_x, scales_x, q_h, scales_h, *of_y) = ctx.saved_tensors[:5], ctx.saved_tensors[5:11]
+        scales_13, transposed_13, *of_2 = ctx.saved_tensors[11:]
         ctx.maybe_clear_saved_tensors()  # or all live until this function returns
-        rows = Rows(ends, tokens)
-        d_out = _gather(outgoing(grad.contiguous(), None, None, T, padded, q_x.dtype), group, False)()
-        scales, q, scales_q, of_rows = gate_gradient(
-            d_out, rows, row_weights, of_2, of_y, scales_13, offs, T, padded, ctx.layout
-        )
-        del of_2, of_y
+        rows, top_k = Rows(*order[:2]), order[3].shape[1]
+        sent = outgoing(grad.contiguous(), None, None, T, padded, q_x.dtype)
+        d_out = _begin(_all_gather, sent, size, group, is_async=False)()
+        of_gate = d_out, order, of_2, of_y, scales_13, T, padded, ctx.layout
+        scales, q, scales_q, of_rows = gate_gradient(*of_gate)
+        del of_gate, of_2, of_y
         d_x: Maybe = None
         d_13: Maybe = None
         d_2: Maybe = None
         d_weights: Maybe = None
         sums = None
         if needs_x or needs_weights:
-            sizes = T, padded, ctx.ranks.sums
-            sent = input_gradient(q, scales_q, of_rows, transposed_13, row_of, ends, offs, *sizes)
-            sums = _send_back(sent, group, True)
-            del sent
-        del transposed_13
+            sent = input_gradient(q, scales_q, of_rows, transposed_13, order, T, padded, ctx.ranks.sums)
+            sums = _begin(dist.all_to_all_single, sent, 1, group)
+        del sent, transposed_13
         if needs_2:  # while the sums travel
             d_2 = fp8_steps.down_weight_gradient(d_out, scales, q_h, scales_h, rows, ctx.are_transposed[1])
         del q_h, d_out
@@ -593,36 +523,30 @@ class _ExpertParallel(torch.autograd.Function):
             operands = q, scales_q, scales_13, q_x, scales_x, rows, ctx.are_transposed[0]
             d_13 = fp8_steps.gate_up_weight_gradient(*operands)
         if sums is not None:
-            d_x, d_weights = sum_of_ranks(sums(), dist.get_world_size(group), grad.shape[0], T, row_of.shape[1])
-        gradients = zip((d_x, d_13, d_2, d_weights), ctx.dtypes, ctx.needs_input_grad[:4], strict=True)
-        cast = [None if grad is None or not needs else grad.to(dtype) for grad, dtype, needs in gradients]
-        return *cast, *[None] * len(others)
+            received = sums()
+            d_x = sum_of_ranks(received, size, own) if needs_x else None
+            if needs_weights:  # one rank has the expert, others sent zeros
+                d_weights = _words_of_ranks(received, size, T)[:, : own * top_k].sum(0).view(own, top_k)
+        gradients = zip((d_x, d_13, d_2, d_weights), ctx.dtypes, strict=True)
+        return *[None if grad is None else grad.to(dtype) for grad, dtype in gradients], *[None] * len(others)
 
 
 _apply: Callable[..., Tensor] = _ExpertParallel.apply
 
 
-def _reserved_rows(ranks: ExpertGroup, offs: Tensor, mean: int, size: int) -> Callable[[], int]:
-    """Return what returns the number of rows to reserve memory for; with ``counts_rows`` it waits for the device."""
-    most = size * mean
-    if ranks.capacity is not None:
-        most = min(most, math.ceil(ranks.capacity * mean))
-    if not ranks.counts_rows:
-        return lambda: most
-    count, copied = offs[-1:], None
-    if offs.is_cuda:
-        count = torch.empty(1, dtype=offs.dtype, pin_memory=True).copy_(count, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
+def _begin_count(offs: Tensor) -> Callable[[], int]:
+    """Begin to copy the number of rows to the host, and return what waits for it."""
+    if not offs.is_cuda:
+        return lambda: int(offs[-1])
+    count = torch.empty(1, dtype=offs.dtype, pin_memory=True).copy_(offs[-1:], non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
 
-    @functools.cache
-    def counted() -> int:
-        if copied is not None:
-            copied.synchronize()
-        unit = max(mean // 32, 1)  # of few sizes, blocks are used again, and steps are replayed
-        return min(-(-int(count) // unit) * unit, most)
+    def wait() -> int:
+        copied.synchronize()
+        return int(count)
 
-    return counted
+    return wait
 
 
 def _codes(w: Weights, one_scale: bool, is_differentiated: bool, dtype: torch.dtype) -> Weights:
