@@ -386,26 +386,14 @@ def _quantize(w: Tensor, one_scale: bool, is_differentiated: bool, float8_dtype:
     return [*passes.quantize_stored(w, dtype)]
 
 
-def _experts(
-    q: Tensor,
-    scales: Tensor,
-    order: Sequence[Tensor],
-    of_13: Sequence[Tensor],
-    of_2: Sequence[Tensor],
-    T: int,
-    padded: int,
-    layout: str,
-    is_differentiated: bool,
-    sums: Dtype,
+def _activate(
+    q: Tensor, scales: Tensor, w: Tensor, of_w: Tensor, order: Sequence[Tensor], layout: str, is_differentiated: bool
 ) -> list[Tensor]:
-    """Return the sums of each token's rows; FP8 values and scales of the activation, and those of gate and up."""
-    (ends, tokens, row_weights, row_of, offs), (q_13, scales_13) = order, of_13
-    y = gathered_rows.SPEC(q, q_13.mT, ends, tokens, scales, scales_13)[0]
+    """Return FP8 values and scales of the activation, and those of gate and up; ``w``: w13."""
+    ends, tokens, row_weights, *_ = order
+    y = gathered_rows.SPEC(q, w.mT, ends, tokens, scales, of_w)[0]
     gate = None, None, row_weights, "swiglu", layout, is_differentiated, q.dtype
-    q_h, scales_h, q_y, scales_y = swiglu_rowwise.SPEC(y, ends, *gate)
-    del y
-    rows = passes.multiply((q_h, scales_h), (of_2[0], of_2[1]), ends)
-    return [_sum_local_rows(rows, None, row_of, offs, T, padded, sums), q_h, scales_h, q_y, scales_y]
+    return list(swiglu_rowwise.SPEC(y, ends, *gate))
 
 
 def _gate_gradient(
@@ -426,21 +414,29 @@ def _gate_gradient(
     return [scales, *swiglu_gradient.SPEC(q_y, dh, ends, *gate)[:3]]
 
 
-def _input_gradient(
-    q: Tensor, scales: Tensor, of_rows: Tensor, w: Tensor, order: Sequence[Tensor], T: int, padded: int, sums: Dtype
+def _multiply_and_sum(
+    q: Tensor,
+    scales: Tensor,
+    w: Tensor,
+    of_w: Maybe,
+    of_rows: Maybe,
+    order: Sequence[Tensor],
+    T: int,
+    padded: int,
+    sums: Dtype,
 ) -> Tensor:
-    """Return the sums of gradients of each token on this rank, and those of its weights; ``w``: transposed w13."""
-    E, _, K = w.shape
-    rows = passes.multiply((q, scales), (w, scales.new_ones(E, 1, K)), order[0])
+    """Return :func:`_sum_local_rows` of the product of rows and weights, whose scales may be ones."""
+    of_w = scales.new_ones(w.shape[0], 1, w.shape[2]) if of_w is None else of_w
+    rows = passes.multiply((q, scales), (w, of_w), order[0])
     return _sum_local_rows(rows, of_rows, order[3], order[4], T, padded, sums)
 
 
 outgoing = step("moe_parallel_outgoing", _outgoing)
 arrange = step("moe_parallel_arrange", _arrange)
 quantize = step("moe_parallel_weights", _quantize)
-experts_of_rows = step("moe_parallel_experts", _experts)
+activate = step("moe_parallel_activate", _activate)
 gate_gradient = step("moe_parallel_gate_gradient", _gate_gradient)
-input_gradient = step("moe_parallel_input_gradient", _input_gradient)
+multiply_and_sum = step("moe_parallel_multiply_and_sum", _multiply_and_sum)
 sum_of_ranks = step("moe_parallel_sum_of_ranks", _sum_of_ranks)
 
 
@@ -480,17 +476,19 @@ class _ExpertParallel(torch.autograd.Function):
             M = min(math.ceil(ranks.capacity * mean), M)
             ends = offs.clamp(max=M)
         order = [ends, token_of_row[:M], row_weights[:M], row_of, offs]
-        codes_of_13: Any = [of_13.codes, of_13.scales]
-        codes_of_2: Any = [of_2.codes, of_2.scales]
-        sizes = T, padded, layout, is_differentiated, ranks.sums
-        sums, *saved = experts_of_rows(q, scales, order, codes_of_13, codes_of_2, *sizes)
+        assert of_13.codes is not None
+        assert of_13.scales is not None
+        assert of_2.codes is not None
+        q_h, scales_h, *of_y = activate(q, scales, of_13.codes, of_13.scales, order, layout, is_differentiated)
+        of_13 = of_13._replace(codes=None)  # or it is part of the peak
+        sums = multiply_and_sum(q_h, scales_h, of_2.codes, of_2.scales, None, order, T, padded, ranks.sums)
         if is_differentiated:
             of_weights = of_13.scales, of_13.transposed, of_2.transposed, of_2.transposed_scales
-            ctx.save_for_backward(*order, q, scales, *saved, *of_weights)
+            ctx.save_for_backward(*order, q, scales, q_h, scales_h, *of_y, *of_weights)
             ctx.ranks, ctx.layout, ctx.sizes = ranks, layout, (T, padded, size)
             ctx.are_transposed = not w13.is_contiguous(), not w2.is_contiguous()
             ctx.dtypes = x.dtype, w13.dtype, w2.dtype, weights.dtype
-        del saved, q, order
+        del q_h, of_y, q, order
         return sum_of_ranks(_begin(dist.all_to_all_single, sums, 1, group, is_async=False)(), size, own)
 
     @staticmethod
@@ -513,7 +511,7 @@ class _ExpertParallel(torch.autograd.Function):
         d_weights: Maybe = None
         sums = None
         if needs_x or needs_weights:
-            sent = input_gradient(q, scales_q, of_rows, transposed_13, order, T, padded, ctx.ranks.sums)
+            sent = multiply_and_sum(q, scales_q, transposed_13, None, of_rows, order, T, padded, ctx.ranks.sums)
             sums = _begin(dist.all_to_all_single, sent, 1, group)
         del sent, transposed_13
         if needs_2:  # while the sums travel
