@@ -68,7 +68,8 @@ class ExpertGroup:
     """Reserve memory for about as many rows as this rank's experts get: the host waits for their number."""
     capacity: float | None = None
     """Reserve memory for so many times the mean number of rows. If the experts of any rank get more, outputs and
-    gradients of tokens are NaN on all ranks. None, without ``counts_rows``: enough for any choice of experts."""
+    gradients of tokens are NaN on all ranks, and gradients of weights on that rank. None, without ``counts_rows``:
+    enough for any choice of experts."""
     sums: torch.dtype = torch.bfloat16
     """Sums of experts on the way to a token's rank; float32 gives the bytes of one device, but for rare
     roundings, for up to twice the traffic."""
