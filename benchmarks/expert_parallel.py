@@ -112,6 +112,7 @@ CONTENDERS: dict[str, Callable[..., Tensor]] = {
     "torch bf16": torch_layer,
     "fp8tune": our_layer,
     "fp8tune, rows counted": functools.partial(our_layer, counts_rows=True),
+    "fp8tune, capacity 1.25": functools.partial(our_layer, capacity=1.25),
 }
 
 

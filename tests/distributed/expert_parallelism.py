@@ -47,6 +47,7 @@ CASES = {
     "rows on no rank but the last": Case({"counts_rows": True}, unused=slice(0, 9), tokens=36),
     "interleaved, quantized before": Case({}, tokens=36, layout="interleaved", are_quantized=True),
     "weights that are views": Case({}, tokens=36, are_views=True),
+    "enough capacity": Case({"capacity": 1.75, "tokens": T}, (0.0, 0.3, 0.3)),
 }
 
 
@@ -79,6 +80,7 @@ def experts_over_ranks(mesh: Any, device: torch.device) -> None:
             for name, case in CASES.items():
                 check_case(f"{name}, {ranks} ranks", case, group, device)
             check_sums(group, device)
+            check_overflow(group, device)
             check_refusals(group, device)
     under_fsdp(mesh, device)
 
@@ -127,11 +129,33 @@ def check_sums(group: Any, device: torch.device) -> None:
         assert_same(f"sums of {NAMES[right]}", result, total, device)
 
 
+def check_overflow(group: Any, device: torch.device) -> None:
+    """If the first rank has memory for too few rows, outputs and gradients of tokens are NaN on all ranks."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    x, logits, w13, w2, grad = operands(device, 36, slice(E // ranks, E))  # all choose experts of the first rank
+    right = step(moe_layer, x, logits, w13, w2, grad)
+    tokens, own = slice(36 * rank // ranks, 36 * (rank + 1) // ranks), slice(rank * E // ranks, (rank + 1) * E // ranks)
+    whole = x[tokens], logits[tokens], w13[own], w2[own], grad[tokens]
+    for capacity in (ranks, ranks - 0.1):
+        settings = ExpertGroup(group, capacity=capacity, **EXACT)
+        results = step(lambda *layer: expert_parallel_moe(*layer, settings), *whole)  # noqa: B023 - called at once
+        for name, result in zip(NAMES, results, strict=True):
+            part = right[NAMES.index(name)][own if name in ("w13", "w2") else tokens]
+            if capacity == ranks or (name in ("w13", "w2") and rank):
+                assert_same(f"capacity {capacity}: {name}", result, part, device)
+            else:
+                is_nan = result.isnan()
+                assert (is_nan.any(1) if name == "logits" else is_nan).all(), f"capacity {capacity}: {name}"
+
+
 def check_refusals(group: Any, device: torch.device) -> None:
     x, logits, w13, w2, _ = operands(device, 4, slice(0, 0))
     ids, weights = choose_experts(logits, TOP_K)
     layer, few = (x, w13, w2, ids, weights), ExpertGroup(group, tokens=3)
     assert_refused("tokens must be at least 4, the rows of x, got 3", expert_parallel_moe, *layer, few)
+    for settings in ({"capacity": 0.0}, {"capacity": 1.0, "counts_rows": True}):
+        both = ExpertGroup(group, **settings)
+        assert_refused("capacity must be positive, and None with counts_rows", expert_parallel_moe, *layer, both)
     sums = ExpertGroup(group, sums=torch.float16)
     assert_refused("sums must be torch.bfloat16 or torch.float32", expert_parallel_moe, *layer, sums)
     assert_refused("w2 must have shape", expert_parallel_moe, x, w13, w2[:2], ids, weights, group)

@@ -4,6 +4,7 @@ Run as a script, ``compile_kernels.py ARCH...``: interpreting and compiling cann
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import sys
@@ -21,6 +22,7 @@ from fp8tune.measure.compiling import recording
 from fp8tune.measure.edges import meta_inputs
 from fp8tune_kernels import catalog, quantize_colwise
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.moe import expert_parallel
 from fp8tune_kernels.spec import Edge, KernelSpec, NamedInts, Problem
 
 ROWS = (
@@ -60,7 +62,27 @@ def compile_for(arch: str) -> dict[str, Any]:
             if arch == "sm_90":  # one arch: what fails is Triton's reading of the code
                 with recording(arch):
                     forms[label]["edges"] = [*edges_that_fail(spec, problem, config)]
+    if arch == "sm_90":
+        forms["gather-sum over ranks"] = expert_parallel_forms(arch)
     return forms
+
+
+def expert_parallel_forms(arch: str) -> dict[str, Any]:
+    """Binaries and assembly of the kernels of expert parallelism, which belong to no spec, on batches of two ranks."""
+    make, K, launches = functools.partial(torch.empty, device="meta"), 2048, []
+    for T in (4096, 4097, 1):
+        padded, choice = expert_parallel._rows_with_words(T, 17, K), make(T, 8)
+        received, offs = make(2 * padded, K, dtype=torch.float8_e4m3fn), make(T, dtype=torch.int32)
+        with recording(arch) as compiled:
+            expert_parallel._outgoing(make(T, K), choice.long(), choice, T, padded, received.dtype)
+            expert_parallel._unpacked(received, offs, T, T, padded, 0, 0)
+            _, ids, _ = expert_parallel._unpacked(received, None, 0, T, padded, 8, T)
+            rows = make(T, K, dtype=torch.bfloat16), choice[:, 0]
+            sums = expert_parallel._sum_local_rows(*rows, ids, offs, T, padded, torch.bfloat16)
+            expert_parallel._sum_of_ranks(sums, 2, T)
+        launches.append([launch.kernel for launch in compiled])
+    binaries = {tuple(kernel.hash for kernel in launch) for launch in launches}
+    return {"binaries": len(binaries), "assembly": "\n".join(kernel.asm["ptx"] for kernel in launches[0])}
 
 
 class CodeReadError(Exception):

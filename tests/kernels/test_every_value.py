@@ -87,7 +87,7 @@ def test_the_kernel_of_shifts_gives_the_references_bits(
 ) -> None:
     monkeypatch.setattr(interpreter, "INTERPRETED", True)  # else both are the reference
     offs = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
-    M = int(offs[-1]) + 7
+    M = int(offs[-1]) + 10_003
     generator = torch.Generator().manual_seed(0)
     scales, others = (torch.exp2(torch.randint(-20, 49, (M,), generator=generator)).to(device) for _ in range(2))
     scales[:2], others[1:2] = 0, float("nan")

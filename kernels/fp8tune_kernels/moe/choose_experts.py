@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import interpreter
 from ..runtime.launching import launch_kernel
 from ..runtime.ops import differentiable_once, is_traced, step
+from .fp8_steps import Dtype
 from .shards import choose_on_shards
 
 interpreter.install()
@@ -119,7 +120,7 @@ class _ChooseExperts(torch.autograd.Function):
     @differentiable_once("choose_experts")
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         ids, weights = ctx.saved_tensors
-        return _gradient(grad.contiguous(), ids, weights, ctx.experts).to(ctx.dtype), None
+        return _gradient(grad.contiguous(), ids, weights, ctx.experts, ctx.dtype), None
 
 
 def _run(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -134,12 +135,12 @@ def _run(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return ids, weights
 
 
-def _run_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int) -> Tensor:
+def _run_gradient(grad: Tensor, ids: Tensor, weights: Tensor, experts: int, dtype: Dtype) -> Tensor:
     T, top_k = ids.shape
     if grad.is_cpu and not interpreter.INTERPRETED and not is_traced(grad):
         of_chosen = weights * (grad.float() - (weights * grad.float()).sum(1, keepdim=True))
-        return of_chosen.new_zeros(T, experts).scatter_(1, ids.long(), of_chosen)
-    out = weights.new_empty(T, experts)
+        return of_chosen.new_zeros(T, experts).scatter_(1, ids.long(), of_chosen).to(dtype)
+    out = weights.new_empty(T, experts, dtype=dtype)
     if not is_traced(grad) and (programs := -(-T // CONFIG["ROWS"])):
         constants = top_k, 1 << (experts - 1).bit_length()
         launch_kernel(choose_gradient_kernel, programs, (ids, weights, grad, out), (T, experts), constants, CONFIG)

@@ -50,33 +50,33 @@ def shifts_kernel(
     K: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """One program: a group, or the rows of none."""
-    group = tl.program_id(0)
+    """One program: a group, and a share of the rows of none, which may be most."""
+    group, lanes = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
     start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
-    end = tl.load(offs_ptr + group, mask=group < G, other=M)
-    lanes = tl.arange(0, BLOCK_SIZE)
+    end = tl.load(offs_ptr + group)
     least = tl.full((BLOCK_SIZE,), float("inf"), tl.float32)
-    for row in tl.range(start, tl.where(group < G, end, start), BLOCK_SIZE, num_stages=1):
+    for row in tl.range(start, end, BLOCK_SIZE, num_stages=1):
         product = _product(scales_ptr, other_ptr, tokens_ptr, row + lanes, end)
         least = tl.where((product > 0) & (product < least), product, least)
     smallest = tl.min(least, 0)
     smallest = tl.where(smallest < float("inf"), smallest, 1.0)
-    tl.store(least_ptr + group, smallest, mask=group < G)
+    tl.store(least_ptr + group, smallest)
     if of_columns_ptr is not None:
-        for column in range(0, tl.where(group < G, N, 0), BLOCK_SIZE):
+        for column in range(0, N, BLOCK_SIZE):
             columns, inside = group.to(tl.int64) * N + column + lanes, column + lanes < N
             quotient = tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest
             if column_scales_ptr is not None:
                 quotient = tl.div_rn(quotient, tl.load(column_scales_ptr + columns, mask=inside, other=1.0))
             tl.store(of_columns_ptr + columns, quotient, mask=inside)
-        for column in range(0, tl.where(group < G, K, 0), BLOCK_SIZE):
+        for column in range(0, K, BLOCK_SIZE):
             columns = group.to(tl.int64) * K + column + lanes
             tl.store(ones_ptr + columns, tl.full((BLOCK_SIZE,), 1.0, tl.float32), mask=column + lanes < K)
     for row in tl.range(start, end, BLOCK_SIZE, num_stages=1):
         product = _product(scales_ptr, other_ptr, tokens_ptr, row + lanes, end)
         shift = tl.div_rn(tl.full((BLOCK_SIZE,), 0.0, tl.float32) + smallest, product)
-        shift = tl.where(group < G, shift, 1.0)
         tl.store(shifts_ptr + row + lanes, shift, mask=row + lanes < end)
+    for row in tl.range(tl.load(offs_ptr + G - 1) + group * BLOCK_SIZE, M, G * BLOCK_SIZE):
+        tl.store(shifts_ptr + row + lanes, tl.full((BLOCK_SIZE,), 1.0, tl.float32), mask=row + lanes < M)
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def shifts_and_scales(
     shifts, least = scales.new_empty(M), scales.new_empty(G)
     of_columns, ones = scales.new_empty(G * N), scales.new_empty(G * K)
     tensors = scales, other_scales, token_of_row, offs, shifts, least, column_scales, of_columns, ones
-    launch_kernel(shifts_kernel, G + 1, tensors, (M, G, N, K), (), CONFIG)
+    launch_kernel(shifts_kernel, G, tensors, (M, G, N, K), (), CONFIG)
     return shifts, of_columns, ones
 
 
