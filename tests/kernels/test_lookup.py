@@ -6,11 +6,13 @@ import math
 import random
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import triton
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -232,7 +234,7 @@ def test_the_rule_is_that_of_the_table_with_the_row_for_any_other_shape(own: Tab
 
 
 @pytest.mark.parametrize(
-    ("triton", "warps"),
+    ("version", "warps"),
     [
         ("", 2),
         ("3.6.0", 2),
@@ -245,7 +247,7 @@ def test_the_rule_is_that_of_the_table_with_the_row_for_any_other_shape(own: Tab
     ],
 )
 def test_shipped_rows_are_those_of_the_newest_triton_that_is_not_newer_than_the_installed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, triton: str, warps: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, warps: int
 ) -> None:
     for name, rows in {
         "sm_0": (row(2, NEAR), row(16, OTHER)),
@@ -255,14 +257,23 @@ def test_shipped_rows_are_those_of_the_newest_triton_that_is_not_newer_than_the_
         (tmp_path / f"{name}.py").write_text(table_of(*rows))
         monkeypatch.delitem(sys.modules, f"{tables.__name__}.{name}", raising=False)
     monkeypatch.setattr(tables, "__path__", [str(tmp_path)])
-    monkeypatch.setattr(tables, "_installed", lambda: triton)
+    monkeypatch.setattr(tables, "_installed", lambda: version)
     lookup.forget()
-    for exported in (tables.table("sm_0", triton), tables.table("sm_0")):
+    for exported in (tables.table("sm_0", version), tables.table("sm_0")):
         assert [taken(SPEC, dict(asked or ()), exported, "")[1] for asked in (NEAR, OTHER)] == [
             row(warps, NEAR),
             row(16, OTHER),
         ]
     lookup.forget()
+
+
+def test_the_installed_triton_is_known_without_its_package_or_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tables._installed() == triton.__version__
+    monkeypatch.delitem(sys.modules, "triton")
+    assert tables._installed() == metadata.version("triton")
+    monkeypatch.setattr(metadata, "version", lambda name: metadata.distribution(f"no-{name}").version)
+    assert tables._installed() == ""
+    assert "triton" not in sys.modules
 
 
 def test_rows_of_another_version_of_a_kernel_are_left_out_and_named() -> None:

@@ -96,6 +96,10 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def _installed() -> str:
-    """Return the version of Triton, without importing it; that of an imported one may be another's on the path."""
-    triton = sys.modules.get("triton")
-    return metadata.version("triton") if triton is None else str(triton.__version__)
+    """Return the version of Triton, without importing it; empty if it is not installed under that name."""
+    if (triton := sys.modules.get("triton")) is not None:
+        return str(triton.__version__)
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:  # some builds for AMD have another; a launch has imported it
+        return ""
