@@ -47,6 +47,7 @@ def compiled_with(variable, value):
     return {"hashes": {name: facts.code_hash for name, facts in done.items()}, "codegen": codegen, "files": files}
 
 # in processes that have compiled nothing: Triton looks at no variable again where it has a kernel
+load_spec("rowwise-2d")
 with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
     unfused = pool.apply(compiled_with, ("TRITON_DEFAULT_FP_FUSION", "0"))
     unoptimized = pool.apply(compiled_with, ("DISABLE_PTXAS_OPT", "1"))
