@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -30,6 +31,10 @@ from fp8tune.measure import trial
 P = ParamSpec("P")
 
 assert trial  # imported here once, instead of in every worker
+
+# and what commands import when they run, instead of in every process
+for module in ("fp8tune.cli.sweep", "fp8tune.cli.worker", "scipy.special"):
+    importlib.import_module(module)
 
 
 class Forked:

@@ -17,6 +17,7 @@ from forked import Forked
 
 from benchmarks import several_gpus
 from fp8tune import cli
+from fp8tune.fleet import worker
 
 SWEEP = (
     "--kernel",
@@ -45,6 +46,7 @@ class Child:
             os.setsid()
             os.environ.update(environment)
             sys.argv = ["fp8tune", *command[1:]]
+            worker.WAIT_S = 0.1  # between looks at a queue whose units other workers have
             cli.main()
 
         self.returncode: int | None = None
@@ -113,7 +115,14 @@ def test_a_killed_worker_changes_no_pick_and_equal_gpus_agree(
 
 
 @pytest.mark.slow
-def test_the_layer_runs_on_two_ranks(tmp_path: Path) -> None:
+def test_the_layer_runs_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = several_gpus.Host.start
+
+    def start(host: several_gpus.Host, log: str, command: Sequence[str], environment: Mapping[str, str]) -> Any:
+        assert command[0] == "torch.distributed.run"
+        return started(host, log, ["tests.benchmarks.forking_ranks", *command[1:]], environment)
+
+    monkeypatch.setattr(several_gpus.Host, "start", start)
     code, document = measured(tmp_path, "--parts", "experts", "--layers", "tiny", "--tokens", "32")
     rows = document["experts"]
     assert (code, document["left_out"]) == (0, [])

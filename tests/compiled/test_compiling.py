@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +14,15 @@ from fp8tune.measure import edges
 from fp8tune.replay.loading import load_spec
 from fp8tune_kernels.spec import Edge, NamedInts, Problem
 
-PROGRAMS = r"""
+SCRIPT = r"""
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from fp8tune.measure import compiling
+from fp8tune.measure import compiling, forked, trial  # the last two here once, not in each process
 from fp8tune.measure.compiling import alike, compile_config
 from fp8tune.measure.programs import Wanted, compile_programs
 from fp8tune.replay.loading import load_spec
@@ -35,6 +35,22 @@ def launch(M, K=512, warps=4, stages=1, fp8_dtype="float8_e4m3fn", **options):
 
 wanted = {"small": launch(64), "large": launch(640), "odd": launch(64, 513), "warps": launch(64, warps=8),
           "refused": launch(64, fp8_dtype="float8_e4m3fnuz")}
+
+def compiled_with(variable, value):
+    os.environ[variable] = value
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        done = {name: compile_config(item.reference, item.problem, item.config, "sm_90", 200_000).facts
+                for name, item in wanted.items() if name != "refused"}
+        files = len([*Path(folder).rglob("*.cubin")])
+    codegen, = {facts.compiler.codegen for facts in done.values()}
+    return {"hashes": {name: facts.code_hash for name, facts in done.items()}, "codegen": codegen, "files": files}
+
+# in processes that have compiled nothing: Triton looks at no variable again where it has a kernel
+load_spec("rowwise-2d")
+with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    unfused = pool.apply(compiled_with, ("TRITON_DEFAULT_FP_FUSION", "0"))
+    unoptimized = pool.apply(compiled_with, ("DISABLE_PTXAS_OPT", "1"))
 calls = []
 programs = compile_programs([*wanted.values()] * 2, "sm_90", progress=lambda *counts: calls.append(counts))
 results = {
@@ -45,9 +61,10 @@ results = {
     "files": len([*Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")]),
     "last": calls[-1],
     "stopped": compile_programs([launch(32)], "sm_90", is_over=lambda: True).left,
+    "unfused": unfused,
+    "unoptimized": unoptimized,
 }
-"""
-ARCHES = r"""
+
 def compiled(arch, fp8_dtype, stages=1, **options):
     item = launch(64, stages=stages, fp8_dtype=fp8_dtype, **options)
     return asdict(compile_config("rowwise-2d", item.problem, item.config, arch, 200_000, is_run=arch == "sm_90"))
@@ -92,20 +109,16 @@ results |= {
 """
 
 
-def run(script: str, cache: Path, **settings: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All that one process and those forked from it compile."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), **settings}
-    command = [sys.executable, "-c", f"{script}\nprint(json.dumps(results))"]
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("first"))
+    command = [sys.executable, "-c", f"{SCRIPT}\nprint(json.dumps(results))"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "reproducer" not in done.stdout + done.stderr  # Triton prints the whole program above that word
     return dict(json.loads(done.stdout))
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All that one process compiles."""
-    return run(PROGRAMS + ARCHES, tmp_path_factory.mktemp("first"))
 
 
 @pytest.mark.slow
@@ -135,7 +148,7 @@ def test_one_process_compiles_for_several_arches(first: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_compilers_agree_on_the_same_code_and_on_nothing_else(first: dict[str, Any], tmp_path: Path) -> None:
+def test_compilers_agree_on_the_same_code_and_on_nothing_else(first: dict[str, Any]) -> None:
     hashes = first["hashes"]
     assert hashes["small"] == hashes["large"]
     assert len({hashes[name] for name in ("small", "odd", "warps")}) == 3
@@ -143,12 +156,11 @@ def test_compilers_agree_on_the_same_code_and_on_nothing_else(first: dict[str, A
     assert first["alone"] == [hashes["small"], True]  # a sweep and a later compilation say the same
     assert (first["programs"], first["files"], first["last"], first["stopped"]) == ([3, 0], 3, [5, 5], 1)  # each once
     assert first["compiler"]["ptxas"].count(".") == 2
-    unfused = run(PROGRAMS, tmp_path / "second", TRITON_DEFAULT_FP_FUSION="0")  # there is nothing to fuse
-    assert unfused["hashes"] == hashes
-    assert unfused["compiler"]["codegen"] == "fp_fusion=0"
-    unoptimized = run(PROGRAMS, tmp_path / "third", DISABLE_PTXAS_OPT="1")
-    assert unoptimized["compiler"]["codegen"] == "fp_fusion=1 DISABLE_PTXAS_OPT=1"
-    assert all(unoptimized["hashes"][name] != hashes[name] for name in ("small", "odd", "warps"))
+    successes = {name: code for name, code in hashes.items() if name != "refused"}
+    unfused, unoptimized = first["unfused"], first["unoptimized"]
+    assert unfused == {"hashes": successes, "codegen": "fp_fusion=0", "files": 3}  # there is nothing to fuse
+    assert (unoptimized["codegen"], unoptimized["files"]) == ("fp_fusion=1 DISABLE_PTXAS_OPT=1", 3)
+    assert all(unoptimized["hashes"][name] != code for name, code in successes.items())
 
 
 def test_a_tensors_alignment_is_part_of_what_code_is_specialized_on() -> None:
