@@ -1,6 +1,7 @@
 """The shipped launch tables: generated modules for each arch, which ``fp8tune export`` writes.
 
-``sm_90`` is of the oldest Triton that was measured. From Triton 3.9 on, rows of ``sm_90_triton_3_9`` replace it.
+``sm_90`` is of the oldest Triton that was measured. From Triton 3.9 on, rows of ``sm_90_triton_3_9`` replace
+its rows of the same keys.
 
 :mod:`fp8tune_kernels.runtime.lookup` reads them, after a user's own (:mod:`fp8tune_kernels.runtime.user_tables`).
 
