@@ -85,6 +85,8 @@ def _rounding_like_torch(convert: Any) -> Any:
 
     def converted(values: Any, source: Any, target: Any) -> Any:
         argument = torch.tensor(values).view(_FLOATS[source]).float()
+        if target == tl.float8e4nv:  # as GPUs do and torch from 2.13 on: before, larger values became NaN
+            argument = argument.clamp(-448, 448)
         bits = argument.to(_FLOATS[target]).view(_BITS[target.primitive_bitwidth]).numpy()
         return bits.view(f"uint{target.primitive_bitwidth}")
 

@@ -44,7 +44,10 @@ def every_value(dtype: torch.dtype) -> torch.Tensor:
 def test_every_cast_between_floating_point_types_is_torchs(source: torch.dtype, target: torch.dtype) -> None:
     """A kernel of somebody else may cast bfloat16 or float16 straight to FP8, or FP8 to bfloat16."""
     values = every_value(source)
-    right = values.float().to(target)
+    right = values.float()
+    if target == torch.float8_e4m3fn:  # torch before 2.13 does not saturate
+        right = right.clamp(-448, 448)
+    right = right.to(target)
     interpreter.install()
     result = torch.empty(values.shape, dtype=target)
     cast_kernel[(1,)](values, result, COUNT=values.numel())

@@ -8,7 +8,7 @@ after the last step that reads it: see :mod:`.fp8_steps` and :mod:`.bf16_steps`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -281,7 +281,8 @@ def _fp8_forward(
     transposes_2 = of_2.codes is None and needs.through_h and keeps_weights
     keeps = keeps_y, transposes_13, transposes_2
     out, *made = fp8_steps.forward(x, of_13, of_2, (ids, weights), (b13, b2), gate, keeps, float8_dtype)
-    q_x, scales_x, q_h, scales_h, q_y, scales_y, *new = made[4:]
+    q_x, scales_x, q_h, scales_h, q_y, scales_y = made[4:10]
+    new = iter(made[10:])
     of_13 = _with_new(of_13, new, transposes_13, False)
     of_2 = _with_new(of_2, new, transposes_2, True)
     saved = {
@@ -299,14 +300,14 @@ def _fp8_forward(
     return out, made[:4], saved
 
 
-def _with_new(w: Weights, new: list[Tensor], is_transposed: bool, one_scale: bool) -> Weights:
+def _with_new(w: Weights, new: Iterator[Tensor], is_transposed: bool, one_scale: bool) -> Weights:
     """Return weights with the FP8 values that the forward step made of them, which come next in ``new``."""
     if w.codes is not None:
         return w
-    codes, scales = new.pop(0), new.pop(0)
+    codes, scales = next(new), next(new)
     if not is_transposed:
         return Weights(w.plain, codes, scales)
-    return Weights(w.plain, None, scales, codes, new.pop(0) if one_scale else None)
+    return Weights(w.plain, None, scales, codes, next(new) if one_scale else None)
 
 
 def _held(w: Weights, is_read: bool, is_held: bool, is_wanted: bool) -> tuple[Maybe, ...]:
