@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -32,14 +33,21 @@ LINE_EVERY_S = 10.0
 class Display:
     """Shows a phase, the share of it that is done, and the time left at the speed of the phase so far.
 
-    No error of the display reaches the work that it is about: after the first one the display ends, with a warning.
+    Work with a time budget is at least as far as its time, and has no more left. No error of the display reaches the
+    work that it is about: after the first one the display ends, with a warning.
     """
 
-    def __init__(self, out: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._now = out, now
+    def __init__(
+        self,
+        out: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+        budget_s: float | None = None,
+    ) -> None:
+        self._out, self._now, self._budget_s, self._entered_s = out, now, budget_s, now()
         self._bar: Live | None = None
         self._lock, self._ended = threading.RLock(), threading.Event()
-        self._phase, self._count, self._note, self._percent, self._share = "", "", "", "", 0.0
+        self._phase, self._count, self._note = "", "", ""
+        self._share: float | None = None
         self._began_s = self._share_before = 0.0
 
     def __enter__(self) -> Self:
@@ -63,9 +71,9 @@ class Display:
     def update(self, phase: str, share: float | None = None, *, count: str = "", note: str = "") -> None:
         """Show a phase with the share of it that is done, from 0 to 1, if it is known. Never raises."""
         with self._lock:
-            self._percent, self._share = "" if share is None else f"{100 * share:.0f} %", share or 0.0
+            self._share = share
             if phase != self._phase:
-                self._phase, self._began_s, self._share_before = phase, self._now(), self._share
+                self._phase, self._began_s, self._share_before = phase, self._now(), share or 0.0
             self._count, self._note = visible(count), visible(note)
 
     def show(self, event: Any) -> None:
@@ -85,16 +93,22 @@ class Display:
 
     def _draw(self) -> None:
         phase = "  ".join(filter(None, (self._phase, self._count)))
-        share, done, note = self._share, self._share - self._share_before, self._notes()
-        left = f"{duration((self._now() - self._began_s) * (1 - share) / done)} left" if done > 0 else ""
+        share, now, note = self._share or 0.0, self._now(), self._notes()
+        done = share - self._share_before
+        left_s = (now - self._began_s) * (1 - share) / done if done > 0 else math.inf
+        if self._budget_s:
+            budget_left_s = max(0.0, self._entered_s + self._budget_s - now)
+            left_s, share = min(left_s, budget_left_s), max(share, 1 - budget_left_s / self._budget_s)
+        left = f"{duration(left_s)} left" if left_s < math.inf else ""
+        percent = "" if self._share is None else f"{100 * share:.0f} %"
         if self._bar:
             table = Table.grid(padding=(0, 2, 0, 0), expand=True)
             for ratio in (None, 1, None, None):
                 table.add_column(ratio=ratio, no_wrap=True)
-            table.add_row(phase or "starting", ProgressBar(1.0, share), self._percent, left)
+            table.add_row(phase or "starting", ProgressBar(1.0, share), percent, left)
             self._bar.update(Group(table, Text(note, no_wrap=True, overflow="ellipsis")), refresh=True)
         elif phase:
-            notice("  ".join(filter(None, (phase, self._percent, left, note))))
+            notice("  ".join(filter(None, (phase, percent, left, note))))
 
     def _guard(self, action: Callable[..., object], *arguments: object) -> None:
         if self._ended.is_set():
@@ -121,9 +135,10 @@ class SweepProgress(Display):
         today: Mapping[Problem, NamedInts] | None = None,
         out: Console | None = None,
         now: Callable[[], float] = time.monotonic,
+        budget_s: float | None = None,
     ) -> None:
         """Take the config that a launch uses now, for each problem size."""
-        super().__init__(out, now)
+        super().__init__(out, now, budget_s)
         self.stored = 0
         """New trials."""
         self.phase = self._coarse = "coarse pass"
@@ -137,7 +152,8 @@ class SweepProgress(Display):
     @classmethod
     def of_plan(cls, plan: Plan) -> SweepProgress:
         """Return the progress of a sweep as planned."""
-        return cls({size.problem: size.today.config for size in plan.problems if size.today})
+        today = {size.problem: size.today.config for size in plan.problems if size.today}
+        return cls(today, budget_s=plan.options.budget_s)
 
     def stored_note(self, database: str) -> str:
         """Return what is kept if the sweep ends now."""

@@ -118,3 +118,15 @@ def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
         display._draw()
     lines = ["files  of one folder  0 %", "files  of one folder  25 %  18 s left", "working  3 results"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_no_more_time_is_left_than_the_budget_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """A search of two minutes, which tries few configs of a large grid, said that hours were left."""
+    clock = Clock()
+    with Display(now=clock, budget_s=120.0) as display:
+        for now, done in ((0.0, 0.0), (30.0, 0.001), (130.0, 0.01)):
+            clock.now = now
+            display.update("coarse pass", done)
+            display._draw()
+    lines = ["0 %  2 min 0 s left", "25 %  1 min 30 s left", "100 %  0 s left"]
+    assert capsys.readouterr().err.splitlines() == [f"coarse pass  {line}" for line in lines]
