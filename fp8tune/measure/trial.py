@@ -240,8 +240,8 @@ def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: st
 
 
 def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
-    """Compare many launches, on the problem or on its largest edge that is small enough; once a process."""
-    if torch_device == "cpu" or arm.config in tensors.without_race:  # the interpreter runs programs in order
+    """Compare many launches, on the problem or on its largest edge that is small enough; once a process on each."""
+    if torch_device == "cpu":  # the interpreter runs programs in order
         return None
     candidates = [tensors]
     if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:
@@ -249,7 +249,9 @@ def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
         on_edges = [tensor_cache.edge_tensors(arm.reference, edge, torch_device) for edge in edges]
         candidates = [small for small in on_edges if small.in_a_row_bytes <= checking.IN_A_ROW_BYTES]
     largest = max(candidates, key=lambda small: small.in_a_row_bytes, default=None)
-    fault = largest.check_in_a_row(arm.config) if largest is not None else None
+    if largest is None or arm.config in largest.without_race:
+        return None
+    fault = largest.check_in_a_row(arm.config)
     if not fault:
-        tensors.without_race.add(arm.config)
+        largest.without_race.add(arm.config)
     return fault

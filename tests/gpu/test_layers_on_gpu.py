@@ -132,7 +132,8 @@ def test_a_compiled_step_gives_the_same_bytes_by_the_same_kernels_and_no_more(na
     compiled = torch.compile(call, fullgraph=True, dynamic=False)
     assert_same(step(compiled, *values), step(call, *values))
     eager, traced = (launches(lambda f=f: step(f, *values)) for f in (call, compiled))
-    own = [[entry for entry in names if not entry.startswith(("void at::", "triton_", "Mem"))] for names in (eager, traced)]
+    # Torch's element-wise kernels and copies have names in C++ or with spaces, those that a compiler made begin alike.
+    own = [[n for n in names if n.isidentifier() and not n.startswith("triton_")] for names in (eager, traced)]
     assert own[0] == own[1]
     assert len(traced) <= len(eager), (eager, traced)
 

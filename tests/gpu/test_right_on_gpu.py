@@ -11,6 +11,7 @@ from places import PLANTED, ROOT
 from fp8tune.measure import tensor_cache, timing
 from fp8tune.measure import trial as measure
 from fp8tune.measure.arms import KernelArm
+from fp8tune.measure.comparing import EXACT
 from fp8tune.measure.timing import Prepared
 from fp8tune.records import NamedInts, Outcome, Problem, Status
 from fp8tune.replay.loading import load_spec
@@ -76,3 +77,15 @@ def test_a_prepared_launch_takes_as_long_as_do_bench_says() -> None:
     alone = trimmed_mean(timing.block(launch).samples_us)
     prepared = trimmed_mean(timing.block(Prepared(prepare, launch)).samples_us)
     assert prepared == pytest.approx(alone, rel=0.03)
+
+
+def test_a_comparison_takes_less_memory_than_the_output() -> None:
+    """Counting took 8 bytes an element, so the weights of 128 experts did not fit an H100."""
+    right = torch.zeros(1 << 28, dtype=torch.uint8, device="cuda")
+    output = right.clone()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert EXACT.difference(output, right) is None
+    output[5] = 1
+    assert "1 of 268435456 elements differ, first at (5,)" in str(EXACT.difference(output, right))
+    assert torch.cuda.max_memory_allocated() - before <= right.nbytes
