@@ -98,7 +98,7 @@ def test_a_command_in_the_text_has_its_options(text: str) -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with what the pages name: databases, a recording, kernels, a repository."""
     folder = tmp_path_factory.mktemp("workplace")
-    for name in ("docs", "sweeps"):
+    for name in ("benchmarks", "docs", "sweeps"):
         (folder / name).symlink_to(ROOT / name)
     source = (EXAMPLES / "swiglu.py").read_text()
     (folder / "swiglu.py").write_text(source)
