@@ -8,7 +8,7 @@ ORIGINS). A key without a row takes the row of the nearest key if NEAREST names 
 ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
-NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise")
+NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise")
 
 ORIGINS: tuple[tuple[str, ...], ...] = (("NVIDIA H100 80GB HBM3",), ("NVIDIA H200",))
 
@@ -29,6 +29,15 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-dual", "", (("G", 128), ("K", 1408), ("M_bucket", 16384), ("N", 2048)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", (("G", 128), ("K", 2048), ("M_bucket", 16384), ("N", 1408)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
+    ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("gathered-transpose", "", (("G", 128), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("gathered-transpose", "", None, (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 2), ("num_stages", 1)), 0),
+    ("mxfp8-dim1", "", (("K", 8192), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("mxfp8-dim1", "", None, (("BLOCK_SIZE_M", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("mxfp8-dim1-3d", "", (("E", 4), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("mxfp8-dim1-3d", "", (("E", 16), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("mxfp8-dim1-3d", "", (("E", 64), ("K", 8192), ("N", 5120)), (("BLOCK_SIZE_N", 128), ("BLOCK_SIZE_K", 128), ("num_warps", 4), ("num_stages", 1)), 0),
+    ("mxfp8-dim1-3d", "", None, (("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 64), ("num_warps", 4), ("num_stages", 1)), 0),
     ("rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 5120), ("input_layout_transposed", 1)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
     ("rowwise", "", (("G", 1), ("M_bucket", 16384), ("N", 8192), ("input_layout_transposed", 1)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
     ("rowwise", "", (("G", 4), ("M_bucket", 16384), ("N", 2048), ("input_layout_transposed", 1)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 168)), 0),
