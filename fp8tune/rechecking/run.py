@@ -257,7 +257,8 @@ class Recheck:
 
     def time_known(self) -> Iterator[Event]:
         """Time the configs in use and their rivals, and decide in fresh processes where one may be beaten."""
-        todo = [target for target in self.targets if not target.fresh and target.size.problem not in self.same_code]
+        timed = [target for target in self.targets if target.fresh or target.peers]
+        todo = [target for target in self.targets if target not in timed and target.size.problem not in self.same_code]
         sampled = samples(self.targets)
         known = {target: [*target.known, *sampled[target]] for target in todo}
         yield from self._sweep("known", known, quick=True)
@@ -301,7 +302,7 @@ class Recheck:
         self.results = []
         for target in self.targets:
             version = target.size.version
-            new = target.fresh or stored.get((target.size.problem, version.source_hash))
+            new = target.fresh or stored.get((target.size.problem, version.source_hash)) or target.peers
             if new is not None and new.finals:
                 new = decide_study(replace(new, current=target.current))
             result = Rechecked(target, new, target.size.problem in self.same_code)

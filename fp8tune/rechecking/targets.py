@@ -43,6 +43,8 @@ class Target:
     """The config in use, the default, the table's fallback, and the best rivals of older sweeps."""
     fresh: Study | None = None
     """Decided study with a confirmation that was made with the versions installed here."""
+    peers: Study | None = None
+    """Study of another GPU of this name, with the versions installed here and times of all known configs."""
 
 
 def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple[Plan, list[Target]]:
@@ -123,7 +125,10 @@ def _target(size: ProblemPlan, plan: Plan, studies: Sequence[Study], table: Expo
     rivals = _rivals(size, own, same_kernel)
     known = [config for config in known if {*config} == {name for name, _ in version.axes}]
     known += [config for config in rivals if config not in known][:RIVALS]
-    return Target(size, current, before, tuple(dict.fromkeys(known)))
+    known = [*dict.fromkeys(known)]
+    peers = [study for study in own if _is_current(study, device, version) and study.device != device]
+    whole = (study for study in peers if {*known} <= {*study.coarse_us, *study.failures})
+    return Target(size, current, before, tuple(known), peers=max(whole, key=lambda study: study.newest, default=None))
 
 
 def _is_current(study: Study, device: Device, version: KernelVersion) -> bool:

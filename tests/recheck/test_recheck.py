@@ -131,6 +131,24 @@ def test_a_config_that_was_no_rival_is_found_on_all_sizes(store: Store) -> None:
     assert {item.best for item in work.results} == {hidden}
 
 
+def test_another_gpu_of_the_name_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster each command may get another GPU. It times what the one before did not reach, and no more."""
+    first = begun(store)
+    first.targets = first.targets[:4]
+    timed(first)
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=1,triton=2")
+    second = begun(store)
+    assert {target.size.problem for target in second.targets if not (target.peers or target.fresh)} == {
+        target.size.problem for target in second.targets[4:]
+    }
+    assert timed(second) > 0
+    assert states(second) == [State.STILL_BEST] * 6
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=2,triton=2")
+    third = begun(store)
+    assert timed(third) == 0
+    assert states(third) == [State.STILL_BEST] * 6
+
+
 def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) -> None:
     current = begun(store).targets[2].current
     slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
