@@ -74,6 +74,15 @@ class ProcessBackend:
                 code = (arm.reference, arm.problem, arm.config, *place)
                 self._compiling[arm] = submit(COMPILE_TIMEOUT_S, compile_config, *code, is_run=self._is_run)
 
+    @property
+    def compilers(self) -> int:
+        """Number of arms that compile at once; 0 if nothing is compiled before it runs."""
+        return 0 if self._shared_limit is None else self._compilers.size
+
+    def is_compiled(self, arm: KernelArm) -> bool:
+        """Return True unless the arm is queued for the compilers or compiling."""
+        return arm not in self._compiling or self._compiling[arm].done()
+
     def screen(
         self, arms: Sequence[KernelArm], places: Sequence[Place], is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Screened]:

@@ -157,6 +157,7 @@ class WorkerPool:
     """A fixed number of workers behind one ``submit``; a death costs only the call it happened in."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._workers = [Worker() for _ in range(size)]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
@@ -184,7 +185,7 @@ class WorkerPool:
     def replaced(self) -> WorkerPool:
         """Close this pool, and return another one that starts its processes when they are needed."""
         self.close()
-        return WorkerPool(len(self._workers))
+        return WorkerPool(self.size)
 
 
 def finished(pending: dict[Future[Any], W], is_over: Callable[[], bool]) -> Iterator[tuple[W, Future[Any]]]:

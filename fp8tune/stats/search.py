@@ -56,6 +56,7 @@ def proposals(
     own: Times,
     others: Sequence[Times] = (),
     ready: Collection[NamedInts] = (),
+    pending: Sequence[NamedInts] = (),
 ) -> list[NamedInts]:
     """Return the candidates to try next, the most promising first. Without any times they are the first candidates.
 
@@ -65,13 +66,15 @@ def proposals(
         own: Times on the problem size.
         others: Times on other problem sizes of the kernel, and on other devices.
         ready: Configs whose code is compiled.
+        pending: Configs that were proposed and have no time yet.
     """
+    candidates, count = [*pending, *candidates], count + len(pending)
     groups = [own, *sorted((times for times in others if times.times_us), key=own.doublings)]
     chosen = [_thinned(group.times_us, MOST) for group in groups]
     while len(chosen) > 1 and sum(map(len, chosen)) > MOST:
         chosen.pop()
     if not candidates or not any(chosen):
-        return list(candidates[:count])
+        return candidates[len(pending) : count]
     logs = [
         np.minimum(times := np.log([*part.values()]), times.min() + CLIP) if part else np.zeros(0) for part in chosen
     ]
@@ -97,14 +100,14 @@ def proposals(
     while len(result) < min(count, len(candidates)):
         score = -mean if best == math.inf else worth * _expected_improvement(best - mean, np.sqrt(variance))
         score[result] = -math.inf
-        index = int(np.argmax(score))
+        index = len(result) if len(result) < len(pending) else int(np.argmax(score))
         result.append(index)
         # The next is chosen as if this had its expected time, so that a batch is not the same config ten times.
         column = covariance(new, new[[index]], own_size, own_size[:1])[:, 0] - half.T @ half[:, index]
         half = np.vstack([half, column / math.sqrt(variance[index] + NOISE**2)])
         variance = np.maximum(variance - half[-1] ** 2, 1e-9)
         best = min(best, float(mean[index])) if best < math.inf else best
-    return [candidates[index] for index in result]
+    return [candidates[index] for index in result[len(pending) :]]
 
 
 def _expected_improvement(gain: Array, deviation: Array) -> Array:

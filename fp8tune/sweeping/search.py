@@ -23,7 +23,7 @@ from fp8tune.sweeping.planning import Plan, ProblemPlan
 
 SHARE, QUICK_SHARE = 0.6, 0.9  # of the time budget: the rest is for the confirmation, or for later rounds alone
 VISITS, LEAST_VISIT_S = 8, 3.0  # later visits know what the other sizes showed; each builds the inputs of its size anew
-BATCH = 8  # configs that compile and run together before the next ones are chosen
+BATCH = 8  # configs that run together; as many more as there are compilers may be chosen before these have times
 CANDIDATES, FRESH = 800, 100  # configs that are judged for a batch, and those of them that were not before
 DRAWS = 5_000  # of a grid that is not built, for the fresh ones of a batch
 BEST = 5  # configs whose neighbours are candidates whatever is drawn
@@ -73,6 +73,7 @@ class SearchPass(CoarsePass):
         self.others: list[Times] = []  # times of the kernel on other sizes and devices
         self._random = random.Random(f"search {self.plan.settings.seed} {seed_text(self.size.problem)}")
         self._pool: list[NamedInts] = []
+        self._ahead: list[NamedInts] = []  # proposed, and compiling or compiled
         # Processes of a confirmation time all finalists: another config cannot join those that have begun.
         self.is_closed = bool(self.store.finals(self.plan.subject(self.size), self.sweep_id))
         return 0
@@ -117,7 +118,20 @@ class SearchPass(CoarsePass):
         ]
 
     def _batch(self) -> list[NamedInts]:
-        """Return the configs to try next; none if all were tried."""
+        """Return the configs to run next, while others compile; none if all were tried.
+
+        What is proposed before its predecessors have times knows less, so there is no more of it than was tried.
+        """
+        backend = self.plan.backend
+        self._ahead = [config for config in self._ahead if config not in self.tried]
+        most = max(BATCH, min(BATCH + backend.compilers, len(self.tried)))
+        if len(self._ahead) < most:
+            self._ahead += self._proposals(most - len(self._ahead))
+        backend.compile([self.size.arm(config) for config in self._ahead])
+        compiled = [config for config in self._ahead if backend.is_compiled(self.size.arm(config))]
+        return (compiled or self._ahead)[:BATCH]
+
+    def _proposals(self, count: int) -> list[NamedInts]:
         named = (self.size.version.default, self.size.current, self.size.fallback, *self.size.in_use)
         if first := [config for config in dict.fromkeys(named) if config is not None and self._is_new(config)]:
             return first
@@ -125,17 +139,19 @@ class SearchPass(CoarsePass):
         own_us = {config: time_us or slowest_us for config, time_us in self.tried.items()}
         own = Times(self.size.problem, self.plan.backend.device.name, own_us)
         ready = {config for known in self.others if known.device == own.device for config in known.times_us}
-        return proposals(BATCH, self._candidates(own_us), own, self.others, ready)
+        return proposals(count, self._candidates(own_us), own, self.others, ready, self._ahead)
 
     def _is_new(self, config: NamedInts) -> bool:
-        return config not in self.tried and config in self.size.configs and not self.size.configs[config]
+        is_known = config in self.tried or config in self._ahead
+        return not is_known and config in self.size.configs and not self.size.configs[config]
 
     def _candidates(self, own_us: Mapping[NamedInts, float]) -> list[NamedInts]:
         """Return configs at random, those next to the best, and the best of other sizes and devices."""
         best = [*_fastest(own_us), *(config for times in self.others for config in _fastest(times.times_us)[:2])]
         near = (config for config in dict.fromkeys(best) for config in (config, *self._neighbours(config)))
         fresh = itertools.islice(self._drawn(), FRESH if self._pool else CANDIDATES // 2)
-        pool = dict.fromkeys([*fresh, *(config for config in self._pool if config not in self.tried)])
+        seen = {*self.tried, *self._ahead}
+        pool = dict.fromkeys(config for config in (*fresh, *self._pool) if config not in seen)
         self._pool = [*pool][:CANDIDATES]
         return [*dict.fromkeys([*self._pool, *filter(self._is_new, near)])]
 

@@ -61,3 +61,12 @@ def test_regret_falls_with_the_share() -> None:
     shares = [search.regret_at(share) for share in (0.05, 0.07, 0.1, 0.15, 0.2, 0.9)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == search.REGRET[0][1:]
+
+
+def test_what_is_pending_is_not_proposed_again_nor_what_is_like_it() -> None:
+    own = size(4096)
+    own.times_us.update({config: time_us(config) for config in GRID[:20]})
+    both = search.proposals(8, GRID[20:], own)
+    later = [config for config in GRID[20:] if config not in both[:4]]
+    assert search.proposals(4, later, own, pending=both[:4]) == both[4:]
+    assert search.proposals(0, later, own, pending=both[:4]) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from fleet.crew import DEVICE, of_type, worked
 
 from fp8tune.errors import UsageError
 from fp8tune.fleet import units
+from fp8tune.measure.arms import KernelArm
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
 from fp8tune.plan.shapes import Selection
@@ -111,6 +112,33 @@ def test_a_confirmation_follows_and_its_finalists_stay(store: Store) -> None:
     assert last.is_whole
     assert {row.config for row in store.rows() if row.stage == "final"} >= finalists
     assert last.seen == len({row.config for row in store.rows()})
+
+
+def test_what_compiles_long_holds_nothing_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of two minutes had compiled 8 configs at a time on 15 cores, and waited for the slowest of them."""
+    plan, queued, done = plan_of(*LARGE), dict[NamedInts, int](), list[NamedInts]()
+
+    def compile(arms: Sequence[KernelArm]) -> None:
+        for arm in arms:
+            queued.setdefault(arm.config, len(done))
+
+    def is_compiled(arm: KernelArm) -> bool:
+        return len(done) >= queued[arm.config] + (12 if arm.config["num_warps"] == 16 else 0)
+
+    for name, value in (("compilers", 15), ("compile", compile), ("is_compiled", is_compiled)):
+        monkeypatch.setattr(plan.backend, name, value)
+    monkeypatch.setattr(store, "add_soon", lambda *row: None)
+    waiting, waited = list[int](), list[int]()
+    for event in search.SearchPass(store, plan, 1, plan.problems[0], 0).visit(200.0, itertools.count().__next__):
+        if isinstance(event, TrialDone) and event.row.config:
+            if event.row.config["num_warps"] == 16:
+                waited.append(len(done) - queued[event.row.config])
+            done.append(event.row.config)
+            waiting.append(len(queued) - len(done))
+    assert len({*done}) == len(done) > 50
+    assert all(count <= max(search.BATCH, number) for number, count in enumerate(waiting, 1))
+    assert max(waiting) > 2 * search.BATCH
+    assert sum(count >= 12 for count in waited) > 0.9 * len(waited) > 0
 
 
 def test_two_workers_share_a_search(tmp_path: Path) -> None:
