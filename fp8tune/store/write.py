@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import Select, Table, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -49,6 +49,13 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
+
+
+@functools.cache
+def _query_of_one(table: Table) -> Select[Any]:
+    """Return the query of the row with given unique columns, built once: that takes longer than its execution."""
+    return select(table).where(*(table.c[name] == bindparam(name) for name in db.unique_names(table)))
+
 
 _SUMMARY = ("status", "coarse_us", "coarse_processes", "final_us", "crc")
 
@@ -245,12 +252,12 @@ class Writing(Reading):
         names, known, defaults = db.unique_names(table), self._known.setdefault(table.name, {}), db.defaults(table)
         identity, places = operator.itemgetter(*names), [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
-        of_rows: list[ColumnElement[bool]]
-        of_rows = [table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()})]
         if len(new) == 1:
-            of_rows = [and_(*(table.c[name] == row[name] for row in new.values() for name in names))]
-        queries = (self._connection.execute(select(table).where(condition)).mappings() for condition in of_rows)
-        stored = {identity(row): dict(row) for query in queries for row in query}
+            queries = [self._connection.execute(_query_of_one(table), *new.values())]
+        else:
+            of_rows = (table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()}))
+            queries = [self._connection.execute(select(table).where(condition)) for condition in of_rows]
+        stored = {identity(row): dict(row) for query in queries for row in query.mappings()}
         missing = {identity(row): {**defaults, **row} for row in new.values() if identity(row) not in stored}
         if missing:
             if "id" in table.c:  # no other writer comes between
