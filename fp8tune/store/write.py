@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Label, Select, Table, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -56,6 +56,14 @@ def _query_of_one(table: Table) -> Select[Any]:
     """Return the query of the row with given unique columns, built once: that takes longer than its execution."""
     return select(table).where(*(table.c[name] == bindparam(name) for name in db.unique_names(table)))
 
+
+def _count(table: Table) -> Label[int]:
+    """Return the number of rows of a study, as the column ``new_NAME``."""
+    query = select(func.count()).select_from(table).where(table.c.study_id == db.Studies.c.id)
+    return query.correlate(db.Studies).scalar_subquery().label(f"new_{table.name}")
+
+
+_COUNTS = select(db.Studies, _count(db.Results), _count(db.StudyRuns))
 
 _SUMMARY = ("status", "coarse_us", "coarse_processes", "final_us", "crc")
 
@@ -421,17 +429,11 @@ class Writing(Reading):
 
     def _update_studies(self, studies: Iterable[int], timed: Collection[int] = ()) -> None:
         """Count the results and runs of studies anew, and note that some were timed just now."""
-
-        def count(table: Table) -> Any:
-            query = select(func.count()).select_from(table).where(table.c.study_id == db.Studies.c.id)
-            return query.correlate(db.Studies).scalar_subquery()
-
-        query = select(db.Studies, count(db.Results).label("new_results"), count(db.StudyRuns).label("new_runs"))
         for ids in chunks(studies):
             changes = list[Values]()
-            for row in self._connection.execute(query.where(db.Studies.c.id.in_(ids))).mappings():
+            for row in self._connection.execute(_COUNTS.where(db.Studies.c.id.in_(ids))).mappings():
                 timed_at = time.time() if row["id"] in timed else row["timed_at"]
-                new = {"results": row["new_results"], "runs": row["new_runs"], "timed_at": timed_at}
+                new = {"results": row["new_results"], "runs": row["new_study_runs"], "timed_at": timed_at}
                 changes.append({"row_id": row["id"], **new, "crc": db.row_checksum(db.Studies, {**row, **new})})
             self._update(db.Studies, changes)
 
