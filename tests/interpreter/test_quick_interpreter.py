@@ -94,13 +94,14 @@ def operators_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
     tl.store(out_ptr + 4 * COUNT + at, (x << 3) | (y >> 1))
     tl.store(out_ptr + 5 * COUNT + at, tl.where((x < y) & (y > 0), x, 7))
     tl.store(out_ptr + 6 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32, bitcast=True))
+    tl.store(out_ptr + 7 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32))
 
 
 def test_what_was_learned_of_some_values_holds_for_others() -> None:
     """On the first, all operands are positive and division is exact."""
     for x, y in (([8, 6, 4, 2], [4, 3, 2, 1]), ([-9, 7, -(2**31), 2**31 - 1], [2, -2, 3, -(2**30)])):
         x, y = torch.tensor(x, dtype=torch.int32), torch.tensor(y, dtype=torch.int32)
-        out = torch.zeros(7, 4, dtype=torch.int32)
+        out = torch.zeros(8, 4, dtype=torch.int32)
         operators_kernel[(1,)](x, y, out, COUNT=4)
         right = [
             torch.div(x, y, rounding_mode="trunc"),
@@ -110,6 +111,7 @@ def test_what_was_learned_of_some_values_holds_for_others() -> None:
             (x << 3) | (y >> 1),
             torch.where((x < y) & (y > 0), x, 7),
             (x.float() / y.float()).view(torch.int32),
+            (x.float() / y.float()).to(torch.int32),
         ]
         for line, expected in zip(out, right, strict=True):
             assert torch.equal(line, expected)
