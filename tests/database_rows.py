@@ -174,8 +174,7 @@ def finished_sweep(
     """Store a sweep that ran to its end."""
     sweep = begin(store, device, request)
     for of, times in times_us.items():
-        for config, time_us in times.items():
-            store.add(sweep, row(time_us, of=of, config=config, device=device))
+        store.add_many(sweep, [row(time_us, of=of, config=name, device=device) for name, time_us in times.items()])
         store.mark_complete(sweep, subject(of, device), len(times))
     store.finish_sweep(sweep)
 

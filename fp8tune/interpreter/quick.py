@@ -29,6 +29,7 @@ def install() -> None:
     core, semantic = tl.core, type(interpreter.interpreter_semantic)
     core._unwrap_if_constexpr = _leaving_plain_values(core._unwrap_if_constexpr)
     _keep_block_types(core.block_type)
+    core.tensor.__init__ = _init_by_type(core.tensor.__init__)
     semantic.computation_type_impl = _memo(
         semantic.computation_type_impl, lambda self, a, *rest: (a.name, rest[0], rest[1].name, *rest[2:])
     )
@@ -86,6 +87,21 @@ def _keep_block_types(block_type: Any) -> None:
     block_type.__new__, block_type.__init__ = new, init
 
 
+def _init_by_type(build: Any) -> Any:
+    """Copy what a tensor says of its type from the first tensor of that type."""
+
+    def init(self: Any, handle: Any, dtype: Any) -> None:
+        known = vars(dtype).get("_known")
+        if known is None:
+            build(self, handle, dtype)
+            dtype._known = {name: value for name, value in vars(self).items() if name != "handle"}
+            return
+        vars(self).update(known)
+        self.handle = handle
+
+    return init
+
+
 # What surrounds an operation
 
 
@@ -134,6 +150,8 @@ def _quickened(owner: Any, name: str, slowly: Any, interpreter: Any) -> Any:
     """The quick form of an operation; Triton's own way where there is none."""
     if owner is tl.tensor and name in _OPERATORS:
         return _operator(_OPERATORS[name], slowly, interpreter)
+    if owner is tl.tensor and name == "to":
+        return _casting(slowly, interpreter)
     if owner in (tl, tl.core, tl.math) and name in _FUNCTIONS:
         return _FUNCTIONS[name](slowly, interpreter)
     return slowly
@@ -229,11 +247,12 @@ def _is_number(operands: Any) -> bool:
     kind = type(operands)
     if kind is float:
         return operands != 0 or math.copysign(1, operands) > 0
-    return kind is int and operands in _INTEGERS
+    # A loop counts in a subclass of int, which a range would look for one by one.
+    return issubclass(kind, int) and kind is not bool and int(operands) in _INTEGERS
 
 
 def _planned(slowly: Any, interpreter: Any, choose: Any) -> Any:
-    """Return the quick form of a function of tensors and numbers; ``choose`` returns numpy's function for operands."""
+    """Return the quick form of a function of tensors, numbers and types; ``choose`` returns numpy's for operands."""
     plans, builder = _Plans(interpreter), interpreter.interpreter_builder
 
     def call(*operands: Any, **named: Any) -> Any:
@@ -247,14 +266,21 @@ def _planned(slowly: Any, interpreter: Any, choose: Any) -> Any:
             if kind is tl.tensor:
                 key.append(id(operand.type))
                 arrays.append(operand.handle.data)
+            elif kind is tl.dtype:
+                key.append(id(operand))
             elif _is_number(operand):
                 key.append(kind)
-                arrays.append(operand)
+                arrays.append(operand if kind is float else int(operand))
             else:
                 return slowly(*operands, **named)
-        if named or builder.options.debug:  # which looks for overflows
+        if builder.options.debug or (named and [*named] != ["bitcast"]):  # debugging looks for overflows
             return slowly(*operands, **named)
-        return plans.result(tuple(key), operands, arrays, lambda: slowly(*operands), lambda: choose(*operands))
+        key += named.values()
+
+        def slow() -> Any:
+            return slowly(*operands, **named)
+
+        return plans.result(tuple(key), operands, arrays, slow, lambda: choose(*operands, **named))
 
     return call
 
@@ -273,6 +299,31 @@ def _operator(operator: tuple[Any, frozenset[str]], slowly: Any, interpreter: An
         return function if known else None
 
     return _planned(slowly, interpreter, choose)
+
+
+def _casting(slowly: Any, interpreter: Any) -> Any:
+    """``tensor.to`` between integers and float32, from bfloat16, and of bits."""
+
+    def choose(x: Any, dtype: Any, bitcast: bool = False) -> Any:
+        dtype = dtype.value if type(dtype) is tl.constexpr else dtype
+        held = interpreter._get_np_dtype(dtype)
+        if bitcast:
+            return lambda data: data.view(held)
+        if (x.dtype.name, dtype.name) == ("bf16", "fp32"):
+            return lambda data: (data.astype(np.uint32) << 16).view(np.float32)
+        return (lambda data: data.astype(held)) if {x.dtype.name, dtype.name} <= _NUMERIC | {"int1"} else None
+
+    return _planned(slowly, interpreter, choose)
+
+
+def _elementwise(functions: dict[str, Any]) -> Any:
+    """Return the quick form of a function of as many tensors or numbers as come, by the name of their type."""
+
+    def choose(*operands: Any) -> Any:
+        names = {operand.type.scalar.name for operand in operands if type(operand) is tl.tensor} - {"int1"}
+        return functions.get(names.pop()) if len(names) == 1 else None
+
+    return lambda slowly, interpreter: _planned(slowly, interpreter, choose)
 
 
 _HINTS = frozenset(("cache_modifier", "eviction_policy", "volatile"))
@@ -324,6 +375,9 @@ def _of_one_shape(first: Any, second: Any) -> Any:
 
 _FUNCTIONS = {
     "load": _loading,
+    "where": _elementwise(dict.fromkeys(_NUMERIC | {"uint8"}, np.where)),
+    "maximum": _elementwise({**dict.fromkeys(_WHOLE, np.maximum), "fp32": np.fmax}),
+    "minimum": _elementwise({**dict.fromkeys(_WHOLE, np.minimum), "fp32": np.fmin}),
 }
 """Functions of ``triton.language`` that have a quick form."""
 

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import Label, Select, Table, bindparam, delete, func, insert, select, update
 
 from fp8tune.errors import DatabaseError
 from fp8tune.records import (
@@ -49,6 +49,21 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.Calibrations: ("value", "created_at"),
 }
 """Columns whose newer value, other than None, replaces the stored one."""
+
+
+@functools.cache
+def _query_of_one(table: Table) -> Select[Any]:
+    """Return the query of the row with given unique columns, built once: that takes longer than its execution."""
+    return select(table).where(*(table.c[name] == bindparam(name) for name in db.unique_names(table)))
+
+
+def _count(table: Table) -> Label[int]:
+    """Return the number of rows of a study, as the column ``new_NAME``."""
+    query = select(func.count()).select_from(table).where(table.c.study_id == db.Studies.c.id)
+    return query.correlate(db.Studies).scalar_subquery().label(f"new_{table.name}")
+
+
+_COUNTS = select(db.Studies, _count(db.Results), _count(db.StudyRuns))
 
 _SUMMARY = ("status", "coarse_us", "coarse_processes", "final_us", "crc")
 
@@ -245,12 +260,12 @@ class Writing(Reading):
         names, known, defaults = db.unique_names(table), self._known.setdefault(table.name, {}), db.defaults(table)
         identity, places = operator.itemgetter(*names), [tuple(row.values()) for row in rows]
         new = {place: row for place, row in zip(places, rows, strict=True) if place not in known}
-        of_rows: list[ColumnElement[bool]]
-        of_rows = [table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()})]
         if len(new) == 1:
-            of_rows = [and_(*(table.c[name] == row[name] for row in new.values() for name in names))]
-        queries = (self._connection.execute(select(table).where(condition)).mappings() for condition in of_rows)
-        stored = {identity(row): dict(row) for query in queries for row in query}
+            queries = [self._connection.execute(_query_of_one(table), *new.values())]
+        else:
+            of_rows = (table.c[names[0]].in_(firsts) for firsts in chunks({row[names[0]] for row in new.values()}))
+            queries = [self._connection.execute(select(table).where(condition)) for condition in of_rows]
+        stored = {identity(row): dict(row) for query in queries for row in query.mappings()}
         missing = {identity(row): {**defaults, **row} for row in new.values() if identity(row) not in stored}
         if missing:
             if "id" in table.c:  # no other writer comes between
@@ -414,17 +429,11 @@ class Writing(Reading):
 
     def _update_studies(self, studies: Iterable[int], timed: Collection[int] = ()) -> None:
         """Count the results and runs of studies anew, and note that some were timed just now."""
-
-        def count(table: Table) -> Any:
-            query = select(func.count()).select_from(table).where(table.c.study_id == db.Studies.c.id)
-            return query.correlate(db.Studies).scalar_subquery()
-
-        query = select(db.Studies, count(db.Results).label("new_results"), count(db.StudyRuns).label("new_runs"))
         for ids in chunks(studies):
             changes = list[Values]()
-            for row in self._connection.execute(query.where(db.Studies.c.id.in_(ids))).mappings():
+            for row in self._connection.execute(_COUNTS.where(db.Studies.c.id.in_(ids))).mappings():
                 timed_at = time.time() if row["id"] in timed else row["timed_at"]
-                new = {"results": row["new_results"], "runs": row["new_runs"], "timed_at": timed_at}
+                new = {"results": row["new_results"], "runs": row["new_study_runs"], "timed_at": timed_at}
                 changes.append({"row_id": row["id"], **new, "crc": db.row_checksum(db.Studies, {**row, **new})})
             self._update(db.Studies, changes)
 

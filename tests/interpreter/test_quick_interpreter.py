@@ -21,7 +21,7 @@ def constants_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
     x = tl.load(x_ptr + at)
     for i in range(3):  # the constants are kept from the second turn on
-        to = out_ptr + i * 7 * COUNT + at
+        to = out_ptr + i * 8 * COUNT + at
         tl.store(to, x >> 3)
         tl.store(to + COUNT, 3 - x)
         tl.store(to + 2 * COUNT, x - 3)
@@ -29,12 +29,13 @@ def constants_kernel(x_ptr, out_ptr, COUNT: tl.constexpr):
         tl.store(to + 4 * COUNT, x * 3 + 1)
         tl.store(to + 5 * COUNT, (x.to(tl.float32) * 3.5).to(tl.int32))
         tl.store(to + 6 * COUNT, tl.where(x > 3, 3, 1))
+        tl.store(to + 7 * COUNT, tl.maximum(x, i) - i)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_numbers_beside_a_tensor_are_of_the_type_that_each_operation_needs(dtype: torch.dtype) -> None:
     x = torch.tensor([-9, -3, 0, 1, 3, 5, 100, 2**20], dtype=dtype)
-    out = torch.zeros(3, 7, 8, dtype=dtype)
+    out = torch.zeros(3, 8, 8, dtype=dtype)
     constants_kernel[(1,)](x, out, COUNT=8)
     right = [
         x >> 3,
@@ -45,8 +46,8 @@ def test_numbers_beside_a_tensor_are_of_the_type_that_each_operation_needs(dtype
         (x.float() * 3.5).to(torch.int32),
         torch.where(x > 3, 3, 1),
     ]
-    for turn in out:
-        for line, expected in zip(turn, right, strict=True):
+    for count, turn in enumerate(out):
+        for line, expected in zip(turn, [*right, x.clamp(min=count) - count], strict=True):
             assert torch.equal(line, expected.to(dtype))
 
 
@@ -93,13 +94,14 @@ def operators_kernel(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
     tl.store(out_ptr + 4 * COUNT + at, (x << 3) | (y >> 1))
     tl.store(out_ptr + 5 * COUNT + at, tl.where((x < y) & (y > 0), x, 7))
     tl.store(out_ptr + 6 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32, bitcast=True))
+    tl.store(out_ptr + 7 * COUNT + at, (x.to(tl.float32) / y).to(tl.int32))
 
 
 def test_what_was_learned_of_some_values_holds_for_others() -> None:
     """On the first, all operands are positive and division is exact."""
     for x, y in (([8, 6, 4, 2], [4, 3, 2, 1]), ([-9, 7, -(2**31), 2**31 - 1], [2, -2, 3, -(2**30)])):
         x, y = torch.tensor(x, dtype=torch.int32), torch.tensor(y, dtype=torch.int32)
-        out = torch.zeros(7, 4, dtype=torch.int32)
+        out = torch.zeros(8, 4, dtype=torch.int32)
         operators_kernel[(1,)](x, y, out, COUNT=4)
         right = [
             torch.div(x, y, rounding_mode="trunc"),
@@ -109,6 +111,7 @@ def test_what_was_learned_of_some_values_holds_for_others() -> None:
             (x << 3) | (y >> 1),
             torch.where((x < y) & (y > 0), x, 7),
             (x.float() / y.float()).view(torch.int32),
+            (x.float() / y.float()).to(torch.int32),
         ]
         for line, expected in zip(out, right, strict=True):
             assert torch.equal(line, expected)

@@ -5,6 +5,7 @@ Run as a script, ``compile_kernels.py ARCH...``: interpreting and compiling cann
 
 import contextlib
 import functools
+import gc
 import json
 import multiprocessing
 import sys
@@ -156,6 +157,7 @@ if __name__ == "__main__":
     if not is_the_reference_on_a_cpu():
         sys.exit("a CPU without the interpreter does not run the reference")
     torch.set_num_threads(1)
+    gc.disable()
     cache.triton_key = str  # hashes 460 MB of libraries, for a cache of this script's own
     with multiprocessing.get_context("fork").Pool(len(sys.argv) - 1) as pool:
         print(json.dumps(dict(zip(sys.argv[1:], pool.map(compile_for, sys.argv[1:], chunksize=1), strict=True))))

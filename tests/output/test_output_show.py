@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import io
 import json
@@ -51,11 +52,14 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finished_sweep(store, {problem(M=M, K=K): {DEFAULT: M / 50, config(64): M / 99} for M, K in sizes}, H200)
         finished_sweep(store, {problem(): {DEFAULT: 100.0, config(64): 101.0, config(128): 130.0}}, H100)
         sweep = begin(store, H100, "finals")
-        for process in range(4):
-            for finalist, time_us in ((DEFAULT, 120.0), (config(64), 99.5)):
-                for round in range(3):
-                    timed = row(time_us + 0.01 * process * round, of=problem(), config=finalist, stage="final")
-                    store.add(sweep, replace(timed, process=f"final {process:02}", round=round))
+        final = functools.partial(row, of=problem(), stage="final")
+        trials = [
+            final(time_us + 0.01 * process * round, config=finalist, process=f"final {process:02}", round=round)
+            for process in range(4)
+            for finalist, time_us in ((DEFAULT, 120.0), (config(64), 99.5))
+            for round in range(3)
+        ]
+        store.add_many(sweep, trials)
         store.add(sweep, row(None, of=problem(), config=config(128, 8), status=Status.OUT_OF_RESOURCES))
         end_finals(store, sweep, problem())
         store.mark_complete(sweep, subject(problem()), 4)

@@ -48,6 +48,7 @@ def sweep(
         problem = Problem(kernel.name, NamedInts(n=n), "none", layout, "bfloat16", fp8_dtype="", scale_mode="")
         document = {"kernel": as_json(replace(kernel, launches=())), "launch": as_json(launch(n))}
         store.record_launches({problem: json.dumps(document)})
+        trials = []
         for place, (config, time_us) in enumerate(zip(configs, of_configs, strict=True)):
             is_wrong = wrong == (n, place)
             row = rows.row(
@@ -58,7 +59,8 @@ def sweep(
                 status=Status.WRONG if is_wrong else Status.OK,
                 version=version,
             )
-            store.add(id, replace(row, problem=problem, lookup_key=NamedInts(n=n), bytes_moved=4 * n))
+            trials.append(replace(row, problem=problem, lookup_key=NamedInts(n=n), bytes_moved=4 * n))
+        store.add_many(id, trials)
         if complete:
             store.mark_complete(id, Subject(version, device, Kind.MEASURED, problem), len(of_configs))
     store.finish_sweep(id)

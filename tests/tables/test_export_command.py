@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -190,9 +191,14 @@ def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
     size, version = replace(rows.problem(K), kernel=kernel), replace(rows.KERNEL, kernel=kernel)
     with Store.open(str(path), create=True) as store:
         sweep = rows.begin(store, request=f"{kernel} {K}")
-        for number, block in itertools.product(range(6), (32, 64)):
-            trial = {"version": version, "stage": "final", "process": f"final {number:02}"}
-            store.add(sweep, rows.row(100.0 + block, of=size, config=rows.config(block), **trial))
+        trial = functools.partial(rows.row, of=size, version=version, stage="final")
+        store.add_many(
+            sweep,
+            [
+                trial(100.0 + block, config=rows.config(block), process=f"final {number:02}")
+                for number, block in itertools.product(range(6), (32, 64))
+            ],
+        )
         subject = rows.subject(size, version=version)
         store.mark_complete(sweep, subject, 2)
         store.end_finals(sweep, subject, FinalsRun("", 0.01, 0.015))
