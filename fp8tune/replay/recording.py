@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import base64
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -365,6 +366,9 @@ def _finite(text: str) -> float:
     return number
 
 
+_fields_of = functools.cache(get_type_hints)  # it compiles the text of each annotation
+
+
 def from_json(document: Any, record: type[R]) -> R:
     """Return the record that :func:`as_json` made the document of, or a value of another annotation.
 
@@ -384,7 +388,7 @@ def from_json(document: Any, record: type[R]) -> R:
         raise ValueError(f"{type(document).__name__} instead of {'a list' if expected is list else 'an object'}")
     result: Any = document
     if is_record:
-        hints = get_type_hints(hint)
+        hints = _fields_of(hint)
         if strange := sorted(set(document) - set(hints)):
             raise ValueError(f"{hint.__name__} has no {strange[0]!r}")
         result = hint(**{name: from_json(value, hints[name]) for name, value in document.items()})
