@@ -88,6 +88,9 @@ def least_fp8_rows(rule: Rule | None, inputs: int, outputs: int, experts: int) -
     return math.ceil(max(by_casts, by_launches))
 
 
-@torch.compiler.assume_constant_result
 def _arch(device: torch.device) -> str:
     return running_arch(device)
+
+
+# As torch.compiler.assume_constant_result does it, which takes a second to import.
+_arch._dynamo_marked_constant = True  # type: ignore[attr-defined]
