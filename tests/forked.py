@@ -9,14 +9,16 @@ import contextlib
 import functools
 import importlib
 import itertools
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ParamSpec
 from unittest import mock
@@ -80,19 +82,60 @@ class Forked:
 def ended(*arguments: object, cwd: Path | None = None, **variables: str) -> Ended:
     """One command to its end: also what those that it starts write, and what goes past Python."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
-
-        def run() -> None:
-            os.dup2(out.fileno(), 1)
-            os.dup2(error.fileno(), 2)
-            sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc] # as of a process that begins
-            os.chdir(cwd or ".")
-            os.environ.update(variables)
-            sys.argv = ["fp8tune", *map(str, arguments)]
-            cli.main()
-
-        code, _ = Forked(run).wait()
+        outputs = (out.fileno(), error.fileno())
+        code, _ = Forked(lambda: _command(outputs, cwd or ".", variables, [*map(str, arguments)])).wait()
         texts = [os.pread(file.fileno(), 1 << 30, 0).decode() for file in (out, error)]
         return Ended(code, *texts)
+
+
+def _command(outputs: Sequence[int], cwd: str | Path, variables: Mapping[str, str], arguments: list[str]) -> None:
+    for number, file in enumerate(outputs, 1):
+        os.dup2(file, number)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc] # as of a process that begins
+    os.chdir(cwd)
+    os.environ.update(variables)
+    sys.argv = ["fp8tune", *arguments]
+    cli.main()
+
+
+PROGRAM = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [json.dumps([os.getcwd(), dict(os.environ), sys.argv[1:]]).encode()], [1, 2])
+    sys.exit(server.recv(1)[0])
+"""
+
+
+@contextlib.contextmanager
+def program(folder: Path) -> Iterator[None]:
+    """``fp8tune`` for shells, first in the path: commands are forked from this process, one after the other."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, mock.patch.dict(os.environ):
+        server.bind(b"")  # to any name, which is no file
+        server.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # once it is closed
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        text, files, *_ = socket.recv_fds(connection, 1 << 20, 2)
+                        code, _ = Forked(lambda: _command(files, *json.loads(text))).wait()  # noqa: B023 - waited for
+                        connection.send(bytes([code % 256]))
+                        for file in files:
+                            os.close(file)
+
+        script = folder / "fp8tune"
+        script.write_text(PROGRAM.format(python=sys.executable, address=server.getsockname()))
+        script.chmod(0o755)
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def alone(test: Callable[P, None]) -> Callable[P, None]:

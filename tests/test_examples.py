@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import environment, fp8tune
-from forked import workers_forked_from_here
+from forked import program, workers_forked_from_here
 from places import PLANTED, ROOT
 
 from fp8tune.options import SweepOptions
@@ -74,24 +72,21 @@ def executable(path: Path, text: str) -> None:
 def test_a_task_of_a_slurm_array_does_the_queue(tmp_path: Path) -> None:
     """With a stand-in for ``srun``, which runs what follows its options."""
     executable(tmp_path / "srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
-    executable(tmp_path / "fp8tune", f'exec {shlex.quote(sys.executable)} -m fp8tune "$@"')
     kernel = f"{PLANTED / 'untouched.py'}:SPEC"
     few = ("--quick", "--kernel", kernel, "--grid", "num_warps=4", "--shapes", "tiny")
     database, script = tmp_path / "results.db", DOCS / "examples" / "worker_array.sbatch"
     assert fp8tune("sweep", "--on", "queue", *few, "--timer", "simulated:1", "--db", database)[0] == 0
-    path = f"{tmp_path}:{os.environ['PATH']}"
 
     def task(number: int, **named: str) -> subprocess.CompletedProcess[str]:
         variables = {
-            "PATH": path,
             "SLURM_ARRAY_TASK_ID": str(number),
-            # too short to check a config first, for which each would import torch
+            # too short to check a config first
             "FP8TUNE_TIMER": f"simulated:1,gpu={number}",
             "FP8TUNE_WORKER": f"--budget 215 --kernel {kernel}",
         }
-        return subprocess.run(
-            ["bash", script], env={**environment(), **variables, **named}, capture_output=True, text=True
-        )
+        with program(tmp_path):
+            every = environment() | variables | named
+            return subprocess.run(["bash", script], env=every, capture_output=True, text=True)
 
     done = task(1, FP8TUNE_DB=str(database))
     assert done.returncode == 0, done.stderr

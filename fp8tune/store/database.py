@@ -20,8 +20,21 @@ from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import tenacity
-from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, update
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    create_engine,
+    create_mock_engine,
+    inspect,
+    make_url,
+    select,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.util import LRUCache
 
 from fp8tune import alive
 from fp8tune.errors import DatabaseError
@@ -90,6 +103,8 @@ _reached: set[str] = set()
 _open_files: Counter[tuple[int, int] | None] = Counter()
 """Number of databases that this process has open, by file."""
 _opening = threading.RLock()
+_compiled: LRUCache[Any, Any] = LRUCache(500)
+"""SQL of the newest statements to files: each engine would compose its own, which takes longer than to run it."""
 
 Value = TypeVar("Value")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -128,7 +143,7 @@ class Database:
         self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already, by table."""
         self._mode = "ro" if not writable else "rwc" if create else "rw"
-        self._engine = self._server(parsed) if self.is_server else create_engine("sqlite://", creator=self._connect)
+        self._engine = self._server(parsed) if self.is_server else self._sqlite()
 
     @classmethod
     def open(
@@ -254,6 +269,11 @@ class Database:
             with self._one_line_errors(), self._engine.connect() as connection:
                 connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
+    def _sqlite(self) -> Engine:
+        engine = create_engine("sqlite://", creator=self._connect, execution_options={"compiled_cache": _compiled})
+        engine.dialect = _dialect()
+        return engine
+
     def _server(self, url: URL) -> Engine:
         options: dict[str, Any] = {name: value for name, value in _CONNECT.items() if name not in url.query}
         named = url.query.get("options", "")
@@ -293,7 +313,10 @@ class Database:
             if fakes := fakes & set(METADATA.tables):
                 raise DatabaseError(f"{self.label}: {min(fakes)} is not a plain table there: give another file")
             if not tables and create:
-                METADATA.create_all(connection)
+                if self.is_server:
+                    METADATA.create_all(connection)
+                for definition in () if self.is_server else _definitions():
+                    connection.exec_driver_sql(definition)
                 connection.execute(Meta.insert().values(name="schema_version", value=str(VERSION)))
                 return
             if not tables:
@@ -350,6 +373,26 @@ class Database:
             raise DatabaseError(f"{self.label} {line or f'cannot be used: {first_line}'}") from error
         except UnicodeDecodeError as error:  # of a text, or of SQLite's own words on a damaged schema
             raise DatabaseError(f"{self.label} {_DAMAGED}") from error
+
+
+@functools.cache
+def _dialect() -> Dialect:
+    """Return SQLite's, one for all files: SQL is found again by statement and dialect."""
+    engine = create_engine("sqlite://")
+    engine.connect().close()  # asks for the version
+    return engine.dialect
+
+
+@functools.cache
+def _definitions() -> list[str]:
+    """Return the statements that make all tables in an empty file: to compose them takes longer than to run them."""
+    statements = list[str]()
+
+    def compose(item: ExecutableDDLElement, *_: object) -> None:
+        statements.append(str(item.compile(dialect=_dialect())))
+
+    METADATA.create_all(create_mock_engine("sqlite://", compose), checkfirst=False)
+    return statements
 
 
 _SCHEMA_VERSION = select(Meta.c.value).where(Meta.c.name == "schema_version")

@@ -12,6 +12,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks import expert_parallel
 
+assert "torch._dynamo" not in sys.modules  # layers load no compiler, which takes a second
+
 
 def forking(config: LaunchConfig, entrypoint: object) -> Callable[..., Any]:
     """Launch the benchmark in place of a command that begins with Python's ``-u -m MODULE``."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import fp8tune
+from forked import ended, program
 from places import ROOT
 
 
@@ -54,6 +54,12 @@ def comments() -> Iterator[tuple[str, list[dict[str, object]]]]:
         server.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _program(tmp_path: Path) -> Iterator[None]:
+    with program(tmp_path):
+        yield
+
+
 def job() -> tuple[dict[str, str], dict[str, Any]]:
     """CI's job that uses the Action: the inputs, and the step that looks at the outputs."""
     steps = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["action"]["steps"]
@@ -68,16 +74,10 @@ def check(folder: Path, url: str, *, TOKEN: str = "secret", **inputs: str) -> tu
     defaults = {name: str(item["default"]) for name, item in action["inputs"].items()}
     assert inputs.keys() <= defaults.keys()
     values = {**defaults, **inputs, "token": TOKEN}
-    program = folder / "bin" / "fp8tune"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fp8tune "$@"\n')
-    program.chmod(0o755)
     event, summary = folder / "event.json", folder / "summary.md"
     event.write_text('{"pull_request": {"number": 7}}')
     environment = {
         **os.environ,
-        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path),
         "GITHUB_ACTION_PATH": str(ROOT),
         "GITHUB_STEP_SUMMARY": str(summary),
         "GITHUB_OUTPUT": str(folder / "output"),
@@ -122,7 +122,7 @@ def test_a_recheck_has_the_commands_exit_code_where_no_comment_can_be_written(
     monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
     kernel = "--kernel project/kernel.py:SPEC"
     before = (*kernel.split(), "--shapes", "project/shapes.toml", "--timer", "simulated:1", "--db", "fp8tune.db")
-    assert fp8tune("sweep", *before).returncode == 0
+    assert ended("sweep", *before).returncode == 0
     code, summary = check(tmp_path, url, TOKEN="of a fork", command="recheck", arguments=kernel)
     assert code == 0
     assert "still best" in summary

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from fp8tune_kernels import interpreter
+
 WAIT = timedelta(seconds=120)
 
 Check = Callable[[Any, torch.device], None]
@@ -70,6 +72,7 @@ def assert_refused(says: str, function: Callable[..., Any], *arguments: Any, **o
 def _fork(_: int, names: Checks, folder: str, gpus: int, trace_after_s: float | None) -> None:
     """Ranks of one process that has imported what they need, which takes seconds each."""
     checks()
+    interpreter.INTERPRETED = False  # which a fork of a process of tests has
     for ranks, these in names.items():
         arguments = functools.partial(together, these), ranks, folder, gpus >= ranks, trace_after_s
         torch.multiprocessing.start_processes(_main, arguments, nprocs=ranks, start_method="fork")
@@ -133,7 +136,9 @@ def on_ranks(
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_fork, (names, folder, gpus, trace_after_s), nprocs=1, daemon=False)
+            method = "spawn" if gpus else "fork"  # CUDA cannot be used in a fork
+            arguments = names, folder, gpus, trace_after_s
+            torch.multiprocessing.start_processes(_fork, arguments, nprocs=1, daemon=False, start_method=method)
             return {
                 ranks: [json.loads(Path(folder, f"{ranks} {rank}.json").read_text()) for rank in range(ranks)]
                 for ranks in names

@@ -32,7 +32,7 @@ TWELVE = "benchmarks.real.twelve_kernels"
 
 
 def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]]) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     table = {"": {key: {"kwargs": dict(kwargs), "num_warps": 8} for key, kwargs in rows.items()}}
     path.write_text(f"\nKERNEL = {kernel!r}\nKEY = ('n',)\nTABLE = {table!r}\n")
 
@@ -45,65 +45,74 @@ def start(folder: Path, *program: str, **variables: str) -> subprocess.Popen[str
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
-RANK = f"""
-import datetime, json, os, sys, time
-import fp8tune_kernels  # as fp8tune_kernels.pth does in a process with FP8TUNE_PIN
-assert "triton" not in sys.modules
-import torch.distributed as dist
-rank, port = int(os.environ["RANK"]), int(sys.argv[1])
-from {TWELVE} import step, KERNELS
-store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
-dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-dist.barrier()
-began_s = time.perf_counter()
-try:
-    total = float(step())
-    error = ""
-except fp8tune_kernels.PinError as caught:
-    error = str(caught)
-report = {{"error": error, "error_s": time.perf_counter() - began_s}}
-if not error:
-    requests = []
-    dist.distributed_c10d._get_default_store = requests.append  # none from now on
-    step()
-    report |= fp8tune_kernels.pin_report() | {{"configs": [str(k.best_config) for k in KERNELS], "requests": requests}}
-print(json.dumps(report), flush=True)
-store.set(f"done{{rank}}", "")
-store.wait(["done0", "done1"])
-os._exit(0)
+RANKS = f"""
+import datetime, json, multiprocessing, os, sys, time
+import torch.distributed as dist  # once, for all ranks
+
+def run(folder, rank, port):
+    assert "triton" not in sys.modules
+    os.environ.update(FP8TUNE_PIN=f"{{folder}}/{{rank}}:strict", RANK=str(rank), WORLD_SIZE="2")
+    import fp8tune_kernels  # as fp8tune_kernels.pth does in a process with FP8TUNE_PIN
+    from {TWELVE} import step, KERNELS
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    dist.barrier()
+    began_s = time.perf_counter()
+    try:
+        total = float(step())
+        error = ""
+    except fp8tune_kernels.PinError as caught:
+        error = str(caught)
+    report = {{"error": error, "error_s": time.perf_counter() - began_s}}
+    if not error:
+        requests = []
+        dist.distributed_c10d._get_default_store = requests.append  # none from now on
+        step()
+        configs = [str(kernel.best_config) for kernel in KERNELS]
+        report |= fp8tune_kernels.pin_report() | {{"configs": configs, "requests": requests}}
+    with open(f"{{folder}}/{{rank}}.json", "w") as file:
+        json.dump(report, file)
+    store.set(f"done{{rank}}", "")
+    store.wait(["done0", "done1"])
+    os._exit(0)
+
+fork = multiprocessing.get_context("fork")
+for folder, port in zip(sys.argv[1::2], sys.argv[2::2]):
+    ranks = [fork.Process(target=run, args=(folder, rank, int(port))) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
 """
 
 
-@pytest.mark.parametrize("gelu", [1024, 2048])
-def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs(tmp_path: Path, gelu: int) -> None:
-    """Twelve kernels, whose configs are not the first; ``gelu``: its block in the second rank's table."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
-    processes = []
-    for rank in range(2):
-        for name, key in KEYS.items():
-            kwargs = {"TILE": 32} if key is TILE else {"BLOCK": 256 if key is ROW else 1024}
-            kwargs = {"BLOCK": gelu} if name == "gelu" and rank else kwargs
-            write_table(tmp_path / str(rank) / f"{name}.py", f"{TWELVE}:{name}", {key: kwargs})
-        variables = {"FP8TUNE_PIN": f"{tmp_path / str(rank)}:strict", "RANK": str(rank), "WORLD_SIZE": "2"}
-        processes.append(start(tmp_path, "-c", RANK, port, **variables))
-    outputs = [process.communicate(timeout=200) for process in processes]
-    assert all(output for output, _ in outputs), outputs
-    ranks = [json.loads(output) for output, _ in outputs]
-    if gelu != 1024:
-        (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in ranks if rank["error"]]
-        assert f"differ in table of {TWELVE}:gelu: install the same" in error
-        assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
-        assert error_s < 1
-        return
-    assert ranks[0]["configs"] == ranks[1]["configs"]
-    for rank in ranks:
+def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs(tmp_path: Path) -> None:
+    """Twelve kernels, whose configs are not the first; then another block of ``gelu`` in the second rank's table."""
+    arguments = []
+    for gelu in (1024, 2048):
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            arguments += [str(tmp_path / str(gelu)), str(server.getsockname()[1])]
+        for rank in range(2):
+            for name, key in KEYS.items():
+                kwargs = {"TILE": 32} if key is TILE else {"BLOCK": 256 if key is ROW else 1024}
+                kwargs = {"BLOCK": gelu} if name == "gelu" and rank else kwargs
+                write_table(tmp_path / str(gelu) / str(rank) / f"{name}.py", f"{TWELVE}:{name}", {key: kwargs})
+    _, errors = start(tmp_path, "-c", RANKS, *arguments).communicate(timeout=200)
+    files = [tmp_path / gelu / f"{rank}.json" for gelu in ("1024", "2048") for rank in range(2)]
+    assert all(file.exists() for file in files), errors
+    *equal, first, second = (json.loads(file.read_text()) for file in files)
+    assert equal[0]["configs"] == equal[1]["configs"]
+    for rank in equal:
         assert (rank["error"], rank["waiting"], rank["requests"]) == ("", [], [])
         keys = {f"{TWELVE}:{name}": {str(key): str(key)} for name, key in KEYS.items()}
         assert {row["kernel"]: row["keys"] for row in rank["kernels"]} == keys
         assert not any(row["tuned_s"] for row in rank["kernels"])
         assert all("num_warps: 8" in config for config in rank["configs"])
+    (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in (first, second) if rank["error"]]
+    assert f"differ in table of {TWELVE}:gelu: install the same" in error
+    assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
+    assert error_s < 1
 
 
 LATER = """
@@ -112,12 +121,13 @@ if len(sys.argv) > 1:
     fp8tune_kernels.pin(sys.argv[1])
     assert "mine" not in sys.modules
 import mine, triton
+from mine import tl  # under another name, Triton's interpreter takes constants for tensors, and imports torch
 
 made = triton.autotune(mine.quick.configs, key=["n"], do_bench=mine.timed)(mine.quick.fn)  # no table names it
 
 @triton.autotune(mine.quick.configs, key=["n"], do_bench=mine.timed)
 @triton.jit
-def here(n: mine.tl.constexpr, BLOCK: mine.tl.constexpr):
+def here(n: tl.constexpr, BLOCK: tl.constexpr):
     pass
 
 for kernel in (mine.quick, here, made):
