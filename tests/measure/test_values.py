@@ -118,6 +118,17 @@ def test_a_bound_that_is_broken_says_by_what_and_where(elements: int, monkeypatc
     assert str(BOUND.difference(output, right)).startswith(message)
 
 
+@pytest.mark.parametrize("elements", [1 << 24, 7, 1])
+def test_the_first_element_that_differs_is_named(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever piece it is in: pieces are along the longest dim, which need not be the first."""
+    monkeypatch.setattr(comparing, "_PIECE_ELEMENTS", elements)
+    right = torch.arange(24).view(2, 12)
+    for output in (right.clone(), right.int()):
+        output[0, 9], output[1, 2] = 99, 99
+        message = "2 of 24 elements differ, first at (0, 9): expected 9 (0x0000000000000009), got 99 "
+        assert str(EXACT.difference(output, right)).startswith(message)
+
+
 def test_a_spoiled_output_is_wrong_everywhere() -> None:
     for dtype, number in itertools.product([*DTYPES, torch.int32, torch.bool], (0, 1)):
         right = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
