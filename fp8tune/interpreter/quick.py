@@ -373,9 +373,14 @@ def _of_one_shape(first: Any, second: Any) -> Any:
     return (first, second) if first.shape == second.shape else np.broadcast_arrays(first, second)
 
 
+def _chosen_codes(where: Any, x: Any, y: Any) -> Any:
+    """``np.where`` of uint8; None for numbers that Triton refuses and numpy wraps."""
+    return np.where(where, x, y) if all(type(item) is not int or 0 <= item < 256 for item in (x, y)) else None
+
+
 _FUNCTIONS = {
     "load": _loading,
-    "where": _elementwise(dict.fromkeys(_NUMERIC | {"uint8"}, np.where)),
+    "where": _elementwise({**dict.fromkeys(_NUMERIC, np.where), "uint8": _chosen_codes}),
     "maximum": _elementwise({**dict.fromkeys(_WHOLE, np.maximum), "fp32": np.fmax}),
     "minimum": _elementwise({**dict.fromkeys(_WHOLE, np.minimum), "fp32": np.fmin}),
 }

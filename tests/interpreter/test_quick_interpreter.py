@@ -205,3 +205,20 @@ def test_overflow_is_reported_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tritons.interpreter_builder, "options", in_debug)
     with pytest.raises(Exception, match="overflow detected for operation add"):
         increment_kernel[(1,)](x, out)
+
+
+@triton.jit
+def chosen_kernel(x_ptr, out_ptr, OTHER: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, tl.where(x > 1, x, OTHER))
+
+
+def test_a_number_that_triton_refuses_is_refused_after_others() -> None:
+    x, out = torch.arange(4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+    for number in (7, 255):
+        chosen_kernel[(1,)](x, out, OTHER=number, COUNT=4)
+        assert out.tolist() == [number, number, 2, 3]
+    for number in (-1, 256):
+        with pytest.raises(Exception, match=r"out of range|negative scalar"):
+            chosen_kernel[(1,)](x, out, OTHER=number, COUNT=4)
