@@ -164,13 +164,14 @@ def recheck(
 
 def rechecked(options: RecheckOptions, command: str, notice: Callable[[str], None]) -> recheck_documents.RecheckReport:
     """Recheck as the options say; ``notice`` takes lines that are no part of the result."""
-    begun, path = time.monotonic(), location.to_write(options.db)
+    begun, progress = time.monotonic(), SweepProgress(budget_s=options.budget_s)
+    path = location.to_write(options.db)
     with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
         plan, chosen = targets.planned(options, reader, command)
         programs = reader.programs(arch=plan.backend.device.arch)
     for line in plan.notices:
         notice(line)
-    with Store.open(path, create=True) as store, SweepProgress() as progress:
+    with Store.open(path, create=True) as store, progress:
 
         def report(done: int, total: int) -> None:
             progress.update("comparing machine code", done / total, count=f"{done} of {counted(total, 'launch')}")

@@ -302,7 +302,9 @@ class Recheck:
         self.results = []
         for target in self.targets:
             version = target.size.version
-            new = target.fresh or stored.get((target.size.problem, version.source_hash)) or target.peers
+            own = stored.get((target.size.problem, version.source_hash))
+            is_whole = own and (target.current in own.finals or {*target.known} <= {*own.coarse_us, *own.failures})
+            new = target.fresh or (own if is_whole else target.peers or own)
             if new is not None and new.finals:
                 new = decide_study(replace(new, current=target.current))
             result = Rechecked(target, new, target.size.problem in self.same_code)

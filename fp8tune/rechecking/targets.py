@@ -44,7 +44,7 @@ class Target:
     fresh: Study | None = None
     """Decided study with a confirmation that was made with the versions installed here."""
     peers: Study | None = None
-    """Study of another GPU of this name, with the versions installed here and times of all known configs."""
+    """Study of another GPU, with all other facts of the device as here, and times of all known configs."""
 
 
 def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple[Plan, list[Target]]:
@@ -126,8 +126,10 @@ def _target(size: ProblemPlan, plan: Plan, studies: Sequence[Study], table: Expo
     known = [config for config in known if {*config} == {name for name, _ in version.axes}]
     known += [config for config in rivals if config not in known][:RIVALS]
     known = [*dict.fromkeys(known)]
-    peers = [study for study in own if _is_current(study, device, version) and study.device != device]
-    whole = (study for study in peers if {*known} <= {*study.coarse_us, *study.failures})
+    there, here = [study for study in own if study.source_hash == version.source_hash], plan.device_of(size)
+    peers = [study for study in there if study.device == replace(here, uuid_hash=study.device.uuid_hash) != here]
+    # The config in use may have failed because of that GPU.
+    whole = [study for study in peers if current in study.coarse_us and {*known} <= {*study.coarse_us, *study.failures}]
     return Target(size, current, before, tuple(known), peers=max(whole, key=lambda study: study.newest, default=None))
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import fp8tune
 from places import PLANTED
 
+from fp8tune.api import running
 from fp8tune.measure import codegen
 from fp8tune.measure.device import software
 from fp8tune.measure.programs import Compiled, Wanted
 from fp8tune.measure.simulated import SimulatedClock
 from fp8tune.options import RecheckOptions, SweepOptions
+from fp8tune.output.progress import SweepProgress
 from fp8tune.output.recheck import make_report, report
 from fp8tune.rechecking import targets
 from fp8tune.rechecking.run import Recheck, Rechecked, State
-from fp8tune.records import Compiler, NamedInts, Status
+from fp8tune.records import Compiler, Device, NamedInts, Status
 from fp8tune.stats.study import Result
 from fp8tune.store.layers import Layers
 from fp8tune.store.results import Store
@@ -149,6 +155,41 @@ def test_another_gpu_of_the_name_goes_on(store: Store, monkeypatch: pytest.Monke
     assert states(third) == [State.STILL_BEST] * 6
 
 
+def test_a_stopped_recheck_takes_what_another_gpu_finished(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few times of the stopped one do not stand for those of the other: the config in use may not be among them."""
+    first = begun(store)
+    in_use = {target.current for target in first.targets}
+    events = first.run()
+    while not (isinstance(event := next(events), TrialDone) and event.row.config not in in_use):
+        pass
+    events.close()
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=1,triton=2")
+    timed(begun(store))
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,triton=2")
+    resumed = begun(store)
+    timed(resumed)
+    assert states(resumed) == [State.STILL_BEST] * 6
+
+
+def test_another_gpu_does_not_go_on_with_other_settings(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(begun(store))
+    made = functools.partial(Device, codegen="enable_fp_fusion=False")
+    monkeypatch.setattr("fp8tune.measure.simulated.Device", made)
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=1,triton=2")
+    assert not any(target.peers for target in begun(store).targets)
+
+
+def test_a_config_that_fails_on_another_gpu_is_tried(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=1,wrong=0.5,triton=2")
+    faulty = begun(store)
+    timed(faulty)
+    assert State.BEATEN in states(faulty)
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=2,triton=2")
+    sound = begun(store)
+    timed(sound)
+    assert states(sound) == [State.STILL_BEST] * 6
+
+
 def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) -> None:
     current = begun(store).targets[2].current
     slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
@@ -166,6 +207,21 @@ def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) ->
             timed(resumed)
             assert states(resumed) == states(whole)
             assert [item.best for item in resumed.results] == [item.best for item in whole.results]
+
+
+def test_progress_shows_no_more_time_than_the_budget_has(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Drawn(SweepProgress):
+        def update(self, *shown: Any, **more: Any) -> None:
+            super().update(*shown, **more)
+            self._draw()
+
+    monkeypatch.setattr(running, "SweepProgress", Drawn)
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,gpu=3,triton=2")
+    db = shutil.copy(swept, tmp_path / "own.db")
+    running.rechecked(RecheckOptions(kernel=(FAULTS,), db=str(db), budget_s=1e-6), "", print)
+    assert set(re.findall(r"\S+ s left", capsys.readouterr().err)) == {"0 s left"}
 
 
 def test_a_lost_size_is_swept_with_a_budget_only(store: Store) -> None:
