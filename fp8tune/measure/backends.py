@@ -55,8 +55,8 @@ class ProcessBackend:
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
         """Return a fresh worker with the kernels of a code tree; None: the installed ones."""
-        # The context of the coarse pass, and the device's memory that it holds, would disturb the clock.
-        self.runners = self.runners.replaced()
+        # The context of the coarse pass, the memory that it holds, and compilers at work would disturb the clock.
+        self.close()
         return ProcessWorker(self, tree)
 
     def close(self) -> None:
