@@ -57,7 +57,9 @@ class Rule:
         """Count the elements that differ, in pieces: on a GPU a count takes 8 bytes an element."""
         pieces = ((start, self.wrong(values, right)) for start, values, right in _pieces(output, expected))
         counts = [(int(unequal.sum()), start, _position(unequal)) for start, unequal in pieces]
-        wrong = ((start, at) for count, start, at in counts if count)
+        wrong = [(start, at) for count, start, at in counts if count]
+        if not wrong:
+            return "elements differed after the launch and then did not: it must write on the current stream"
         first = min(tuple(begin + index for begin, index in zip(start, at, strict=True)) for start, at in wrong)
         differ = f"{sum(count for count, *_ in counts)} of {expected.numel()} elements differ, first at {first}"
         return f"{differ}: expected {_number(expected[first])}, got {_number(output[first])}"

@@ -55,6 +55,17 @@ def test_a_message_shows_the_expected_value_and_the_output(output, expected, mes
     assert EXACT.difference(output, expected) == message
 
 
+def test_an_output_that_changes_while_it_is_compared_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel on a stream of its own may write after the first look and before the count."""
+    output = torch.zeros(8, dtype=torch.uint8)
+
+    def late(self: Rule, *values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: torch.tensor(True)
+
+    monkeypatch.setattr(Rule, "comparison", late)
+    assert "did not" in str(EXACT.difference(output, output.clone()))
+
+
 def test_any_nan_is_any_other_on_exact_inputs() -> None:
     quiet, negative = (torch.tensor([bits], dtype=torch.int16).view(torch.bfloat16) for bits in (0x7FC0, -64))
     assert Rule().difference(quiet, negative)
