@@ -194,15 +194,28 @@ class Tensors:
 
     def wrong(self) -> str | None:
         """Return the first fault since :meth:`poison`, or None. Inputs that were written are restored."""
+        if not self._is_faulty():
+            return None
         fault = self.watch.written() if self.watch is not None else None
         fault = fault or self._malformed_returns() or self._wrong_values()
         for index, output in enumerate(self.outputs):
             if not fault and (beside := guards.overwritten(output)):
                 fault = f"output {index}: {beside}"
-        if fault is None or not getattr(self.spec, "agrees", False):
-            return fault and f"{fault} on {self.place}"
-        group = sum(map(fingerprint, self.outputs)) % 10**9  # the same for all configs that agree with each other
+        fault = fault or "bytes changed after the launch and then did not: it must write on the current stream"
+        if not getattr(self.spec, "agrees", False):
+            return f"{fault} on {self.place}"
+        # the same for all configs that agree with each other
+        group = sum(int(fingerprint(output)) for output in self.outputs) % 10**9
         return f"{fault} on {self.place}; fingerprint {group}"
+
+    def _is_faulty(self) -> bool:
+        """Return True if anything is wrong. Waits for the device once, and not for each answer."""
+        if self._malformed_returns() is not None:
+            return True
+        faults = self.watch.faults() if self.watch is not None else []
+        faults += map(guards.is_overwritten, self.outputs)
+        faults += [is_wrong() for is_wrong in (self._comparisons() if self.expected else ())]
+        return bool(torch.stack(faults).any()) if faults else False
 
     def _wrong_values(self) -> str | None:
         for index, (output, right) in enumerate(zip(self.written, self.expected, strict=bool(self.expected))):

@@ -24,6 +24,7 @@ _BESIDE_FLOATS = (0xFF, LARGE)
 _BESIDE_INTEGERS = (0xFF, 0x00)
 
 _CHUNK_WORDS = 1 << 20
+_CHUNKS = 8  # that are multiplied at once, so that a GPU starts few products
 _MULTIPLIER = 0x5851F42D4C957F2D  # odd, so that multiplying loses nothing
 
 
@@ -93,19 +94,29 @@ def overwritten(tensor: Any, byte: int = FILL) -> str | None:
     return None
 
 
-def fingerprint(tensor: Any) -> int:
-    """Return 64 bits of everything between the guard bytes of a tensor.
+def is_overwritten(tensor: Any, byte: int = FILL) -> Any:
+    """Return a tensor that is true if :func:`overwritten` has something to say. Nothing waits for the device."""
+    memory, size = storage(tensor), guard_bytes(tensor.device)
+    return torch.stack([*memory[:size].aminmax(), *memory[-size:].aminmax()]).ne(byte).any()
+
+
+def fingerprint(tensor: Any) -> Any:
+    """Return 64 bits of everything between the guard bytes of a tensor, on its device and without waiting for it.
 
     One changed word always changes them; several changed words leave them equal once in about 2 ** 60 times.
     """
-    own = own_bytes(tensor)
+    own, weights = own_bytes(tensor), _weights(tensor.device)
     whole = len(own) // 8 * 8
     tail = torch.zeros(8, dtype=torch.uint8, device=own.device)
     tail[: len(own) - whole] = own[whole:]
-    total = tail.view(torch.int64)[0]
-    for words in own[:whole].view(torch.int64).split(_CHUNK_WORDS):
-        total = total * _MULTIPLIER + (words * _weights(own.device)[: len(words)]).sum()  # modulo 2 ** 64
-    return int(total)
+    words = own[:whole].view(torch.int64)
+    chunked = len(words) // _CHUNK_WORDS * _CHUNK_WORDS
+    chunks, rest = words[:chunked].view(-1, _CHUNK_WORDS), words[chunked:]
+    sums = [(some * weights).sum(dim=1) for some in chunks.split(_CHUNKS)]
+    if len(rest) or not chunked:
+        sums.append((rest * weights[: len(rest)]).sum(dim=0, keepdim=True))
+    values = torch.cat([tail.view(torch.int64), *sums])
+    return (values * _powers(len(values), own.device)).sum()  # modulo 2 ** 64
 
 
 class InputWatch:
@@ -124,11 +135,16 @@ class InputWatch:
         for tensor in self._tensors.values():
             fill(tensor, self._beside(tensor))
 
+    def faults(self) -> list[Any]:
+        """Return tensors that are true if :meth:`written` has something to say. Nothing waits for the device."""
+        changed = [fingerprint(tensor) != self._prints[index] for index, tensor in self._tensors.items()]
+        return changed + [is_overwritten(tensor, self._beside(tensor)) for tensor in self._tensors.values()]
+
     def written(self) -> str | None:
         """Name an input that was written, or return None. All inputs are restored afterwards."""
         for index, tensor in self._tensors.items():
             fault = None
-            if fingerprint(tensor) != self._prints[index]:
+            if bool(fingerprint(tensor) != self._prints[index]):
                 fault = f"input {index} was written"
             elif beside := overwritten(tensor, self._beside(tensor)):
                 fault = f"input {index}: {beside}"
@@ -154,3 +170,11 @@ def _weights(device: Any) -> Any:
     """Return odd numbers, so that a changed word changes its product."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.randint(-(2**62), 2**62, (_CHUNK_WORDS,), device=device, generator=generator) * 2 + 1
+
+
+@cache
+def _powers(count: int, device: Any) -> Any:
+    """Return so many powers of the multiplier, modulo 2 ** 64, from the highest down to one."""
+    factors = torch.full((count,), _MULTIPLIER, device=device)
+    factors[0] = 1
+    return factors.cumprod(0).flip(0)

@@ -65,7 +65,7 @@ def _launched(tensors: Tensors, config: NamedInts, shapes: Mapping[int, Sequence
     for size, parts in shapes.items():
         own = [_part(output, shape) for output, shape in zip(tensors.written, parts, strict=True)]
         copies = (part.clone(memory_format=torch.contiguous_format) for part in own)  # without the guards
-        words = (guards.fingerprint(guards.guarded_copy(copy)) % 2**64 for copy in copies)
+        words = (int(guards.fingerprint(guards.guarded_copy(copy))) % 2**64 for copy in copies)
         hashes[size] = ".".join(f"{word:016x}" for word in words)
     return hashes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -179,6 +180,21 @@ def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: in
         assert guards.fingerprint(tensor) != before
 
 
+@pytest.mark.parametrize("size", [0, 7, 8, 31, 32, 33, 64, 100, 200, 203])
+def test_a_fingerprint_is_a_sum_of_weighted_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was when each chunk was added by itself: stored hashes of outputs rest on it."""
+    monkeypatch.setattr(guards, "_CHUNK_WORDS", 4)
+    monkeypatch.setattr(guards, "_CHUNKS", 2)
+    monkeypatch.setattr(guards, "_weights", lambda device: torch.tensor([3, 5, 7, 9]))
+    values = torch.arange(size, dtype=torch.uint8)
+    words = [int.from_bytes(bytes(values[at : at + 8].tolist()), "little") for at in range(0, size, 8)]
+    whole, tail = words[: size // 8], words[size // 8 :]
+    total = sum(tail)
+    for at in range(0, len(whole) or 1, 4):
+        total = total * guards._MULTIPLIER + sum(map(math.prod, zip(whole[at : at + 4], (3, 5, 7, 9), strict=False)))
+    assert int(guards.fingerprint(guards.guarded_copy(values))) % 2**64 == total % 2**64
+
+
 # Guard bytes
 
 GUARD_BYTES = guards.guard_bytes("cuda" if torch.cuda.is_available() else "cpu")
@@ -205,7 +221,7 @@ def test_an_output_lies_as_it_would_without_guards_and_a_byte_beside_it_is_found
     assert output.numel() == 0 or begins == GUARD_BYTES
     guards.fill(output)
     guards.own_bytes(output)[:] = 0  # its padding, too
-    assert guards.overwritten(output) is None
+    assert (guards.overwritten(output), bool(guards.is_overwritten(output))) == (None, False)
     for place, text in (
         (-GUARD_BYTES, "1 bytes written past its end, the first 0 bytes after it"),
         (-1, f"1 bytes written past its end, the first {GUARD_BYTES - 1} bytes after it"),
@@ -214,7 +230,7 @@ def test_an_output_lies_as_it_would_without_guards_and_a_byte_beside_it_is_found
     ):
         guards.fill(output)
         memory[place] ^= 1
-        assert guards.overwritten(output) == text
+        assert (guards.overwritten(output), bool(guards.is_overwritten(output))) == (text, True)
 
 
 @pytest.mark.parametrize(("past", "wrong"), [(0, None), (1, "4 bytes written past its end"), (-41, "before its start")])
