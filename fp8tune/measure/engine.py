@@ -105,6 +105,7 @@ class Schedule(Generic[A, S]):
     """Drop an arm that fails, and let the process begin its turn anew without it; or end the group's experiment. If its
     tensors cannot be built, the group ends in any case."""
     is_checked: bool = False  # whether bytes are compared before the first block of a process and after each block
+    is_first_checked: bool = False  # whether bytes are compared before the first block of the first process
     is_over: Callable[[], bool] = lambda: False  # called before each turn: the experiment ends once it returns True
 
 
@@ -144,11 +145,13 @@ class _Team(Generic[A, S]):
         self.threads = ThreadPoolExecutor(len(workers)) if len(workers) > 1 else None
 
     def turn(self, group: Group[A, S], index: int) -> Turn[A, S]:
-        is_checked, blocks = self.schedule.is_checked, list[TimedBlock[A]]()
+        schedule, blocks = self.schedule, list[TimedBlock[A]]()
+        is_checked = schedule.is_checked
+        is_checked_first = is_checked or (schedule.is_first_checked and self.process == schedule.processes[0])
         first_of_seats = list({arm.seat: arm for arm in reversed(group.arms)}.values())
         if failed := self._failed(first_of_seats, "build"):
             return self._failure(group, failed, ends=True)
-        if failed := self._failed(group.arms, "check" if is_checked else "launch"):
+        if failed := self._failed(group.arms, "check" if is_checked_first else "launch"):
             return self._failure(group, failed)
         for round in range(self.schedule.rounds):
             after, order = "", self.schedule.order(group, self.process, round)

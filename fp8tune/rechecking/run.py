@@ -40,12 +40,13 @@ SAMPLE = 5  # configs of each size that were no rivals and are timed all the sam
 COVER = 2  # sizes of a kernel on which a config is timed without being a rival there: more of them say little more
 NEAR_RATIO = 1.2  # time over the best in older sweeps of those
 CHANGED = 0.03  # change of a log time that is no chance: three to four errors of two coarse passes
-NEAR, AHEAD = 0.1, -0.01  # expected log slowdown up to which a config becomes a rival: a changed one, any other
+NEAR, AHEAD = 0.08, -0.01  # expected log slowdown up to which a config becomes a rival: a changed one, any other
 PROMOTED = 4
 LOST = 0.025  # log slowdown of the best known config: the keep band, and an error of the coarse pass
 MOST = 0.5  # a ranking is void if so many of the known configs changed
-RIVALS = 3  # configs that fresh processes time beside the one in use and the default
-COARSE_ROUNDS, ROUNDS = 2, 3  # the process is the unit, so a third of a sweep's blocks decide nearly as well
+RIVALS, RIVAL_RATIO = 3, 1.03  # configs that fresh processes time beside the one in use and the default
+COARSE_ROUNDS, ROUNDS = 2, 2  # the process is the unit, so a quarter of a sweep's blocks decide nearly as well
+CONTENDER_RATIO = 1.1  # within which the second round repeats a config
 DECISIONS = (PLAN.processes, *PLAN.more_processes[:1])
 
 
@@ -88,8 +89,11 @@ class Rechecked:
 
     @property
     def is_confirmed(self) -> bool:
-        """True if fresh processes timed the config in use."""
-        return self.new is not None and self.new.decision is not None and self.target.current in self.new.finals
+        """True if fresh processes timed the config in use, or others because that one fails."""
+        new, current = self.new, self.target.current
+        if new is None or new.decision is None:
+            return False
+        return current in new.finals or (self.fails and new.choice.pick in new.finals)
 
     @property
     def best(self) -> NamedInts:
@@ -97,9 +101,14 @@ class Rechecked:
         current, new = self.target.current, self.new
         if self.is_confirmed and new is not None:
             return new.choice.pick
-        if new is not None and current in new.failures and new.coarse_us:
+        if self.fails and new is not None and new.coarse_us:
             return min(new.coarse_us, key=lambda config: new.coarse_us[config])
         return current
+
+    @property
+    def fails(self) -> bool:
+        """True if the config in use fails."""
+        return self.new is not None and self.target.current in self.new.failures
 
     @property
     def slowdown(self) -> float | None:
@@ -120,7 +129,9 @@ class Rechecked:
         """Configs that fresh processes time: the one in use, the default, and the fastest others."""
         times_us = {} if self.new is None else self.new.coarse_us
         always = [self.target.current, self.target.size.version.default]
-        others = sorted((config for config in times_us if config not in always), key=lambda config: times_us[config])
+        limit_us = RIVAL_RATIO * min(times_us.values(), default=0.0)
+        near = [config for config, time_us in times_us.items() if time_us <= limit_us and config not in always]
+        others = sorted(near, key=lambda config: times_us[config])
         return [config for config in dict.fromkeys(always) if config in times_us] + others[:RIVALS]
 
     @cached_property
@@ -266,7 +277,8 @@ class Recheck:
         promoted = dict(item for group in kernels.values() for item in promotions(group))
         more = {target: [*configs, *promoted[target]] for target, configs in known.items() if target in promoted}
         yield from self._sweep("promoted", more, quick=True)
-        yield from self._confirm("contested", [item for item in self.results if (item.slowdown or 0.0) > CONTESTED])
+        contested = [item for item in self.results if item.fails or (item.slowdown or 0.0) > CONTESTED]
+        yield from self._confirm("contested", contested)
 
     def sweep_lost(self) -> Iterator[Event]:
         """Sweep the sizes that the known configs do not decide."""
@@ -289,7 +301,7 @@ class Recheck:
         else:
             sizes = [replace(item.size, configs=dict.fromkeys(some or (), "")) for item, some in configs.items()]
             plan = replace(plan, problems=tuple(sizes), is_partial=True, processes=DECISIONS)
-            plan = replace(plan, coarse_rounds=COARSE_ROUNDS, rounds=ROUNDS)
+            plan = replace(plan, coarse_rounds=COARSE_ROUNDS, rounds=ROUNDS, contender_ratio=CONTENDER_RATIO)
         yield from sweep(self.store, plan, self.clock, begun=self.begun)
         self._read()
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from fp8tune.ceiling import FLOP_PER_S
-from fp8tune.measure.arms import Place
+from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.engine import Ceiling, CompileProgress
 from fp8tune.plan.problems import seed_text
 from fp8tune.records import NamedInts, Outcome, Status
@@ -19,8 +20,6 @@ from fp8tune.stats.means import median
 from fp8tune.store.results import Store
 from fp8tune.sweeping.events import Event, RoundStarted, TrialDone
 from fp8tune.sweeping.planning import Plan, ProblemPlan
-
-CONTENDER_RATIO = 1.3  # later rounds repeat only configs within this ratio of the best: the others cannot be the pick
 
 
 class CoarsePass:
@@ -40,7 +39,7 @@ class CoarsePass:
         """Give the compilers what they have to do. Returns the number of configs."""
         known, configs = self.known.get(0, {}), self.size.configs
         todo = [config for config in self._permuted([*configs], 0) if config not in known and not configs[config]]
-        self.plan.backend.compile(list(map(self.size.arm, todo)))
+        self.plan.backend.compile(list(map(self._arm, todo)))
         return len(todo)
 
     def read(self) -> None:
@@ -85,7 +84,7 @@ class CoarsePass:
 
     def contenders(self) -> list[NamedInts]:
         """Return the configs that may still be the best, and those that launches use: no single block drops these."""
-        limit_us = CONTENDER_RATIO * min(map(median, self.times_us.values()), default=math.inf)
+        limit_us = self.plan.contender_ratio * min(map(median, self.times_us.values()), default=math.inf)
         times = ((config, self.times_us[config]) for config in self.size.configs if config in self.times_us)
         in_use = {*self.size.in_use, self.size.fallback}
         return [config for config, blocks in times if config in in_use or median(blocks) <= limit_us]
@@ -99,7 +98,7 @@ class CoarsePass:
         for config in [config for config in places if config not in known and pruned[config]]:
             yield self._done(config, Outcome(Status.PRUNED, reason=pruned[config]), places[config])
         todo = [config for config in places if config not in known and not pruned[config]]
-        arms = list(map(self.size.arm, todo))
+        arms = list(map(self._arm, todo))
         for result in backend.screen(arms, [places[config] for config in todo], is_over):
             match result:
                 case CompileProgress():
@@ -110,6 +109,9 @@ class CoarsePass:
                     self.store.record_calibration(self.sweep_id, backend.device, FLOP_PER_S + in_dtype, flop_per_s)
                 case (number, outcome):
                     yield self._done(todo[number], outcome, places[todo[number]])
+
+    def _arm(self, config: NamedInts) -> KernelArm:
+        return replace(self.size.arm(config), finds_races=not self.plan.is_partial or config == self.size.current)
 
     def _done(self, config: NamedInts, outcome: Outcome, place: Place, *, from_database: bool = False) -> TrialDone:
         row = self.plan.row(self.size, config, outcome, place, outcome.process)

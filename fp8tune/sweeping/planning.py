@@ -120,8 +120,12 @@ class Plan:
     command: str = ""  # command line that is stored with the results
     processes: tuple[int, ...] = (PLAN.processes, *PLAN.more_processes)  # after which a size is decided
     coarse_rounds: int = PLAN.screen_rounds
+    # Within which of the best the later rounds repeat configs: the others cannot be the pick.
+    contender_ratio: float = 1.3
     rounds: int = PLAN.rounds  # in each process of the confirmation
-    is_partial: bool = False  # few configs of each size: it is complete only once they are confirmed
+    # Few configs of each size: it is complete only once they are confirmed. Races are looked for in the config in use,
+    # and in others once they are finalists.
+    is_partial: bool = False
     size_budget_s: float | None = None  # time budget of each problem size that a worker takes
 
     @property

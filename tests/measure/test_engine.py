@@ -129,6 +129,13 @@ def test_a_checked_schedule_checks_before_the_first_block() -> None:
     assert "launch" not in {step for step, *_ in backend.calls}
 
 
+def test_the_first_process_alone_may_check() -> None:
+    backend = FakeWorkers()
+    run(backend, groups("a"), is_first_checked=True)
+    first, second = ["build", "check", "check", *["block"] * 4], ["build", "launch", "launch", *["block"] * 4]
+    assert [step for step, *_ in backend.calls] == ["worker", *first, "close", "worker", *second, "close"]
+
+
 # Several code trees in turns
 
 CONFIG = NamedInts(BLOCK_SIZE=64, num_warps=4)

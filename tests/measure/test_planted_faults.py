@@ -172,6 +172,7 @@ def test_a_gpu_launches_in_a_row_once_and_the_interpreter_does_not(monkeypatch: 
     for limit in (1 << 20, 16 * 2500, 1):
         monkeypatch.setattr(checking, "IN_A_ROW_BYTES", limit)
         trial._race(arm, built, "cuda")
+    assert trial._race(replace(arm, finds_races=False), built, "cuda") is None
     assert places == ["M=7 K=173", "the edge 'NaN' (M=3 K=97, nan)"]
     assert 1 - 0.98 ** (checking.IN_A_ROW + checking.LAUNCHES + 3) > 0.95
 

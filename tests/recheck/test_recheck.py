@@ -18,15 +18,16 @@ from places import PLANTED
 
 from fp8tune.api import running
 from fp8tune.measure import codegen
+from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.device import software
 from fp8tune.measure.programs import Compiled, Wanted
-from fp8tune.measure.simulated import SimulatedClock
+from fp8tune.measure.simulated import SimulatedBackend, SimulatedClock
 from fp8tune.options import RecheckOptions, SweepOptions
 from fp8tune.output.progress import SweepProgress
 from fp8tune.output.recheck import make_report, report
 from fp8tune.rechecking import targets
 from fp8tune.rechecking.run import Recheck, Rechecked, State
-from fp8tune.records import Compiler, Device, NamedInts, Status
+from fp8tune.records import Compiler, Device, NamedInts, Outcome, Status
 from fp8tune.stats.study import Result
 from fp8tune.store.layers import Layers
 from fp8tune.store.results import Store
@@ -36,6 +37,7 @@ from fp8tune.tables.launch_table import Entry, LaunchTable
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 OPTIONS = RecheckOptions(kernel=(FAULTS,))
+OK = Outcome(Status.OK)
 Change = Callable[[NamedInts, NamedInts], float]  # key and config -> change of the log time
 
 
@@ -123,6 +125,36 @@ def test_a_config_that_became_slower_is_beaten_by_a_known_one(store: Store) -> N
     assert make_report(again.plan, again.results) == document
 
 
+def test_a_config_that_races_is_not_taken(
+    store: Store, swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Races of known rivals are looked for once they are finalists, those of the config in use always."""
+    current = begun(store).targets[2].current
+    slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
+    work = begun(store, slower)
+    timed(work)
+    racing = {item.best for item in work.results if item.state is State.BEATEN}
+
+    def check(self: SimulatedBackend, arm: KernelArm) -> Outcome:
+        return Outcome(Status.WRONG, reason="a race") if arm.config in racing and arm.finds_races else OK
+
+    def block(self: SimulatedBackend, arm: KernelArm, place: Place) -> Outcome:
+        checked = OK if place.process else check(self, arm)
+        return self.clock.block(arm.work, place) if checked is OK else checked
+
+    monkeypatch.setattr(SimulatedBackend, "block", block)
+    monkeypatch.setattr(SimulatedBackend, "checked_block", block)
+    monkeypatch.setattr(SimulatedBackend, "check", check)
+    (tmp_path / "again.db").write_bytes(swept.read_bytes())
+    with Store.open(str(tmp_path / "again.db")) as opened:
+        again = begun(opened, slower)
+        timed(again)
+    assert not racing & {item.best for item in again.results}
+    assert all(item.fails == (item.target.current in racing) for item in again.results)
+    refused = [racing & {*item.new.failures} for item in again.results if item.new and item.target.current == current]
+    assert any(refused)
+
+
 def test_a_config_that_was_no_rival_is_found_on_all_sizes(store: Store) -> None:
     """It became faster on every size, and is sampled on few."""
     work = begun(store)
@@ -194,15 +226,15 @@ def test_a_stopped_recheck_resumes(store: Store, swept: Path, tmp_path: Path) ->
     current = begun(store).targets[2].current
     slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
     whole = begun(store, slower)
-    timed(whole)
-    for stop in (1, 40, 200):
+    events = len([*whole.run()])
+    for stop in (1, events // 5, events - 5):
         path = tmp_path / f"{stop}.db"
         path.write_bytes(swept.read_bytes())
         with Store.open(str(path)) as stopped:
-            events = begun(stopped, slower).run()
+            running = begun(stopped, slower).run()
             for _ in range(stop):
-                next(events)
-            events.close()
+                next(running)
+            running.close()
             resumed = begun(stopped, slower)
             timed(resumed)
             assert states(resumed) == states(whole)

@@ -33,7 +33,7 @@ CONFIGS = tuple(
 )
 PLACES = {config: place for place, config in enumerate(CONFIGS)}
 TIMED_AGAIN = 1.3
-"""As :data:`fp8tune.sweeping.coarse.CONTENDER_RATIO`: configs within this of the best get later rounds."""
+"""Configs within this of the best get later rounds, as in :class:`fp8tune.sweeping.planning.Plan`."""
 
 Floats = NDArray[np.float64]
 
