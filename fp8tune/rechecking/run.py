@@ -159,7 +159,8 @@ class Rechecked:
         loss = math.log(min(new.coarse_us.values()) / min(old.coarse_us[config] for config in changes)) - self.middle
         changed = [abs(change - self.middle) > CHANGED for change in changes.values()]
         is_void = len(changes) > 3 and fmean(changed) >= MOST
-        return (loss > LOST or is_void) and len(new.coarse_us) + len(new.failures) < len(self.target.size.configs)
+        tried = max(len(new.coarse_us) + len(new.failures), new.planned)
+        return (loss > LOST or is_void) and tried < len(self.target.size.configs)
 
     @property
     def speedup(self) -> float | None:

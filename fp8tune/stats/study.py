@@ -176,6 +176,7 @@ class Study:
     bytes_moved: int | None = None
     flops: int | None = None
     complete: bool = True  # False while a sweep of the problem is unfinished
+    planned: int = field(default=0, compare=False)  # configs of its largest finished sweep, kept or not
     has_finals: bool = False  # True if finals ran, even if none of the results has any
     current: NamedInts | None = None
     """Config in the committed table's row for ``lookup_key``. It stays until another config is proven faster."""

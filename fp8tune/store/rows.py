@@ -113,6 +113,7 @@ class Names:
                     flops=problems[row.problem_id].flops,
                     complete=row.kind == Kind.PUBLISHED
                     or any(run.planned is not None for run in self.runs.get(id, ())),
+                    planned=max((run.planned or 0 for run in self.runs.get(id, ())), default=0),
                     has_finals=self.finals(id) is not None,
                     newest=row.timed_at,
                 )

@@ -268,6 +268,7 @@ def test_a_lost_size_is_swept_with_a_budget_only(store: Store) -> None:
 
     work = begun(store, changed)
     timed(work)
+    lost = work.results[0]
     assert [item.needs_sweep for item in work.results] == [True] + [False] * 5
     assert "1 size needs a sweep" in " ".join(report(make_report(work.plan, work.results), OPTIONS).below)
     work = begun(store, changed, replace(OPTIONS, budget_s=1e6))
@@ -277,6 +278,10 @@ def test_a_lost_size_is_swept_with_a_budget_only(store: Store) -> None:
     clock = ChangedClock(changed)
     true_us = {config: clock.true_time_us(target.size.arm(config).work) for config in target.size.configs}
     assert true_us[work.results[0].best] < 1.02 * min(true_us.values())
+    assert work.results[0].new is not None
+    planned = work.results[0].new.planned
+    assert lost.new is not None
+    assert not replace(lost, new=replace(lost.new, planned=planned)).is_lost  # as in a pruned database
 
 
 def test_the_same_machine_code_needs_no_timing(store: Store) -> None:
