@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from any_text import CHARACTERS, any_text
 from database_rows import H100, KERNEL, begin, config, finished_sweep, import_file, key_of, problem, row, table_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,7 +71,7 @@ COMMANDS = [
 DOCTOR = ("doctor", *DB)
 UNSEEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
-texts = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
+texts = st.one_of(st.sampled_from(HOSTILE), any_text(max_size=30))
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +185,8 @@ def test_visible_text_is_one_line_that_controls_nothing() -> None:
 
 FUZZ = settings(suppress_health_check=[HealthCheck.too_slow], max_examples=settings.default.max_examples // 2)
 
-identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
-names = st.one_of(st.sampled_from(["num_warps", "K", "class", "a b", "\n", '"']), identifiers, st.text(max_size=6))
+identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True, alphabet=CHARACTERS)
+names = st.one_of(st.sampled_from(["num_warps", "K", "class", "a b", "\n", '"']), identifiers, any_text(max_size=6))
 numbers = st.one_of(st.integers(0, LARGEST), st.sampled_from([-1, LARGEST + 1, 10**30, 0, 1]))
 mappings = st.dictionaries(names, numbers, min_size=1, max_size=4).map(NamedInts)
 

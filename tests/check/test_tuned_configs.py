@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from any_text import any_text
 from command_line import fp8tune
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,15 +212,15 @@ def test_names_of_a_lookup_match_and_changed_ones_do_not(named: tuple[Rule, File
         assert letter.isdigit()
 
 
-@given(st.text(max_size=60))
+@given(any_text(max_size=60))
 def test_any_text_is_a_name_that_keeps_it(text: str) -> None:
     assert str(FileName.parse(text)) == text
     assert all(isinstance(rule.mismatch(FileName.parse(text))[0], str) for rule in RULES)
 
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | any_text(max_size=5)
 JSON = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(any_text(max_size=5), inner, max_size=2)
 )
 KEYS = st.sampled_from(["1", "64", "triton_version", "BLOCK_SIZE_M"])
 

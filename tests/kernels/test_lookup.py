@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 import triton
+from any_text import any_text
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -341,7 +342,7 @@ def test_a_row_with_another_part_is_none(place: int, part: object) -> None:
 
 @given(
     st.one_of(
-        *(st.text(), st.text().map((HEAD + "ROWS: tuple = ({!r},)").format)),
+        *(any_text(), any_text().map((HEAD + "ROWS: tuple = ({!r},)").format)),
         st.sampled_from([HEAD + "ROWS: tuple = " + "(" * 5000, HEAD + "ROWS: tuple = (open('ran', 'w'),)"]),
     )
 )

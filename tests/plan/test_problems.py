@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from random import Random
 
 import pytest
+from any_text import CHARACTERS, any_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,7 +87,13 @@ def test_a_grid_that_triton_cannot_take_is_refused(texts, complaint):
         grids.parse_grid(texts, AXES)
 
 
-@given(st.lists(st.one_of(st.text(max_size=20), st.from_regex(r"(num_warps|BLOCK_SIZE|UNROLL)=[0-9,]{0,9}"))))
+@given(
+    st.lists(
+        st.one_of(
+            any_text(max_size=20), st.from_regex(r"(num_warps|BLOCK_SIZE|UNROLL)=[0-9,]{0,9}", alphabet=CHARACTERS)
+        )
+    )
+)
 def test_any_grid_gives_the_same_axes_or_a_one_line_error(texts):
     try:
         grid = grids.parse_grid(texts, AXES)

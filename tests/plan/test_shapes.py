@@ -5,6 +5,7 @@ import keyword
 from pathlib import Path
 
 import pytest
+from any_text import CHARACTERS, any_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from fp8tune_kernels.catalog import KERNELS
 SWEPT = ("llama4", "deepseek-v3", "deepseek-moe-16b", "starting-line", "rows")
 SIZE = st.integers(1, shapes.LARGEST_DIM)
 SIZES = st.one_of(SIZE, st.lists(SIZE, min_size=1, max_size=3))
-NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True, alphabet=CHARACTERS)
 DIM = st.one_of(st.sampled_from(shapes.DIMS), NAMES.filter(lambda dim: not keyword.iskeyword(dim) and dim != "name"))
 ENTRY = st.dictionaries(DIM, SIZES, min_size=1, max_size=5)
 
@@ -70,7 +71,7 @@ def test_an_entry_multiplies_out_in_order(folder, entries):
     assert [tuple(row.items()) for row in load_text(folder, as_toml(entries)).rows] == rows
 
 
-@given(st.one_of(st.binary(max_size=80), st.text(max_size=80)))
+@given(st.one_of(st.binary(max_size=80), any_text(max_size=80)))
 def test_any_bytes_are_a_set_or_a_one_line_error(folder, text):
     try:
         assert load_text(folder, text).rows

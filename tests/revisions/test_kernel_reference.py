@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from any_text import CHARACTERS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
 from fp8tune.revisions.reference import KernelReference
 
-NAMES = st.from_regex(r"[a-z_][a-z0-9_.]{0,9}:_?[a-z]\w{0,9}", fullmatch=True) | st.sampled_from(
+NAMES = st.from_regex(r"[a-z_][a-z0-9_.]{0,9}:_?[a-z]\w{0,9}", fullmatch=True, alphabet=CHARACTERS) | st.sampled_from(
     ["colwise", "a/b.py:K"]
 )
 BOUNDS = st.none() | st.floats(0, 1)

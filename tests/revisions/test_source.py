@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from any_text import any_text
 from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
@@ -282,7 +283,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         assert "\n" not in str(error)
 
 
-@given(st.recursive(st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(), st.lists, max_leaves=8))
+@given(st.recursive(st.integers() | st.floats(allow_nan=False) | any_text() | st.binary(), st.lists, max_leaves=8))
 def test_canonical_text_distinguishes_constants(value: object) -> None:
     tree = ast.parse(f"x = {value!r}").body[0]
     again = ast.parse(f"x = (\n{value!r}\n) # why").body[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import format_picks as made
 import pytest
+from any_text import any_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,10 +106,10 @@ def test_values_are_written_as_the_file_calls_them() -> None:
             changed(text, Config({"F": value}))
 
 
-values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text()
 
 
-@given(st.dictionaries(st.text(min_size=1), values, max_size=4), st.integers(1, 32))
+@given(st.dictionaries(any_text(min_size=1), values, max_size=4), st.integers(1, 32))
 def test_no_value_becomes_code(kwargs, num_warps) -> None:
     config = Config(kwargs, num_warps=num_warps)
     after, _ = changed(f"{HEAD}{LIST}{JIT}", config)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from any_text import any_text
 from database_rows import (
     H100,
     begin,
@@ -196,10 +197,10 @@ def test_a_checkout_is_a_work_tree_and_no_installation(
     assert default_path("sm_90").parent == tmp_path / ("own" if is_own else place)
 
 
-names = st.sampled_from(["K", "num_warps", "BLOCK_SIZE", "a b"]) | st.text(max_size=8)
+names = st.sampled_from(["K", "num_warps", "BLOCK_SIZE", "a b"]) | any_text(max_size=8)
 numbers = st.integers(0, 2**63 - 1) | st.integers() | st.sampled_from([-1, 2**63, 1.5, "1", True, None])
 items = st.dictionaries(names, numbers, max_size=3).map(lambda values: tuple(sorted(values.items())))
-texts = st.sampled_from(["", "colwise", '", __import__("os"), "', "\\", "${x}", "é", "\u202e", "a\nb"]) | st.text(
+texts = st.sampled_from(["", "colwise", '", __import__("os"), "', "\\", "${x}", "é", "\u202e", "a\nb"]) | any_text(
     max_size=12
 )
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import format_picks as made
 import pytest
+from any_text import any_text
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fp8tune.check.configs import check_folder
 from fp8tune.errors import UsageError
@@ -173,7 +173,7 @@ def test_picks_that_a_format_cannot_hold_are_refused(write, kernel, sizes, messa
         documents(write, kernel, sizes)
 
 
-@given(st.text(max_size=80), st.text(min_size=1, max_size=40))
+@given(any_text(max_size=80), any_text(min_size=1, max_size=40))
 def test_hostile_names_stay_in_the_folder(kernel, device) -> None:
     hostile = Kernel(f"m:{kernel}", key=("M",), configs=made.GEMM.configs)
     pick = made.pick({"M": 1, "E": 1, "N": 1}, (1.0, 2.0, 3.0), hostile)

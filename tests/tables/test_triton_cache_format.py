@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from any_text import any_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton import knobs
@@ -78,7 +79,7 @@ def launch(folder: Path, *arguments: object) -> None:
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-keys = st.tuples(st.integers(-(2**40), 2**40), st.booleans() | st.none(), st.text(max_size=9), numbers)
+keys = st.tuples(st.integers(-(2**40), 2**40), st.booleans() | st.none(), any_text(max_size=9), numbers)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
