@@ -42,12 +42,15 @@ def head(folder: Path) -> str:
 
     Empty outside a repository, before its first commit and without git: a sweep needs none of them.
     """
+    options = ("--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no")
     try:
-        commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
-        changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/", DATABASES)
+        status = _git(folder, "status", *options, "--", ":/", DATABASES)
     except errors.MachineError:
         return ""
-    return "" if commit.returncode else commit.stdout.strip() + ("+" if changes.stdout else "")
+    lines = status.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "(initial)")
+    has_changes = any(not line.startswith("# ") for line in lines)
+    return "" if commit == "(initial)" else commit + ("+" if has_changes else "")
 
 
 def tracks(path: Path) -> bool:
