@@ -131,7 +131,7 @@ def check_tables(store: Store, db: str, path_of: Callable[[str], Path] = default
             for path, selection in _tables(store, arch, path_of(arch)):
                 if not selection.table.entries:
                     continue
-                if merge_file(path, selection, prune=True, is_dry=True)[1]:
+                if merge_file(path, selection, is_dry=True)[1]:
                     fix = f"fp8tune export --arch {arch} --db {shlex.quote(database.label(db))}"
                     yield Finding(Level.WARNING, f"{path.name} is out of date", fix)
                 else:

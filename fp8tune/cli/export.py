@@ -71,7 +71,7 @@ def _export_rows(options: ExportOptions, path: Path, selection: Selection) -> in
     warning(selection.notices)
     merged, is_changed = merge_file(path, selection, is_dry=options.check)
     if options.check and is_changed:
-        rows, place = len(merged.added) + len(merged.changed) + len(merged.removed), path_here(path)
+        rows, place = len(merged.added) + len(merged.changed), path_here(path)
         command = f"fp8tune export --arch {arch}{'' if options.output is None else f' -o {place}'}"
         print(f"{place} is out of date ({rows} rows differ): run {command}")
         return 1

@@ -1,7 +1,4 @@
-"""Merging of selected rows into an existing launch table without losing its other rows.
-
-A row that was not selected again stays, unless ``prune`` is set and the database has results of its kernel and devices.
-"""
+"""Merging of selected rows into an existing launch table. A row that was not selected again stays."""
 
 from __future__ import annotations
 
@@ -27,15 +24,13 @@ class Merged:
     added: tuple[Entry, ...]
     changed: tuple[Entry, ...]
     unchanged: tuple[Entry, ...]
-    removed: tuple[Entry, ...]
 
 
-def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Merged:
-    """Merge selected rows into a table. ``prune`` removes old rows that the database's results no longer select."""
+def merge(old: LaunchTable, selection: Selection) -> Merged:
+    """Merge selected rows into a table."""
     before: dict[Slot, Entry] = {entry[:3]: entry for entry in old.entries}
     selected = {entry[:3]: entry for entry in (_stored(row, before, selection) for row in selection.table.entries)}
-    stale = {slot for slot, entry in before.items() if prune and slot not in selected and _is_known(entry, selection)}
-    after = {slot: entry for slot, entry in before.items() if slot not in stale} | selected
+    after = before | selected
     # A kernel's rule for near keys comes from the same table as its row without a key.
     fallbacks = {slot[0]: entry for slot, entry in after.items() if slot[1:] == ("", None)}
     decided = {kernel for kernel, entry in fallbacks.items() if entry is not before.get((kernel, "", None))}
@@ -47,16 +42,15 @@ def merge(old: LaunchTable, selection: Selection, *, prune: bool = False) -> Mer
         added=tuple(entry for slot, entry in after.items() if slot not in before),
         changed=tuple(entry for slot, entry in after.items() if slot in before and slot not in same),
         unchanged=tuple(entry for slot, entry in after.items() if slot in same),
-        removed=tuple(entry for slot, entry in before.items() if slot not in after),
     )
 
 
-def merge_file(path: Path, selection: Selection, *, prune: bool = False, is_dry: bool = False) -> tuple[Merged, bool]:
+def merge_file(path: Path, selection: Selection, *, is_dry: bool = False) -> tuple[Merged, bool]:
     """Merge rows into a module, and write it unless ``is_dry``. Return the result, and True if the text changes."""
     results = []
 
     def change(text: str | None) -> str:
-        results.append(merge(_parsed(path, text, selection.table.arch), selection, prune=prune))
+        results.append(merge(_parsed(path, text, selection.table.arch), selection))
         return results[-1].table.render()
 
     is_changed = change(text := read(path)) != text if is_dry else update(path, change)
@@ -90,9 +84,3 @@ def _stored(entry: Entry, before: Mapping[Slot, Entry], selection: Selection) ->
     if not own or (dict(shared.config) == dict(entry.config) and not has_own_row):
         return shared
     return entry._replace(device=own)
-
-
-def _is_known(entry: Entry, selection: Selection) -> bool:
-    """Return True if the database has results of the entry's kernel on all of its devices."""
-    origins = {entry.device} if entry.device else set(entry.origins)
-    return bool(origins) and origins <= selection.known.get(entry.kernel, frozenset())

@@ -41,8 +41,8 @@ def blocks(path: Path) -> dict[tuple[str, str, int | None], int]:
     return {(row[0], row[1], dict(row[2] or ()).get("K")): dict(row[3])["BLOCK_SIZE"] for row in rows}
 
 
-def counts(merged: Merged) -> tuple[int, int, int, int]:
-    return len(merged.added), len(merged.changed), len(merged.unchanged), len(merged.removed)
+def counts(merged: Merged) -> tuple[int, int, int]:
+    return len(merged.added), len(merged.changed), len(merged.unchanged)
 
 
 @pytest.fixture
@@ -54,26 +54,24 @@ def path(tmp_path: Path) -> Path:
 
 def test_kernels_that_the_database_does_not_know_keep_their_rows(path: Path) -> None:
     before = blocks(path)
-    merged, is_changed = merge_file(path, measured(1024, kernel="toy"), prune=True)
-    assert (is_changed, counts(merged)) == (True, (2, 0, 4, 0))
+    merged, is_changed = merge_file(path, measured(1024, kernel="toy"))
+    assert (is_changed, counts(merged)) == (True, (2, 0, 4))
     assert blocks(path) == {**before, ("toy", "", 1024): 32, ("toy", "", None): 32}
     assert parse(path.read_text(), "sm_90").entries[0].origins == (H100.name,)
     assert not merge_file(path, measured(1024, kernel="toy"))[1]
 
 
-def test_a_row_of_a_known_kernel_goes_only_if_it_is_pruned(path: Path) -> None:
-    assert counts(merge_file(path, measured(1024, block=64))[0]) == (0, 2, 2, 0)
-    assert blocks(path)["colwise", "", 2048] == 32
-    assert counts(merge_file(path, measured(1024, block=64), prune=True)[0]) == (0, 0, 2, 2)
-    assert blocks(path) == {("colwise", "", 1024): 64, ("colwise", "", None): 64}
+def test_a_row_that_was_not_selected_again_stays(path: Path) -> None:
+    assert counts(merge_file(path, measured(1024, block=64))[0]) == (0, 2, 2)
+    assert blocks(path) == {("colwise", "", K): {1024: 64, None: 64}.get(K, 32) for K in (1024, 2048, 4096, None)}
 
 
 def test_a_row_rests_on_its_device_in_the_module_alone(path: Path) -> None:
     """Another device's results become rows of its own, instead of overwriting rows that it did not measure."""
-    merged, _ = merge_file(path, measured(1024, 8192, device=H200, block=64), prune=True)
+    merged, _ = merge_file(path, measured(1024, 8192, device=H200, block=64))
     own = {("colwise", "", 8192): 64, ("colwise", H200.name, 1024): 64, ("colwise", H200.name, None): 64}
     assert blocks(path) == {("colwise", "", K): 32 for K in (1024, 2048, 4096, None)} | own
-    assert counts(merged) == (3, 0, 4, 0)
+    assert counts(merged) == (3, 0, 4)
     merge_file(path, measured(2048, device=H200))
     assert ("colwise", H200.name, 2048) not in blocks(path)  # it takes the shared config: no row of its own
 
@@ -81,7 +79,7 @@ def test_a_row_rests_on_its_device_in_the_module_alone(path: Path) -> None:
 def test_rows_that_nobody_measured_stay(path: Path) -> None:
     table = parse(path.read_text(), "sm_90")
     path.write_text(replace(table, entries=tuple(entry._replace(origins=()) for entry in table.entries)).render())
-    assert counts(merge_file(path, measured(8192), prune=True)[0]) == (1, 0, 4, 0)
+    assert counts(merge_file(path, measured(8192))[0]) == (1, 0, 4)
 
 
 def test_the_rule_for_near_keys_stays_with_the_fallback_row(path: Path) -> None:
@@ -114,7 +112,7 @@ def test_exports_in_turn_lose_no_row_and_a_second_time_change_nothing(exports: l
         assert {entry[:3] for entry in merged.table.entries} >= {entry[:3] for entry in old.entries}
         again = merge(merged.table, selection)
         assert again.table.render() == merged.table.render()
-        assert not merged.removed + again.added + again.changed + again.removed
+        assert not again.added + again.changed
         old = merged.table
 
 
