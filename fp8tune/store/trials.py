@@ -82,7 +82,8 @@ def last_status(trials: Sequence[Trial]) -> Status:
     """Return the outcome of a config: wrong if that stands, otherwise the outcome of its last trial.
 
     Trials that the newest reference checked count, and since its first one those of an unknown reference. Under one
-    reference, wrong once is wrong until a later sweep runs the same round of the coarse pass again.
+    reference, wrong once is wrong until a later sweep runs the same round of the coarse pass again; if it was wrong in
+    a confirmation, the first round.
     """
     noted = [place for place, trial in enumerate(trials) if trial.reference]
     if noted:
@@ -90,9 +91,9 @@ def last_status(trials: Sequence[Trial]) -> Status:
         since = next(place for place in noted if trials[place].reference == newest)
         trials = [t for n, t in enumerate(trials) if t.reference == newest or (not t.reference and n >= since)]
     for place, trial in enumerate(trials):
+        round = trial.round if trial.stage == db.COARSE else 0
         if trial.status == Status.WRONG and not any(
-            trial.stage == later.stage == db.COARSE
-            and (later.status, later.round) == (Status.OK, trial.round)
+            (later.stage, later.status, later.round) == (db.COARSE, Status.OK, round)
             and later.sweep_id != trial.sweep_id
             for later in trials[place + 1 :]
         ):

@@ -65,6 +65,20 @@ def test_rules(store: Store, rule: str) -> None:
         assert {today: tried(store, today) for today in outcomes} == outcomes
 
 
+def test_wrong_in_a_confirmation_stands_until_a_later_sweep_begins_anew(store: Store) -> None:
+    """A coarse pass that only goes on does not launch the first round again."""
+    sweep = begin(store)
+    store.add(sweep, row(100.0, process="w1"))
+    store.add(sweep, row(None, process="final 00", status=WRONG, stage="final"))
+    store.finish_sweep(sweep)
+    assert status(store) is WRONG
+    begun = begin(store)
+    store.add(begun, row(100.0, process="w2", round=2))
+    assert status(store) is WRONG
+    store.add(begun, row(100.0, process="w3", round=0))
+    assert status(store) is OK
+
+
 def test_references_travel_with_their_rows(store: Store, tmp_path: Path) -> None:
     judge(store, "aaaa", WRONG)
     with Store.open(str(tmp_path / "other.db"), create=True) as second:
