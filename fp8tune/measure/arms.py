@@ -69,7 +69,7 @@ class KernelArm(Arm):
     bytes_moved: int = 0
     flops: int | None = None  # floating-point operations, if the kernel declares them
     in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
-    finds_races: bool = True  # whether a check on a GPU launches it many times in a row
+    races_once: bool = False  # launches in a row on one size of the kernel are enough in a process
 
     @classmethod
     def from_spec(cls, reference: str, spec: KernelSpec, problem: Problem, config: NamedInts) -> KernelArm:

@@ -26,6 +26,7 @@ from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
 from fp8tune.measure.timing import Prepared, capture
 from fp8tune.records import NamedInts, Problem
 from fp8tune.replay.lazy import torch
+from fp8tune.stats.means import group_by
 from fp8tune_kernels.spec import Edge, KernelSpec
 
 LAUNCHES = 2  # launches that are checked on the problem and on each edge: the second shows what the first left behind
@@ -215,7 +216,8 @@ class Tensors:
         faults = self.watch.faults() if self.watch is not None else []
         faults += map(guards.is_overwritten, self.outputs)
         faults += [is_wrong() for is_wrong in (self._comparisons() if self.expected else ())]
-        return bool(torch.stack(faults).any()) if faults else False
+        by_device = group_by(faults, lambda fault: fault.device)  # group ends may be on the host
+        return any(bool(torch.stack(same).any()) for same in by_device.values())
 
     def _wrong_values(self) -> str | None:
         for index, (output, right) in enumerate(zip(self.written, self.expected, strict=bool(self.expected))):

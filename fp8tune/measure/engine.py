@@ -5,8 +5,8 @@ each group once: a *turn* of several rounds, and a round has one block of every 
 that one process at a time is on the device. A process is one worker, or one for each *seat* if arms come from several
 code trees and take turns.
 
-Tensors are built and each arm is launched once before the first block, so that nothing compiles on the clock. A worker
-that died, hung or broke its GPU context is replaced and numbered anew.
+Tensors are built and each arm is launched or checked before the first block, so that nothing compiles on the clock. A
+worker that died, hung or broke its GPU context is replaced and numbered anew.
 """
 
 from __future__ import annotations

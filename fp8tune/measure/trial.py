@@ -153,7 +153,8 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
     In round 0 a config that is too slow to be the pick gets no whole block. After a block, guard bytes, inputs and the
     outputs of its last launch are checked again. With ``check="exact-inputs"`` random inputs are timed, and one more
     launch on exact ones is compared instead. A config that is not too slow is also launched many times in a row, once a
-    process, to find a race. Raises Poisoned with a ``crashed`` outcome if the process must not be used again.
+    process, to find a race: on each size, or on one if the arm says so. Raises Poisoned with a ``crashed`` outcome if
+    the process must not be used again.
     """
     config, tensors = arm.config, tensor_cache.tensors(arm.reference, arm.problem, torch_device)
     if config not in tensors.passed:
@@ -239,9 +240,14 @@ def _check(reference: str, tensors: Tensors, config: NamedInts, torch_device: st
     return None
 
 
+_without_race: set[tuple[str, Problem, NamedInts]] = set()  # configs of a spec that did not race, by problem but size
+
+
 def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
     """Compare many launches, on the problem or on its largest edge that is small enough; once a process on each."""
-    if torch_device == "cpu" or not arm.finds_races:  # the interpreter runs programs in order
+    on_any_size = arm.reference, replace(arm.problem, shape=NamedInts(), routing="", seed=0), arm.config
+    is_known = arm.races_once and on_any_size in _without_race
+    if is_known or torch_device == "cpu":  # the interpreter runs programs in order
         return None
     candidates = [tensors]
     if tensors.in_a_row_bytes > checking.IN_A_ROW_BYTES:
@@ -254,4 +260,5 @@ def _race(arm: KernelArm, tensors: Tensors, torch_device: str) -> str | None:
     fault = largest.check_in_a_row(arm.config)
     if not fault:
         largest.without_race.add(arm.config)
+        _without_race.add(on_any_size)
     return fault

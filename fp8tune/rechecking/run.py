@@ -287,7 +287,8 @@ class Recheck:
 
     def _confirm(self, name: str, results: Iterable[Rechecked]) -> Iterator[Event]:
         """Time what is known of some sizes in fresh processes, unless that was done."""
-        yield from self._sweep(name, {item.target: item.finalists for item in results if not item.is_confirmed})
+        finalists = {item.target: item.finalists for item in results if not item.is_confirmed and item.finalists}
+        yield from self._sweep(name, finalists)
 
     def _sweep(
         self, name: str, configs: Mapping[Target, Sequence[NamedInts] | None], *, quick: bool = False

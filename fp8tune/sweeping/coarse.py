@@ -111,7 +111,7 @@ class CoarsePass:
                     yield self._done(todo[number], outcome, places[todo[number]])
 
     def _arm(self, config: NamedInts) -> KernelArm:
-        return replace(self.size.arm(config), finds_races=not self.plan.is_partial or config == self.size.current)
+        return replace(self.size.arm(config), races_once=self.plan.is_partial and config != self.size.current)
 
     def _done(self, config: NamedInts, outcome: Outcome, place: Place, *, from_database: bool = False) -> TrialDone:
         row = self.plan.row(self.size, config, outcome, place, outcome.process)
@@ -119,6 +119,8 @@ class CoarsePass:
             self.store.add_soon(self.sweep_id, row)
         if outcome.time_us is not None:
             self.times_us.setdefault(config, []).append(outcome.time_us)
+        else:  # what failed in a later round is no finalist
+            self.times_us.pop(config, None)
         if not place.round:
             self.tried[config] = outcome.time_us
         return TrialDone(row, from_database=from_database)

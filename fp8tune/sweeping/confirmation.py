@@ -118,7 +118,7 @@ class Confirmation:
             return self.clock() + self._turn_s > self.deadline
 
         begun = self.clock()
-        is_first_checked = self.plan.is_partial  # the coarse pass did not look for races of all finalists
+        is_first_checked = self.plan.is_partial  # the coarse pass looked for races of most configs on other sizes
         numbers, rounds = _numbers(processes), self.plan.rounds
         schedule = Schedule(numbers, rounds, order, is_over=is_over, is_first_checked=is_first_checked)
         for turn in measure(self.plan.backend, groups, schedule):

@@ -123,8 +123,8 @@ class Plan:
     # Within which of the best the later rounds repeat configs: the others cannot be the pick.
     contender_ratio: float = 1.3
     rounds: int = PLAN.rounds  # in each process of the confirmation
-    # Few configs of each size: it is complete only once they are confirmed. Races are looked for in the config in use,
-    # and in others once they are finalists.
+    # Few configs of each size: it is complete only once they are confirmed. Races are looked for on each size in the
+    # config in use and in finalists, in others on one size of the kernel.
     is_partial: bool = False
     size_budget_s: float | None = None  # time budget of each problem size that a worker takes
 

@@ -172,9 +172,27 @@ def test_a_gpu_launches_in_a_row_once_and_the_interpreter_does_not(monkeypatch: 
     for limit in (1 << 20, 16 * 2500, 1):
         monkeypatch.setattr(checking, "IN_A_ROW_BYTES", limit)
         trial._race(arm, built, "cuda")
-    assert trial._race(replace(arm, finds_races=False), built, "cuda") is None
     assert places == ["M=7 K=173", "the edge 'NaN' (M=3 K=97, nan)"]
     assert 1 - 0.98 ** (checking.IN_A_ROW + checking.LAUNCHES + 3) > 0.95
+
+
+def test_a_config_that_did_not_race_on_one_size_may_be_spared_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault, launched = ["a race"], list[str]()
+    monkeypatch.setattr(trial, "_without_race", set())
+    monkeypatch.setattr(
+        checking.Tensors, "check_in_a_row", lambda self, config: launched.append(self.place) or fault[0]
+    )
+
+    def race(K: int, *, races_once: bool) -> str | None:
+        problem = replace(SUM, shape=NamedInts(M=7, K=K))
+        arm = KernelArm(SUMS["EXACT"], problem, config(0), races_once=races_once)
+        return trial._race(arm, checking.build(load_spec(SUMS["EXACT"]), Edge("", problem), "cpu"), "cuda")
+
+    assert race(8, races_once=True) == "a race"
+    fault[0] = ""
+    for K, races_once in ((8, True), (16, True), (24, False), (32, True)):
+        assert not race(K, races_once=races_once)
+    assert launched == ["M=7 K=8", "M=7 K=8", "M=7 K=24"]
 
 
 # Timed launches

@@ -128,7 +128,7 @@ def test_a_config_that_became_slower_is_beaten_by_a_known_one(store: Store) -> N
 def test_a_config_that_races_is_not_taken(
     store: Store, swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Races of known rivals are looked for once they are finalists, those of the config in use always."""
+    """On its size, races of known rivals are looked for once they are finalists, those of the config in use always."""
     current = begun(store).targets[2].current
     slower: Change = lambda key, config: 0.1 if config == current else 0.0  # noqa: E731
     work = begun(store, slower)
@@ -136,7 +136,7 @@ def test_a_config_that_races_is_not_taken(
     racing = {item.best for item in work.results if item.state is State.BEATEN}
 
     def check(self: SimulatedBackend, arm: KernelArm) -> Outcome:
-        return Outcome(Status.WRONG, reason="a race") if arm.config in racing and arm.finds_races else OK
+        return Outcome(Status.WRONG, reason="a race") if arm.config in racing and not arm.races_once else OK
 
     def block(self: SimulatedBackend, arm: KernelArm, place: Place) -> Outcome:
         checked = OK if place.process else check(self, arm)
@@ -153,6 +153,14 @@ def test_a_config_that_races_is_not_taken(
     assert all(item.fails == (item.target.current in racing) for item in again.results)
     refused = [racing & {*item.new.failures} for item in again.results if item.new and item.target.current == current]
     assert any(refused)
+
+
+def test_a_recheck_whose_configs_all_fail_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:7.1,wrong=1,triton=2")
+    work = begun(store)
+    timed(work)
+    assert all(item.fails for item in work.results)
+    assert store.unfinished_sweeps() == []
 
 
 def test_a_config_that_was_no_rival_is_found_on_all_sizes(store: Store) -> None:

@@ -14,7 +14,7 @@ from servers import on_both
 
 from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.options import SweepOptions
-from fp8tune.records import Outcome, Row, Status
+from fp8tune.records import NamedInts, Outcome, Row, Status
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.study import Origin, Study, Today, Verdict
 from fp8tune.store.results import Store
@@ -40,6 +40,17 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepOptions:
     path.write_text("[[rows]]\nM = 16384\nK = [2048, 4096]\nN = 8\nE = 2\n")
     kernel = f"{PLANTED / 'faults.py'}:SPEC"
     return SweepOptions(kernel=(kernel,), shapes=(str(path),), grid=("num_warps=4,8",), timer=TIMER)
+
+
+class LateFault(FakeGpu):
+    """Its fastest config is wrong in the last round of the coarse pass."""
+
+    racing: NamedInts | None = None
+
+    def screen(self, arms, places, is_over=lambda: False):  # type: ignore[no-untyped-def]
+        for number, outcome in super().screen(arms, places, is_over):
+            is_wrong = arms[number].config == self.racing and places[number].round == PLAN.screen_rounds - 1
+            yield number, Outcome(Status.WRONG, reason="a race") if is_wrong else outcome
 
 
 def planned(options: SweepOptions, gpu: FakeGpu | None = None) -> Plan:
@@ -220,3 +231,16 @@ def test_a_config_in_use_is_timed_in_every_round_however_slow(store: Store, opti
         assert {row.round for row in mine if row.stage == "screen"} == set(range(PLAN.screen_rounds))
         assert any(row.stage == "final" for row in mine) == (use != "fallback")
     assert slowest not in {study.pick.config for study in studies(store, options)}
+
+
+def test_a_config_that_fails_in_the_last_round_is_no_finalist(
+    store: Store, options: SweepOptions, tmp_path: Path
+) -> None:
+    with Store.open(str(tmp_path / "before.db"), create=True) as before:
+        events(before, options)
+        (fastest, _) = (study.choice.pick for study in studies(before, options))
+    gpu = LateFault(TIMER)
+    gpu.racing = fastest
+    done = rows(events(store, options, gpu))
+    assert any(row.config == fastest and row.outcome.status is Status.WRONG for row in done)
+    assert not any(row.config == fastest and row.stage == "final" for row in done)
