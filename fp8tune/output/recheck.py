@@ -125,7 +125,7 @@ def beaten(document: RecheckReport) -> Screen:
         number("us", lambda row: f"{microseconds(row.config_us)} -> {microseconds(row.best_us)}"),
         Column("config", changed_axes),
     ]
-    count = f"{counted(len(rows), 'config')} to change, each proven slower than another in fresh processes:"
+    count = f"{counted(len(rows), 'config')} to change: each fails, or another is proven faster in fresh processes"
     return Screen([count], columns, [], rows)
 
 
