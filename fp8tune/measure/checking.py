@@ -8,7 +8,8 @@ given; the outputs of the launch before are spoiled before they are freed, as ne
 A fault that shows in one launch in fifty is found with probability ``1 - 0.98 ** checks``. A config is checked twice on
 its problem and on each edge, and after each timed block. Besides, a GPU launches it :data:`IN_A_ROW` times in a row,
 and a flag on the device says for each launch whether its outputs were right: 155 checks find the fault in 95.6 % of
-coarse passes. The interpreter runs programs in order and shows no race, so nothing is launched in a row there.
+coarse passes. In a recheck, rivals of the config in use are launched so on one size of their kernel, and those that
+fresh processes time on each. The interpreter runs programs in order and shows no race: nothing is launched so there.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ PROMOTED = 4
 LOST = 0.025  # log slowdown of the best known config: the keep band, and an error of the coarse pass
 MOST = 0.5  # a ranking is void if so many of the known configs changed
 RIVALS, RIVAL_RATIO = 3, 1.03  # configs that fresh processes time beside the one in use and the default
-COARSE_ROUNDS, ROUNDS = 2, 2  # the process is the unit, so a quarter of a sweep's blocks decide nearly as well
+COARSE_ROUNDS, ROUNDS = 2, 2  # the process is the unit: more rounds in each say little
 CONTENDER_RATIO = 1.1  # within which the second round repeats a config
 DECISIONS = (PLAN.processes, *PLAN.more_processes[:1])
 
