@@ -29,7 +29,8 @@ from fp8tune.errors import UsageError
 from fp8tune.replay import naming
 from fp8tune.replay.lazy import triton
 from fp8tune.replay.recording import Config, Launch, Tensor, Value
-from fp8tune_kernels import tuners
+from fp8tune_kernels.tuners import decoded as decoded_value
+from fp8tune_kernels.tuners import function_name, hook_for
 
 DTYPES = (
     *("float64", "float32", "float16", "bfloat16"),
@@ -62,7 +63,7 @@ def encoded(value: Any, what: str) -> Value:
         return {"dtype": next(f"tl.{name}" for name, item in names.items() if type(item) is kind and item == value)}
     if hasattr(value, "fn") or (callable(value) and hasattr(value, "__qualname__")):
         if (name := naming.attribute_of(value)) is None:
-            raise Unrecordable(f"{what} is the function {tuners.function_name(value)}, which cannot be imported")
+            raise Unrecordable(f"{what} is the function {function_name(value)}, which cannot be imported")
         return {"function": name}
     kind_name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     raise Unrecordable(f"{what} is of type {kind_name}, which a recording cannot hold")
@@ -71,7 +72,7 @@ def encoded(value: Any, what: str) -> Value:
 def decoded(value: Value) -> Any:
     """Return the value itself; imports torch or Triton for a dtype. Raises UsageError for one that is not here."""
     try:
-        return tuners.decoded(value)
+        return decoded_value(value)
     except ValueError as error:
         raise UsageError(f"a value of the recording is not here: {error}") from None
 
@@ -97,7 +98,7 @@ def triton_config(config: Config, declared: Sequence[Any]) -> Any:
     """
     kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
     result = triton.Config(kwargs, **{"num_ctas": config.num_ctas, **config.options})
-    result.pre_hook = tuners.hook_for(result, declared)
+    result.pre_hook = hook_for(result, declared)
     return result
 
 

@@ -26,7 +26,7 @@ from fp8tune.replay.loading import load_spec
 from fp8tune.replay.recording import Kernel, Scalar, text_of
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
-from fp8tune_kernels import pinning
+from fp8tune_kernels.pinning import installed, pin
 from fp8tune_kernels.tuners import resolved
 
 MODULE = "foreign_ops"
@@ -285,9 +285,9 @@ def test_a_sweep_ends_in_a_pinned_program(timed: str, folder: Path, attribute: s
         module = importlib.import_module(MODULE)
         torch.set_num_threads(1)  # a fork has none of its parent's threads
         logging.basicConfig(force=True)
-        pinning._device_name = lambda: "simulated:1"
+        installed._device_name = lambda: "simulated:1"
         module.triton.testing.do_bench = None
-        pinning.pin(folder / "tables", resolved(module, attribute), unknown="strict")
+        pin(folder / "tables", resolved(module, attribute), unknown="strict")
         exec(PINNED[attribute], vars(module))
 
     code, output = Forked(run).wait()

@@ -223,7 +223,7 @@ def test_kernels_find_their_tables_in_a_folder_or_a_file(tmp_path, monkeypatch, 
 def test_a_device_that_the_table_lacks_is_said_and_the_interpreter_takes_any(tmp_path, caplog, monkeypatch):
     (tmp_path / "table.py").write_text(VENDORED)
     for device, size in (("NVIDIA A100", 64), ("Triton interpreter", 256)):
-        monkeypatch.setattr("fp8tune_kernels.pinning._device_name", lambda device=device: device)
+        monkeypatch.setattr("fp8tune_kernels.pinning.installed._device_name", lambda device=device: device)
         kernel = tuner(lambda block: block)
         pin(tmp_path / "table.py", kernel, unknown="tune")
         assert block(kernel) == size

@@ -48,6 +48,30 @@ def test_a_guarded_script_and_a_module_are_references_beside_the_users_own_sitec
         assert f"fp8tune sweep --kernel {name}:quick --recording" in ended.stdout
 
 
+WITHOUT_FP8TUNE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("fp8tune", "fp8tune_kernels"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_a_program_whose_environment_lacks_fp8tune_is_recorded_and_pinned(quick: Path) -> None:
+    (quick / "own").mkdir()
+    (quick / "own" / "sitecustomize.py").write_text(WITHOUT_FP8TUNE)
+    (quick / "table.py").write_text(
+        '\nKERNEL = "mine:quick"\nKEY = ("n",)\nTABLE = {"": {(640,): {"kwargs": {"BLOCK": 128}}}}\n'
+    )
+    program = (PYTHON, "-c", "import mine; mine.run(640)")
+    ended = record(quick, program=program, PYTHONPATH=str(quick / "own"), FP8TUNE_PIN="table.py")
+    assert launches(ended) == 1
+    assert "1 of 1 kernel pinned" in ended.stdout
+
+
 def test_processes_are_merged_even_those_that_end_at_once(quick: Path) -> None:
     """Ranks by fork and by a new Python, two of which skip all clean-up."""
     (quick / "ranks.py").write_text(

@@ -12,7 +12,8 @@ from typing import Any
 from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.watch import process, window
 from fp8tune.replay.watch.kernel import DECLARED
-from fp8tune_kernels import pinning
+from fp8tune_kernels.pinning.installed import TunedConfigs
+from fp8tune_kernels.pinning.watching import watch
 from fp8tune_kernels.tuners import chain, resolved, tuner_of, tuning_key
 
 
@@ -26,7 +27,7 @@ _thread = _Thread()
 def patch_autotuner(module: ModuleType) -> None:
     """Wrap ``Autotuner.run`` of a module that was just imported, and ``JITFunction.run`` if bare kernels count."""
     current, autotuner = process.current(), module.Autotuner
-    pinning.watch()
+    watch()
     patch_bare(module)
     autotuner.run = recorded_run(_untimed(autotuner.run), current)
     initialize = autotuner.__init__
@@ -114,7 +115,7 @@ def _untimed(original: Callable[..., Any]) -> Callable[..., Any]:
             if key not in self.cache:
                 self.nargs = dict(zip(self.arg_names, args, strict=False))  # which pruning reads
                 self.cache[key] = self.prune_configs(kwargs)[0]
-                if isinstance(self.cache, pinning.TunedConfigs):
+                if isinstance(self.cache, TunedConfigs):
                     self.cache.note(key, 0.0)
                 _say_once("Triton's interpreter times nothing: each kernel takes its first config")
         return original(self, *args, **kwargs)

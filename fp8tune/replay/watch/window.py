@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8tune.replay.watch import times
-from fp8tune_kernels import pinning
+from fp8tune_kernels.pinning import pin_to
+from fp8tune_kernels.pinning.tables import tables_of
+from fp8tune_kernels.pinning.targets import is_of
 from fp8tune_kernels.tuners import python_function
 
 FOLDER, PLAN, TABLES = "FP8TUNE_WINDOW", "FP8TUNE_WINDOW_PLAN", "FP8TUNE_WINDOW_TABLES"
@@ -67,7 +69,7 @@ class Window:
         self.measured = Measured(os.environ.get("RANK", ""))
         self._path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{SUFFIX}"
         self._plan = None if plan is None else plan.get(self.measured.rank, (sys.maxsize, None))
-        self._tables = pinning.tables_of(tables) if tables else []
+        self._tables = tables_of(tables) if tables else []
         logging.getLogger("fp8tune").setLevel(logging.ERROR)  # that kernels are pinned is no news
         self._compiled_s = 0.0
         self._known: set[int] = set()
@@ -122,8 +124,8 @@ class Window:
         """Pin a kernel that a table names. Return True if its ``run`` is another now."""
         self._known.add(id(kernel))
         for table in self._tables:
-            if pinning.is_of(kernel, table):
-                pinning.pin_to(kernel, table, "tune")
+            if is_of(kernel, table):
+                pin_to(kernel, table, "tune")
                 self.measured.pinned.append(table.kernel)
                 if "run" in vars(kernel):
                     kernel.run = functools.partial(self.counted(_unbound(kernel.run)), kernel)

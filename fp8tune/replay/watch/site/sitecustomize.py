@@ -37,7 +37,8 @@ def _patch(module: ModuleType) -> None:
 
 def _load_part(name: str) -> Any:
     """Load a module of fp8tune_kernels without the package, which the program may have."""
-    return _load(f"fp8tune_kernels.{name}", os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], f"{name}.py"))
+    path = os.path.join(os.environ["FP8TUNE_RECORD_KERNELS"], name)
+    return _load(f"fp8tune_kernels.{name}", os.path.join(path, "__init__.py") if os.path.isdir(path) else f"{path}.py")
 
 
 def _pin(module: ModuleType) -> None:

@@ -1,0 +1,102 @@
+"""Make kernels take their configs from a table at run time: they are not timed, so every rank launches the same.
+
+Triton's own autotuner still makes the key and launches; only the dictionary in which it looks configs up is another.
+``torch.compile`` tunes by itself and reads no such dictionary. Kernels that do not exist yet are pinned at their first
+launch: constructors of Triton's classes are wrapped, so it does not matter which module makes them, or when.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ..tuners import function_name
+from .environment import MODES, VARIABLE
+from .environment import pin_from_environment as pin_from_environment
+from .errors import PinError as PinError
+from .installed import Pinned, TunedConfigs, install_all, uninstall
+from .keys import Key
+from .registry import compare_ranks, from_environment, pins, waiting
+from .tables import Table, tables_of
+from .targets import is_of, target_of
+from .watching import pin_all, tuners
+from .watching import watch as watch
+
+
+def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *, unknown: str = "nearest") -> None:
+    """Make all kernels of a table, or one, take their configs from it instead of timing them.
+
+    ``table``: a file that ``fp8tune export --for python`` wrote, a folder of such files, or, for an autotuned kernel,
+    a dict of keys to the arguments of ``triton.Config``:
+    ``{(4096, "torch.bfloat16"): {"kwargs": {"BLOCK": 128}, "num_warps": 8}}``. Of a file the configs of the current
+    device count, those of a dict on every device. A config gets the ``pre_hook`` that the kernel declares for it.
+
+    ``kernel``: a ``triton.autotune`` kernel, ``triton.heuristics`` around it or not, or a bare ``triton.jit`` kernel,
+    whose callers' configs are replaced. Without it, all kernels that the files name are pinned: now, or at their first
+    launch if their modules are imported later.
+
+    ``unknown`` says what happens for keys that the table lacks:
+
+    - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale;
+      of configs that the kernel's ``early_config_prune`` refuses for the launch, none. The same on every rank. Raises
+      PinError where no such key exists.
+    - ``strict``: the launch raises PinError with the key and the command that tunes it.
+    - ``tune``: Triton tunes the key, so ranks may disagree on it.
+    - ``off``: the table is not used at all; Triton tunes every key.
+
+    ``FP8TUNE_PIN=path[:mode]`` in the environment does the same without a line of code, and the kernels of its table
+    stay as it pins them. ``FP8TUNE_PIN=mode`` replaces ``unknown``.
+
+    Once ``torch.distributed`` is initialized, ranks compare tables, code and versions, once: PinError names what
+    differs. The first launch logs one line (logger ``fp8tune``) with table and keys. So does the first key that is
+    unknown. A later ``pin`` of a kernel replaces this one; :func:`unpin` ends it. Raises PinError for a table or kernel
+    that cannot be used; then no kernel is pinned.
+    """
+    variable = os.environ.get(VARIABLE, "")
+    mode = variable if variable in MODES else unknown
+    if mode not in MODES:
+        raise PinError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
+    tables = tables_of(table)
+    if kernel is None:
+        pin_all([item for item in tables if item.kernel not in from_environment], mode)
+    else:  # of a table alone the kernel may have moved to another module since
+        matching = [item for item in tables if is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+        if not matching:
+            raise PinError(f"no table in {str(table)!r} is of {function_name(target_of(kernel))}: export one for it")
+        if not any(is_of(kernel, item) for item in from_environment.values()):
+            install_all([Pinned(target_of(kernel), matching[0], mode)])
+    compare_ranks()
+
+
+def pin_to(kernel: Any, table: Table, unknown: str) -> None:
+    """Pin one kernel to one table of :func:`tables_of`, whatever the environment says."""
+    install_all([Pinned(target_of(kernel), table, unknown)])
+
+
+def unpin(kernel: Any = None) -> None:
+    """Undo :func:`pin` for a kernel, or for all: Triton tunes it again, with what it had tuned before."""
+    for target in [pinned.target for pinned in pins.values()] if kernel is None else [target_of(kernel)]:
+        uninstall(target)
+    if kernel is None:
+        waiting.clear()
+
+
+def pin_report() -> dict[str, Any]:
+    """Return what kernels of this process took their configs from, for ``json.dumps``.
+
+    ``kernels``: those that are pinned, and those that tuned at run time, with ``keys`` (key -> key of the table) and
+    ``tuned_s`` (key -> seconds of its run-time tuning); ``waiting``: those in tables that have not been launched.
+    Kernels made before the first ``pin`` of a table whose modules were not imported are only in it if they are pinned.
+    """
+    pinned = [item.report() for item in list(pins.values())]
+    others = [item for item in list(tuners) if id(item) not in pins]
+    unpinned = [item.cache.report() for item in others if isinstance(item.cache, TunedConfigs) and item.cache.tuned_s]
+    missing = sorted(waiting.keys() - {item["kernel"] for item in pinned})
+    return {"kernels": sorted(pinned + unpinned, key=lambda item: str(item["kernel"])), "waiting": missing}
+
+
+def keys_of(kernel: Any) -> dict[str, Any]:
+    """Return the entry of an autotuner or bare kernel in :func:`pin_report`; empty for one that is not watched."""
+    configs = pins.get(id(kernel)) or getattr(kernel, "cache", None)
+    return configs.report() if isinstance(configs, TunedConfigs) else {}
