@@ -2,7 +2,7 @@
 
 A Gaussian process predicts the log times of configs that were not tried from those that were, of the same problem size
 and of others. Next are the configs with the largest expected improvement on the best so far.
-``benchmarks/search_study.py`` compares it with other strategies on recorded trials.
+``docs/results/search.md`` compares it with other strategies on recorded trials.
 """
 
 from __future__ import annotations

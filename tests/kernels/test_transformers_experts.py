@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fp8tune_kernels.gemm.gathered_weights import quantize_after_all_gather
 from fp8tune_kernels.gemm.quantized_weights import QuantizedWeights
 
-transformers_steps = functools.partial(importlib.import_module, "benchmarks.real.transformers_steps")
+transformers_models = functools.partial(importlib.import_module, "transformers_models")
 experts = functools.partial(importlib.import_module, "fp8tune_kernels.transformers_experts")
 """Called by tests: transformers takes seconds to import, and every worker collects this file."""
 
@@ -45,7 +45,7 @@ def small(name: str, implementation: str = "gemms") -> Any:
     """A model by ``moe_layer``, or by implementations that this registers."""
     for own, options in {"gemms": {}, "folded-gemms": {"recipe": "folded"}}.items():
         experts().register(own, experts().Options(is_layer=False, **options))
-    model = transformers_steps().made(name, "cpu", small=True)
+    model = transformers_models().made(name)
     model.set_experts_implementation(implementation)
     return model
 
@@ -91,7 +91,7 @@ def is_near(measures: dict[str, float]) -> bool:
 @pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "gpt-oss-20b", "olmoe"])
 def test_logits_and_gradients_are_near_those_of_bfloat16(name: str) -> None:
     model = small(name)
-    differences = transformers_steps().Differences(model, tokens())
+    differences = transformers_models().Differences(model, tokens())
     for implementation in ("gemms", {"olmoe": "folded-gemms", "gpt-oss-20b": "fp8tune"}.get(name, "gemms")):
         measures = differences.measures(implementation)
         assert is_near(measures), measures
@@ -117,7 +117,7 @@ def test_a_gate_that_the_layer_lacks_is_that_of_the_module(name: str, implementa
     model.set_experts_implementation("gemms")
     assert_same(result, step(model))
     model.set_experts_implementation("eager")
-    assert transformers_steps().error(result[1], step(model)[1]) < LIMITS["gradient_error"]
+    assert transformers_models().error(result[1], step(model)[1]) < LIMITS["gradient_error"]
 
 
 def by_experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor, **options: Any) -> Tensor:
@@ -139,8 +139,8 @@ def tokens_left_out(*operands: Any) -> Tensor:
 
 
 def test_planted_faults_are_not_near() -> None:
-    differences = transformers_steps().Differences(small("qwen3-moe"), tokens())
-    functions = transformers_steps().ALL_EXPERTS_FUNCTIONS
+    differences = transformers_models().Differences(small("qwen3-moe"), tokens())
+    functions = importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
     for fault in (another_expert, larger_gradient, tokens_left_out):
         functions.register("planted", fault)
         try:
@@ -187,7 +187,7 @@ def test_autocast_is_as_near() -> None:
             assert_same(step(model), result)
         model.set_experts_implementation("eager")
         right = step(model)
-    assert transformers_steps().error(result[1], right[1]) < LIMITS["gradient_error"]
+    assert transformers_models().error(result[1], right[1]) < LIMITS["gradient_error"]
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
 
 
@@ -205,7 +205,7 @@ def test_torch_compile_traces_a_block_whole() -> None:
         right = gradients(block)
         with torch._dynamo.config.patch(error_on_recompile=number > 0), once(compiled):
             for _ in range(2):
-                error = transformers_steps().error(gradients(compiled), right)
+                error = transformers_models().error(gradients(compiled), right)
                 assert error < 0.03  # the router is decomposed otherwise
         for p in block.parameters():
             p.data.mul_(1.01)  # which torch does not count

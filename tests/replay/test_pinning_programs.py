@@ -21,14 +21,14 @@ from fp8tune.replay.recording import read
 F32 = "torch.float32"
 FLAT, ROW, TILE = (8192, F32, F32), (256, F32, F32), (32, 256, F32, F32)
 KEYS = {
-    **dict.fromkeys(("scale", "relu", "silu", "gelu"), FLAT),
-    **dict.fromkeys(("add", "swiglu"), (*FLAT, F32)),
-    **dict.fromkeys(("softmax", "rms_norm", "layer_norm", "row_max"), ROW),
-    **dict.fromkeys(("transpose", "gram"), TILE),
+    **dict.fromkeys(("relu", "gelu"), FLAT),
+    "add": (*FLAT, F32),
+    "softmax": ROW,
+    "transpose": TILE,
 }
-"""Kernel of the program of twelve -> its key on the interpreter."""
+"""Kernel of the program -> its key on the interpreter."""
 
-TWELVE = "benchmarks.real.twelve_kernels"
+PROGRAM = "small_kernels"
 
 
 def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]]) -> None:
@@ -38,7 +38,7 @@ def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]
 
 
 def start(folder: Path, *program: str, **variables: str) -> subprocess.Popen[str]:
-    paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "kernels")))
+    paths = os.pathsep.join(map(str, (folder, Path(__file__).parent, ROOT, ROOT / "kernels")))
     environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1", **variables}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = (sys.executable, *program)
@@ -53,7 +53,7 @@ def run(folder, rank, port):
     assert "triton" not in sys.modules
     os.environ.update(FP8TUNE_PIN=f"{{folder}}/{{rank}}:strict", RANK=str(rank), WORLD_SIZE="2")
     import fp8tune_kernels  # as fp8tune_kernels.pth does in a process with FP8TUNE_PIN
-    from {TWELVE} import step, KERNELS
+    from {PROGRAM} import step, KERNELS
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     dist.barrier()
@@ -87,7 +87,7 @@ for folder, port in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs(tmp_path: Path) -> None:
-    """Twelve kernels, whose configs are not the first; then another block of ``gelu`` in the second rank's table."""
+    """Five kernels, whose configs are not the first; then another block of ``gelu`` in the second rank's table."""
     arguments = []
     for gelu in (1024, 2048):
         with socket.socket() as server:
@@ -97,7 +97,7 @@ def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs
             for name, key in KEYS.items():
                 kwargs = {"TILE": 32} if key is TILE else {"BLOCK": 256 if key is ROW else 1024}
                 kwargs = {"BLOCK": gelu} if name == "gelu" and rank else kwargs
-                write_table(tmp_path / str(gelu) / str(rank) / f"{name}.py", f"{TWELVE}:{name}", {key: kwargs})
+                write_table(tmp_path / str(gelu) / str(rank) / f"{name}.py", f"{PROGRAM}:{name}", {key: kwargs})
     _, errors = start(tmp_path, "-c", RANKS, *arguments).communicate(timeout=200)
     files = [tmp_path / gelu / f"{rank}.json" for gelu in ("1024", "2048") for rank in range(2)]
     assert all(file.exists() for file in files), errors
@@ -105,12 +105,12 @@ def test_two_ranks_launch_equal_configs_and_tune_none_or_say_which_table_differs
     assert equal[0]["configs"] == equal[1]["configs"]
     for rank in equal:
         assert (rank["error"], rank["waiting"], rank["requests"]) == ("", [], [])
-        keys = {f"{TWELVE}:{name}": {str(key): str(key)} for name, key in KEYS.items()}
+        keys = {f"{PROGRAM}:{name}": {str(key): str(key)} for name, key in KEYS.items()}
         assert {row["kernel"]: row["keys"] for row in rank["kernels"]} == keys
         assert not any(row["tuned_s"] for row in rank["kernels"])
         assert all("num_warps: 8" in config for config in rank["configs"])
     (error, error_s), *_ = [(rank["error"], rank["error_s"]) for rank in (first, second) if rank["error"]]
-    assert f"differ in table of {TWELVE}:gelu: install the same" in error
+    assert f"differ in table of {PROGRAM}:gelu: install the same" in error
     assert error.startswith(("rank 0 and rank 1 ", "rank 1 and rank 0 "))
     assert error_s < 1
 
